@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.api import Api
 from mlbench_cli.kube.credentials import Credential, CredentialSource
-from mlbench_cli.kube.kubeconfig import open_context
+from mlbench_cli.kube.kubeconfig import impersonation_headers, open_context
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import PrivateFile
+from mlbench_cli.kube.proxies import environment_proxy
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -41,6 +42,7 @@ class Access:
     server_name: str | None = None  # name in the server's certificate, if not the host of `server`
     verify: bool = True
     proxy: str | None = None  # None: from the environment
+    impersonation: Mapping[str, Any] = field(default_factory=dict)  # keys of a kubeconfig's user: "as", "as-groups", …
 
     def __post_init__(self) -> None:
         if not _is_http_url(self.server):
@@ -77,7 +79,13 @@ class Access:
                 server_name=settings.tls_server_name,
                 verify=settings.verify_ssl,
                 proxy=settings.proxy or None,
+                impersonation=opened.impersonation,
             )
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of all requests: who an administrator acts as."""
+        return impersonation_headers(self.impersonation)
 
     def configuration(self) -> "Configuration":
         """The configuration for the official client, with our settings for connections and retries.
@@ -89,7 +97,7 @@ class Access:
             verify_ssl=self.verify,
             tls_server_name=self.server_name,
             connection_pool_maxsize=POOL_SIZE,
-            **_proxy_settings(self.proxy),
+            **_proxy_settings(self.proxy, self.server),
         )
         settings.host = self.server
         settings.keep_alive = True  # load balancers in front of API servers close idle connections after minutes
@@ -128,7 +136,7 @@ class Access:
             "current-context": name,
             "clusters": [{"name": name, "cluster": cluster}],
             "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": self.namespace}}],
-            "users": [{"name": name, "user": dict(user)}],
+            "users": [{"name": name, "user": {**user, **self.impersonation}}],
         }
 
     def _check_certificates(self) -> None:
@@ -174,14 +182,18 @@ def _user_entry(credential: Credential) -> dict[str, str]:
     return entry
 
 
-def _proxy_settings(proxy: str | None) -> dict[str, object]:
+def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
     """Proxy arguments of the official configuration. $NO_PROXY does not apply to a proxy from a kubeconfig."""
+    variable = None
     if proxy is None:
-        return {}
+        proxy, variable = environment_proxy(server) or (None, None)
+    if proxy is None:
+        return {"proxy": "", "no_proxy": ""}
     if not _is_http_url(proxy):
+        named = f'"{proxy.rpartition("@")[2]}"{f", from ${variable}," if variable else ""}'
         raise UsageError(
-            f'The proxy of the cluster, "{proxy.rpartition("@")[2]}", is not an http or https URL.',
-            hint="SOCKS proxies are not supported.",
+            f"The proxy of the cluster, {named} is not an http or https URL.",
+            hint=f"SOCKS proxies are not supported{f': unset {variable}' if variable else ''}.",
         )
     parts = urlsplit(proxy)
     found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}

@@ -9,13 +9,14 @@ import contextlib
 import json
 import random
 import re
+import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode, urlsplit
 
 from mlbench_cli.errors import (
     CapacityError,
@@ -104,6 +105,10 @@ class Endpoint(Protocol):
     @property
     def token(self) -> CredentialSource | None:
         """The source of the bearer token; None for client certificates or no authentication."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of all requests besides the login."""
 
     def configuration(self) -> Any:
         """A `kubernetes.client.Configuration` whose credential is current before each request."""
@@ -226,9 +231,9 @@ class Api:
 
         for renewed in (False, True):
             configuration, authorization = self._authenticate()
-            headers = {"sec-websocket-protocol": ",".join(protocols)}
+            headers = [("sec-websocket-protocol", ",".join(protocols)), *self._endpoint.headers]
             if authorization:
-                headers["authorization"] = authorization
+                headers.append(("authorization", authorization))
             address = ws_client.get_websocket_url(self._endpoint.server + path, query)
             try:
                 return _connect_websocket(configuration, address, headers)
@@ -252,7 +257,9 @@ class Api:
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
-        headers = {"Accept": "application/json", "User-Agent": "mlbench"}
+        headers = urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "mlbench"})
+        for name, value in self._endpoint.headers:
+            headers.add(name, value)
         if body is not None and content_type is not None:
             headers["Content-Type"] = content_type
         for renewed in (False, True):
@@ -266,7 +273,7 @@ class Api:
                     .request(
                         method,
                         self._endpoint.server + url,
-                        headers=dict(headers),
+                        headers=headers.copy(),
                         body=body,
                         _request_timeout=(CONNECT_SECONDS, read_seconds),
                     )
@@ -391,12 +398,36 @@ def _shut_down(connection: "websocket.WebSocket") -> None:
     connection.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _connect_websocket(configuration: Any, url: str, headers: Mapping[str, str]) -> "websocket.WebSocket":
-    """Open the official client's websocket with timeouts; its own function would wait forever for a silent server."""
-    from kubernetes.stream import ws_client
+def _connect_websocket(configuration: Any, url: str, headers: Sequence[tuple[str, str]]) -> "websocket.WebSocket":
+    """Open a websocket with timeouts. The official client's function waits forever for a silent server, and sends no
+    headers but the login."""
+    import websocket
+
+    tls: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
+    if url.startswith("wss://") and configuration.verify_ssl:
+        tls = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert}
+    for key, value in (
+        ("certfile", configuration.cert_file),
+        ("keyfile", configuration.key_file),
+        ("server_hostname", configuration.tls_server_name),
+    ):
+        if value:
+            tls[key] = value
+    # The library reads the environment's proxies by rules of its own unless it is given a proxy and exceptions to it.
+    proxy = urlsplit(configuration.proxy or "http://unused:1")
+    options: dict[str, Any] = {
+        "header": [f"{name}: {value}" for name, value in headers],
+        "proxy_type": "http",
+        "http_proxy_host": proxy.hostname,
+        "http_proxy_port": proxy.port or 80,
+        "http_no_proxy": ["none.invalid"] if configuration.proxy else ["*"],
+    }
+    if proxy.username:
+        options["http_proxy_auth"] = (unquote(proxy.username), unquote(proxy.password or ""))
 
     def connect() -> "websocket.WebSocket":
-        connection: websocket.WebSocket = ws_client.create_websocket(configuration, url, headers)
+        connection = websocket.WebSocket(sslopt=tls, skip_utf8_validation=False)
+        connection.connect(url, **options)  # type: ignore[no-untyped-call]
         return connection
 
     return call_with_deadline(connect, READ_SECONDS, discard=_shut_down)

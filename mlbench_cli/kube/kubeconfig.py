@@ -12,18 +12,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import private_folder
+from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
+# Keys that client-go reads. Others in "users" and "clusters" may change who one is or whom one trusts: refused.
+KNOWN_KEYS = {
+    "users": (
+        *("client-certificate", "client-certificate-data", "client-key", "client-key-data", "token", "tokenFile"),
+        *("as", "as-uid", "as-groups", "as-user-extra", "username", "password", "auth-provider", "exec", "extensions"),
+    ),
+    "clusters": (
+        *("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority"),
+        *("certificate-authority-data", "proxy-url", "disable-compression", "extensions", "LocationOfOrigin"),
+    ),
+}
+IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+MAX_BYTES = 1 << 20  # of a kubeconfig; those of people with hundreds of clusters have some 100 kB
 PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
@@ -34,6 +49,7 @@ class OpenedContext:
     configuration: "Configuration"
     namespace: str
     credentials: CredentialSource | None
+    impersonation: Mapping[str, Any] = field(default_factory=dict)  # the keys "as", "as-groups" and so on
 
 
 @dataclass
@@ -74,12 +90,15 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
         if key == "server" or cluster.get(key):
             _text(cluster, key, f'cluster "{chosen["cluster"]}"')
     user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
-    for entry in (cluster, user):
-        _check_base64(entry)
+    for section, entry in (("clusters", cluster), ("users", user)):
+        _check_keys(section, entry, files)
+        _check_base64(entry, files)
+    acting_as = {key: user[key] for key in IMPERSONATION if user.get(key)}
+    impersonation_headers(acting_as)
     with private_folder() as folder:
         configuration = _load(name, chosen, cluster, user, folder)
         credentials = find_credentials(name, cluster, user, files)
-        yield OpenedContext(configuration, str(chosen.get("namespace") or "default"), credentials)
+        yield OpenedContext(configuration, str(chosen.get("namespace") or "default"), credentials, acting_as)
 
 
 def current_context(path: str | Path | None = None) -> str | None:
@@ -153,7 +172,7 @@ def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, ob
 
 def _read_yaml(file: Path) -> dict[str, object]:
     try:
-        document = read_yaml(file.read_bytes(), f"The kubeconfig {file}")
+        document = read_yaml(read_regular(file, MAX_BYTES), f"The kubeconfig {file}")
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no kubeconfig {file}.", hint="Set KUBECONFIG, or name the file with --kubeconfig."
@@ -174,10 +193,42 @@ def _text(entry: Mapping[str, Any], key: str, place: str) -> str:
     return value
 
 
-def _check_base64(entry: Mapping[str, Any]) -> None:
-    """Reject invalid base64, which the official client ignores silently."""
+def _check_base64(entry: Mapping[str, Any], files: list[Path]) -> None:
+    """Reject invalid base64, which the official client ignores silently. As in Go, line ends do not count."""
     for key in (key for key in entry if key.endswith("-data") and entry[key]):
         try:
-            base64.b64decode(str(entry[key]), validate=True)
+            base64.b64decode("".join(str(entry[key]).splitlines()), validate=True)
         except (binascii.Error, ValueError):
-            raise UsageError(f'"{key}" of the kubeconfig is not base64.') from None
+            raise UsageError(f'"{key}" of the kubeconfig {_listed(files)} is not base64.') from None
+
+
+def _check_keys(section: str, entry: Mapping[str, Any], files: list[Path]) -> None:
+    for key in entry:
+        if key not in KNOWN_KEYS[section]:
+            near = did_you_mean(str(key), KNOWN_KEYS[section])
+            raise UsageError(
+                f'The kubeconfig {_listed(files)} has the key "{key}" in "{section}", unknown to mlbench.{near}',
+                hint="Remove it: mlbench cannot tell whether it changes who you are, or which server is trusted.",
+            )
+
+
+def impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The headers by which an administrator acts as somebody else, as kubectl sends them. Raises UsageError."""
+    groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
+    if not isinstance(groups, list) or not isinstance(extra, dict):
+        raise UsageError('"as-groups" of a kubeconfig is a list, "as-user-extra" a mapping of lists.')
+    headers = [("Impersonate-User", user["as"])] if user.get("as") else []
+    headers += [("Impersonate-Uid", user["as-uid"])] if user.get("as-uid") else []
+    headers += [("Impersonate-Group", group) for group in groups]
+    for key, values in extra.items():
+        name = "Impersonate-Extra-" + quote(str(key).lower(), safe="!#$&'*+-.^_`|~")
+        headers += [(name, value) for value in (values if isinstance(values, list) else [values])]
+    if headers and not user.get("as"):
+        raise UsageError('The kubeconfig names groups, a uid or extra fields to act as, but no user: "as" is missing.')
+    if any(not isinstance(value, str) or "\n" in value or "\r" in value for _, value in headers):
+        raise UsageError('"as", "as-uid", "as-groups" and "as-user-extra" of a kubeconfig are texts of one line.')
+    return tuple(headers)
+
+
+def _listed(files: list[Path]) -> str:
+    return ", ".join(map(str, files))

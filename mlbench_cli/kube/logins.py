@@ -10,22 +10,28 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.deadline import call_with_deadline
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import private_folder
+from mlbench_cli.util.files import read_regular
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 PLUGIN_SECONDS = 60.0
+PERSON_SECONDS = 600.0  # for a person to open a page and to enter a code
+OUTPUT_BYTES = 1 << 20  # of a plugin
+TOKEN_BYTES = 1 << 20
 OPENID_SECONDS = 60.0
 # Token files and service accounts are rotated on disk: read at least every minute, as client-go does.
 REREAD_SECONDS = 80.0  # read again after 75 % of it
@@ -63,7 +69,7 @@ def find_credentials(
 
 def _read_token(file: Path) -> Credential:
     try:
-        token = file.read_text("ascii", "replace").strip()
+        token = read_regular(file, TOKEN_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise CredentialError(f"The token file {file} cannot be read: {error.strerror}.") from None
     if not token:
@@ -124,7 +130,7 @@ def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
 
 
 def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
-    """Run a client-go credential plugin without input; returns a token, or a client certificate with its key.
+    """Run a client-go credential plugin; returns a token, or a client certificate with its key.
 
     Raises CredentialError with the plugin's message, UsageError for an entry without a command.
     """
@@ -144,28 +150,82 @@ def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
         raise UsageError(
             'The kubeconfig\'s "exec" entry is malformed: "args" is a list of strings, "env" one of "name" and "value".'
         ) from None
-    try:
-        done = subprocess.run(
-            [command, *arguments],
-            env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": information},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PLUGIN_SECONDS,
-            check=False,
+    interactive = _is_interactive(plugin, command)
+    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": information}
+    code, output, words = _converse([command, *arguments], environment, interactive)
+    if code is None:
+        seconds = PERSON_SECONDS if interactive else PLUGIN_SECONDS
+        raise CredentialError(f'"{command}" gave no credentials within {seconds:.0f} s. {words}'.rstrip())
+    if code:
+        raise CredentialError(f'"{command}" gave no credentials (exit {code}): {words}')
+    return _parse_credential(command, output)
+
+
+def _is_interactive(plugin: Mapping[str, Any], command: str) -> bool:
+    """Whether the plugin may ask a person: by its `interactiveMode`, if there is a terminal. Raises CredentialError."""
+    mode = plugin.get("interactiveMode") or "IfAvailable"
+    if mode not in ("Never", "IfAvailable", "Always"):
+        raise UsageError(
+            f'"interactiveMode" of the kubeconfig\'s "exec" entry is {mode!r:.40}, not Never, IfAvailable or Always.'
         )
-    except subprocess.TimeoutExpired:
-        raise CredentialError(f'"{command}" gave no credentials within {PLUGIN_SECONDS:.0f} s.') from None
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    if mode == "Always" and not terminal:
+        raise CredentialError(
+            f'"{command}" wants to ask a person, and there is no terminal.', hint="Log in on a terminal."
+        )
+    return terminal and mode != "Never"
+
+
+def _converse(argv: Sequence[str], environment: Mapping[str, str], interactive: bool) -> tuple[int | None, bytes, str]:
+    """Run a plugin: exit code (None: out of time), standard output, and the end of what it told the person.
+
+    What it tells ("open this page and enter the code") appears at once on a terminal, so that a person can answer.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=None if interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     except OSError as error:
-        raise CredentialError(f'"{command}" cannot be run: {error.strerror}.') from None
-    if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise CredentialError(f'"{command}" gave no credentials (exit {done.returncode}): {words}')
-    return _parse_credential(command, done.stdout)
+        raise CredentialError(f'"{argv[0]}" cannot be run: {error.strerror}.') from None
+    output, told = bytearray(), bytearray()
+
+    def read(stream: IO[bytes], into: bytearray, show: bool) -> None:
+        while chunk := os.read(stream.fileno(), 1 << 16):
+            into += chunk[: OUTPUT_BYTES - len(into)]
+            if show:
+                sys.stderr.write(chunk.decode("utf-8", "replace"))
+                sys.stderr.flush()
+
+    assert process.stdout is not None
+    assert process.stderr is not None
+    shows = sys.stderr is not None and sys.stderr.isatty()
+    readers = [
+        threading.Thread(target=read, args=(process.stdout, output, False), daemon=True),
+        threading.Thread(target=read, args=(process.stderr, told, shows), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    code: int | None
+    try:
+        code = process.wait(PERSON_SECONDS if interactive else PLUGIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    for reader in readers:
+        reader.join(1)  # a child of the plugin may keep the pipes open
+    return code, bytes(output), told.decode("utf-8", "replace").strip()[-500:]
 
 
 def _plugin_info(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, Any]:
     version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
-    spec: dict[str, Any] = {"interactive": False}
+    spec: dict[str, Any] = {"interactive": _is_interactive(plugin, str(plugin.get("command")))}
     if plugin.get("provideClusterInfo"):
         keys = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
         spec["cluster"] = {key: cluster[key] for key in keys if cluster.get(key)}

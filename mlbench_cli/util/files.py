@@ -1,7 +1,9 @@
 """Atomic file writes: a reader, also after a crash, sees either the old content or the new content."""
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +43,17 @@ def read_end(path: Path, limit: int = 1 << 16) -> bytes:
             return file.read(limit)
     except OSError:
         return b""
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a file. Raises OSError, also if it is larger than `limit` or not regular (a pipe may block)."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+    return data
 
 
 def size_of(path: Path) -> int:

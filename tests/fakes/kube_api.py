@@ -82,6 +82,7 @@ class KubeApi:
         self.folders: dict[str, Path] = {}  # by the pod's name: what /results is there
         self.faults: list[Fault] = []
         self.requests: Counter[str] = Counter()
+        self.headers: list[tuple[str, list[tuple[str, str]]]] = []  # path and headers of each request
         self.version = {"major": "1", "minor": "34"}
         self.groups: dict[str, str] = {}  # of custom resources: the version that is preferred
         self.ahead = 0.0  # seconds by which its clock is ahead, so that a test can let hours pass
@@ -302,6 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.document: dict[str, Any] = json.loads(self.rfile.read(length)) if length else {}
         self.fault = self.api.fault(f"{self.command} {self.path}") or Fault("")
         with self.api.changed:
+            self.api.headers.append((parts.path, self.headers.items()))
             self.api.requests[f"{self.command} {parts.path}{' watch' if 'watch' in self.query else ''}"] += 1
         try:
             if self.api.is_down:
@@ -412,7 +414,7 @@ class _Handler(BaseHTTPRequestHandler):
                 over = log.ended or not follow or self.api.stopped
             block = bytearray()
             for moment, text in fresh:
-                if since and moment < since[:19]:
+                if since and moment[:1].isdigit() and seconds_of(moment) < seconds_of(since):
                     continue
                 block += (moment.encode() + b" " if "timestamps" in self.query else b"") + text + b"\n"
                 if len(block) > FRAME:
@@ -512,6 +514,12 @@ def stamp(seconds: float | None = None) -> str:
     """A time stamp as the kubelet writes it: fixed width, nanoseconds."""
     moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+
+
+def seconds_of(moment: str) -> datetime:
+    """A time stamp to the second, whatever its zone."""
+    zone = moment[19:].lstrip(".0123456789")
+    return datetime.fromisoformat(moment[:19] + zone).astimezone(UTC)
 
 
 def matches(item: dict[str, Any], selector: dict[str, str]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mlbench_cli.agent.lock import flock
-from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, position_file, read_position
+from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, LogRefused, Position, position_file, read_position
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, ServerUnreachable
@@ -19,6 +19,7 @@ from mlbench_cli.model.silence import STARTING_SECONDS
 
 FOLLOWED = 48  # logs that are followed as they are written, if there are more than THREADS
 THREADS = 64
+REFUSED_SECONDS = 10.0  # in which a node may find the log of an ended container after all
 AGAIN_SECONDS = 0.3  # from the end of a stream to the next, and from look to look at a pod that has not started
 SWEEP_SECONDS = 30.0  # from look to look at a log that is not followed
 INSTALL_SECONDS = 60.0  # in which another process has copied what it can
@@ -59,6 +60,8 @@ class LogCollector:
         self._files = [threading.Lock() for _ in ranks]  # held while a worker's log is open
         self._due: list[tuple[float, int]] = []  # a heap: when to attend to which worker
         self._threads: list[threading.Thread] = []
+        self._refused: dict[int, float] = {}  # workers whose nodes could not give the rest of an ended log, since when
+        self._refusals: dict[int, str] = {}  # the nodes' words, of logs that were given up
         self._troubled = float("-inf")  # when the cluster did not answer last, on the monotonic clock
         self.failure: ApiError | OSError | None = None
 
@@ -78,6 +81,11 @@ class LogCollector:
     def gaps(self) -> dict[int, list[int]]:
         """Workers whose logs have known gaps, with the positions of the gaps in the copy (bytes)."""
         return dict(self._gaps)
+
+    @property
+    def refusals(self) -> dict[int, str]:
+        """What the nodes said instead of giving logs, by worker."""
+        return dict(self._refusals)
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have changed."""
@@ -100,6 +108,8 @@ class LogCollector:
             self._summaries[worker] = position.summary
         if position.gaps:
             self._gaps[worker] = position.gaps
+        if position.refusal:
+            self._refusals[worker] = position.refusal
 
     # --- copy -----------------------------------------------------------------------------------------------------
 
@@ -252,6 +262,13 @@ class LogCollector:
             log.start(pod["metadata"]["uid"])
             copying.run(pod["metadata"]["name"], log, follow)
             return not copying.stopped
+        except LogRefused as refused:
+            begun = self._refused.setdefault(log.worker, time.monotonic())
+            if not has_ended(pod) or time.monotonic() < begun + REFUSED_SECONDS:
+                return False
+            log.position.refusal = str(refused)[:300]
+            log.note_gap()
+            return True
         except ApiError as error:
             if error.status not in (400, 404) and not is_cut_off(pod):
                 raise

@@ -228,7 +228,7 @@ class KubernetesEngine:
                 is_news = last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT
                 if silence.is_broken and may_observe and is_news:
                     last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
-                    gaps = log_gap(following.collector.gaps, _ranks(run))
+                    gaps = log_gap(following.collector.gaps, _ranks(run), refusals=following.collector.refusals)
                     seen = self._observe(run, observer, pods, summaries, gaps)
                     if seen.ended:
                         observer.refresh(pods)  # the Job may have newer information

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,10 @@ class LogGap(Exception):
     """The server no longer has the lines copied earlier (the log was rotated)."""
 
 
+class LogRefused(Exception):
+    """The node answered with words of its own instead of the rest of the log, with status 200."""
+
+
 @dataclass
 class Position:
     """How far a log is copied. `counts`: lines by the second of their time stamp, for the last few seconds."""
@@ -50,6 +54,7 @@ class Position:
     complete: bool = False
     begun: bool = False  # worker.sh has said that the log begins
     gaps: list[int] = field(default_factory=list)  # offsets before which lines are missing
+    refusal: str = ""  # why the node could not give the rest, in its words
     sampled: int = 0  # bytes of the file of samples
     timed: int = 0  # bytes of the file of times
     summary: dict[str, Any] | None = None  # what worker.sh said at its end
@@ -216,17 +221,24 @@ def position_file(folder: Path, rank: int) -> Path:
     return folder / ".state" / f"log-{rank}.json"
 
 
-def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Sequence[int] = ()) -> list[Finding]:
+def log_gap(
+    gaps: Mapping[int, Sequence[int]],
+    ranks: Sequence[int],
+    late: Sequence[int] = (),
+    refusals: Mapping[int, str] | None = None,
+) -> list[Finding]:
     """The finding on the workers of whose logs lines are missing, if any; `ranks[i]` is the first rank of worker i.
 
-    `gaps` are places where lines were lost, `late` the workers whose logs were not copied to their ends in time.
+    `gaps` are places where lines were lost, `late` the workers whose logs were not copied to their ends in time,
+    `refusals` what the nodes said instead of giving them.
     """
     workers = sorted({*gaps, *late})
     if not workers:
         return []
     worker = workers[0]
     others = f" (And of {len(workers) - 1} others.)" if len(workers) > 1 else ""
-    lost = "the node had already deleted them, or is gone"
+    refusal = (refusals or {}).get(worker)
+    lost = f'the node could not give it: "{refusal}"' if refusal else "the node had already deleted them, or is gone"
     why = lost if worker in gaps else "its last lines did not arrive in time"
     places = {_log_name(ranks[number]): list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
     unfinished = [_log_name(ranks[number]) for number in late[:GAPS_LISTED]]
@@ -234,7 +246,8 @@ def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Seque
         Finding(
             LOG_GAP,
             f"The log of worker {worker} has gaps: {why}.{others}",
-            hint="A node keeps only about the last 10 MiB: follow runs that write a lot (mlbench wait), or write less.",
+            hint="A node keeps only about the last 10 MiB, and nothing of removed containers: follow runs that write a "
+            "lot (mlbench wait), or write less.",
             evidence={"missing_before_byte": places, **({"unfinished": unfinished} if unfinished else {})},
         )
     ]
@@ -304,13 +317,15 @@ class Copying:
         self._answer = answer
         rest = b""
         try:
+            unstamped = b""
             for chunk in answer.stream(CHUNK):
                 lines = (rest + chunk).split(b"\n")
                 rest = lines.pop()
                 for line in lines:
                     stamp, text = _split(line)
+                    unstamped = b"" if stamp else text
                     if not stamp or (known and stamp <= known):
-                        continue  # the rest of a line from before `since`, or a message of the kubelet
+                        continue  # the rest of a line from before `since`, or what `unstamped` is for at the end
                     if skip:
                         skip -= 1
                         if stamp > newest or (not skip and stamp != last):
@@ -323,6 +338,9 @@ class Copying:
             if skip and not follow:
                 raise LogGap
             stamp, text = _split(rest)
+            refusal = (text if rest and not stamp else b"" if stamp else unstamped).strip()
+            if refusal and not self.stopped:
+                raise LogRefused(refusal.decode("utf-8", "replace"))
             if stamp and not follow and not skip and not (known and stamp <= known):
                 log.take(stamp, text, b"")
         finally:
@@ -336,12 +354,26 @@ def last_lines(path: Path, count: int = 40) -> str:
     return "\n".join(read_end(path).decode("utf-8", "replace").splitlines()[-count:])
 
 
+def without_stamps(text: str) -> str:
+    """The lines of a log that was asked for with time stamps; what the node itself says has none, and is left out."""
+    lines = [_split(line.encode()) for line in text.split("\n")]
+    return "\n".join(line.decode("utf-8", "replace") for stamp, line in lines if stamp)
+
+
 def _split(line: bytes) -> tuple[str, bytes]:
-    """Time stamp (fixed width, so that it can be compared as text) and text; no time stamp if the line has none."""
+    """Time stamp (UTC, of fixed width, so that it can be compared as text) and text; no stamp if the line has none."""
     stamp, _, text = line.partition(b" ")
     if len(stamp) < 20 or stamp[10:11] != b"T" or not stamp[:4].isdigit():
         return "", line
-    return stamp.decode("ascii", "replace"), text
+    moment = stamp.decode("ascii", "replace")
+    if moment.endswith("Z"):
+        return moment, text
+    zone = moment[SECOND:].lstrip(".0123456789")
+    try:
+        second = datetime.fromisoformat(moment[:SECOND] + zone).astimezone(UTC)
+    except ValueError:
+        return "", line
+    return f"{second:%Y-%m-%dT%H:%M:%S}{moment[SECOND:].removesuffix(zone)}Z", text
 
 
 def _parse_stamp(stamp: str) -> float | None:

@@ -13,7 +13,14 @@ from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_ti
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
 from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped, start_limit
 from mlbench_cli.engines.kubernetes.keeper import Keeper
-from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
+from mlbench_cli.engines.kubernetes.logs import (
+    MARKER,
+    last_lines,
+    log_gap,
+    position_file,
+    read_position,
+    without_stamps,
+)
 from mlbench_cli.engines.kubernetes.manifests import holders
 from mlbench_cli.engines.kubernetes.network.gate import network_findings
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
@@ -195,9 +202,10 @@ class RunObserver:
             return ""
         path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:
-            answer = self._api.stream(path, read_seconds=10, container="main", tailLines=lines, limitBytes=1 << 16)
+            query = {"container": "main", "timestamps": True, "tailLines": lines, "limitBytes": 1 << 16}
+            answer = self._api.stream(path, read_seconds=10, **query)
             with answer:
-                return answer.read().decode("utf-8", "replace")
+                return without_stamps(answer.read().decode("utf-8", "replace"))
         except (MlbenchError, OSError):
             return ""
         except Exception as error:
@@ -243,8 +251,10 @@ def known_summaries(run: Run, ranks: Sequence[int]) -> dict[int, Summary]:
 
 def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
     """Known gaps in the logs in the run's folder."""
-    positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
-    return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
+    positions = {worker: read_position(position_file(run.folder, rank)) for worker, rank in enumerate(ranks)}
+    found = {worker: position for worker, position in positions.items() if position and position.gaps}
+    refusals = {worker: position.refusal for worker, position in found.items() if position.refusal}
+    return log_gap({worker: position.gaps for worker, position in found.items()}, ranks, refusals=refusals)
 
 
 def _with_limit(finding: Finding, limit: float, seconds: float) -> Finding:

@@ -88,7 +88,8 @@ class Results:
         self._write_resources()
         complete = all(item is not None for item in brought)
         found = [item for item in brought if item is not None]
-        gaps = log_gap(self._following.collector.gaps, self._ranks, late)
+        collector = self._following.collector
+        gaps = log_gap(collector.gaps, self._ranks, late, collector.refusals)
         return Fetched(
             sum(files for files, _ in found), sum(size for _, size in found), complete, (*self._findings, *gaps)
         )
@@ -171,7 +172,7 @@ class Results:
                     "results_replaced",
                     f"The keeper's copy of the output of worker {worker} differs from what the worker packed, so "
                     "it was rejected.",
-                    hint="Check who can reach the run's pods. The archive contains the logs.",
+                    hint="Check who can reach the run's pods.",
                     evidence={"worker": worker, "packed": said.sha256, "kept": kept.archive and kept.archive.sha256},
                 )
             )
@@ -201,7 +202,7 @@ class Results:
         else:
             text = f"Worker {worker} ended without packing its output."
         evidence = {"worker": worker, "handover": handover, "keeper": [why_gone([item]) for item in pods]}
-        return Finding("results_lost", text, hint="The archive contains the logs. Run it again.", evidence=evidence)
+        return Finding("results_lost", text, hint="Run it again.", evidence=evidence)
 
     def _has_run(self, worker: int) -> bool:
         pod = self._following.pods().get(worker)

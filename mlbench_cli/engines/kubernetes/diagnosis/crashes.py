@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from mlbench_cli.engines.crashes import describe_signal, explain_exit, explain_gpu_memory, last_lines
 from mlbench_cli.model.run import Finding
+from mlbench_cli.util.text import shorten_line
 
 EVIDENCE_LINES = 40
 
@@ -16,6 +17,7 @@ SHARED_MEMORY = re.compile(
 ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
 DRIVER = re.compile(
     r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
+    r"|driver/library version mismatch|nvidia-container-cli: (initialization|driver|detection) error"
     r"|No HIP GPUs are available|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
 )
 GPU_FAULT = re.compile(
@@ -23,11 +25,16 @@ GPU_FAULT = re.compile(
     r"|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
 )
 RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
+INIT_KILLED = re.compile(r"container init was OOM-killed")
+# The command itself, by the words of runc, crun and youki.
+NO_COMMAND = re.compile(r"exec: \"|executable file not found|executable `?.*`? not found|exec failed")
 DISK = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-def crash(name: str, worker: int, code: int, reason: str, message: str, log: str, memory: str | None = None) -> Finding:
-    """The finding on a worker whose command ended badly.
+def crash(
+    name: str, worker: int, code: int, reason: str, message: str, log: str, memory: str | None = None, node: str = ""
+) -> Finding:
+    """The finding on a worker whose command ended badly, or whose container was never made.
 
     `reason` and `message` are the container's; `log` is the end of the worker's log, if it is at hand; `memory` is its
     limit, which it has reached when the kernel kills it for memory.
@@ -40,7 +47,14 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     def finding(kind: str, summary: str, hint: str, *, retryable: bool = False) -> Finding:
         return Finding(kind, summary, hint, retryable=retryable, evidence=evidence)
 
-    if reason == "OOMKilled":
+    if reason == "ContainerStatusUnknown":
+        return finding(
+            "container_lost",
+            f"The node {node} no longer knows how the container of worker {worker} ended: {shorten_line(message)}",
+            f"Run it again. kubectl describe node {node}",
+            retryable=True,
+        )
+    if reason == "OOMKilled" or INIT_KILLED.search(message):
         return finding(
             "out_of_memory",
             f"Worker {worker} used more memory than its limit{f' of {memory}' if memory else ''} and was killed.",
@@ -50,6 +64,16 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         if ARCHITECTURE.search(text):
             return _architecture(finding, worker)
         words = RUNTIME.sub("", lines[-1]) if lines else f"exit code {code}"
+        never_made = reason in ("StartError", "ContainerCannotRun")
+        if never_made and DRIVER.search(message):
+            return _driver(finding, worker, node, words)
+        if never_made and not NO_COMMAND.search(message):
+            return finding(
+                "container_not_created",
+                f"The node {node} could not create the container of worker {worker}: {shorten_line(message) or words}",
+                f"Run it again on other nodes. kubectl describe node {node}",
+                retryable=True,
+            )
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)
@@ -58,11 +82,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
         return finding("shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Raise --shm.")
     if DRIVER.search(text):
-        return finding(
-            "driver_mismatch",
-            f"The GPU driver of worker {worker}'s node is missing or too old for the image.",
-            "Use nodes with a newer driver, or an image for an older CUDA or ROCm.",
-        )
+        return _driver(finding, worker, node)
     if GPU_FAULT.search(text):
         return finding(
             "gpu_fault", f"Worker {worker} had a GPU fault.", f"Run it again on other nodes. {logs}", retryable=True
@@ -72,6 +92,16 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
             "disk_full", f"Worker {worker} ran out of disk space.", f"Write less to the output folder. {logs}"
         )
     return explain_exit(f"Worker {worker}", code, _how(code), logs, evidence)
+
+
+def _driver(finding: Callable[..., Finding], worker: int, node: str, words: str = "") -> Finding:
+    return finding(
+        "driver_mismatch",
+        f"The GPU driver of worker {worker}'s node {node} is missing, broken or too old for the image"
+        f"{': ' + words if words else '.'}",
+        "Use other nodes or a newer driver (a node whose driver was updated needs a restart), or an image for an older "
+        "CUDA or ROCm.",
+    )
 
 
 def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:

@@ -73,11 +73,12 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
             f"Worker {worker} was evicted from {node} because the node was drained.",
             "Run it again after the maintenance.",
         )
-    if word == "UnexpectedAdmissionError" or word.startswith("OutOf"):
+    if word and status.get("phase") == "Failed" and not status.get("containerStatuses"):
         return finding(
             "device_admission",
-            f"The node {node} did not admit worker {worker}: {shorten_line(words) or word}",
-            "Run it again: another pod took the device, or the node's device plugin restarted.",
+            f"The node {node} did not admit worker {worker} ({word}): {shorten_line(words) or 'no reason given'}",
+            "Run it again: another pod may have taken the device. If it happens again, request fewer GPUs or CPUs per "
+            "worker, so that they fit into one NUMA domain of the node, or ask for the node's policy.",
         )
     return None
 
@@ -102,7 +103,8 @@ def ending(facts: Facts, worker: int) -> Finding:
     message = "" if summary else str(ended.get("message") or "")
     # Where memory is limited by process, the command is killed and worker.sh lives to tell of it.
     reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
-    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod))
+    node = str((pod or {}).get("spec", {}).get("nodeName") or "")
+    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod), node)
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:

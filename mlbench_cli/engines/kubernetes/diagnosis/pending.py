@@ -25,6 +25,12 @@ PULL_PREAMBLE = re.compile(
     r'|failed to resolve reference "[^"]*": ',
     re.IGNORECASE,
 )
+WRONG_PLATFORM = re.compile(r"no match for platform|no matching manifest for|no image found .*for architecture")
+PULL_HINTS = (
+    (re.compile(r"toomanyrequests|\b429\b|rate limit"), "The registry limits pulls: log in with --pull-secret, or "
+     "copy the image to a registry of your own (mlbench images push)."),
+    (re.compile(r"no space left on device"), "The node's disk is full: choose nodes with larger disks."),
+)  # fmt: skip
 MAX_RESTARTS = 3  # of a container that the task waits for, after which it will not come
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
@@ -166,6 +172,15 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
     told = [str(event.get("message", "")) for event in facts.events_of(pod, "Failed")]
     words = next((text for text in reversed(told) if "ull" in text and not text.startswith("Error:")), message)
     words = PULL_PREAMBLE.sub("", words)
+    if WRONG_PLATFORM.search(words):
+        return Finding(
+            "wrong_architecture",
+            f'The image "{facts.image}" is not made for the architecture of its node: {shorten_line(words)}',
+            hint="mlbench images push --platform linux/amd64   (or linux/arm64, matching the nodes), or select other "
+            "nodes: --node-selector kubernetes.io/arch=ARCH",
+            permanent=True,
+            evidence=evidence(worker, pod, words),
+        )
     if IMAGE_PERMANENT.search(words):
         return Finding(
             "image_not_found",
@@ -178,7 +193,7 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
     return Finding(
         "image_pull",
         f'The image "{facts.image}" was not pulled by {pod.get("spec", {}).get("nodeName")}: {shorten_line(words)}',
-        hint="Check that the nodes can reach the registry.",
+        hint=next((hint for pattern, hint in PULL_HINTS if pattern.search(words)), "Can the nodes reach the registry?"),
         retryable=True,
         permanent=facts.age(pod) > PULLING_SECONDS,
         evidence=evidence(worker, pod, words),

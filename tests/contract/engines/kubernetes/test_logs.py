@@ -11,6 +11,7 @@ import urllib3
 
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes.collector import LogCollector
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.logs import (
     Copying,
     LogFile,
@@ -22,6 +23,8 @@ from mlbench_cli.engines.kubernetes.logs import (
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.model.spec import KubernetesOptions
+from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit, terminated_pod
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
 POD = "r-0-x"
@@ -195,10 +198,54 @@ def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tm
     assert printed == [0, 1, 2, 3, 4]
 
 
-def test_the_kubelets_own_words_are_no_lines_of_the_task(server: KubeApi, tmp_path: Path) -> None:
-    server.logs[POD] = Log([("unable", b"to retrieve container logs for containerd://1")])
+REFUSALS = (
+    "unable to retrieve container logs for containerd://994394c2",
+    "failed to create fsnotify watcher: too many open files",
+    'failed to open log file "/var/log/pods/x/main/0.log": no such file or directory',
+)
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_node_that_cannot_give_a_log_leaves_a_gap_and_no_line(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.collector.REFUSED_SECONDS", 0.0)
+    run = a_run(tmp_path, workers=1, kubernetes=KubernetesOptions(keep_seconds=0))
+    submit(server, run)
+    put_pod(server, 0, **terminated_pod(1))
+    first, _, rest = words.partition(" ")
+    server.logs["r-2-0-x"] = Log([(stamp(BEGIN), b"step 1"), (first, rest.encode())], ended=True)
+    engine = KubernetesEngine(server.access)
+    seen = engine.look(run)
+    assert not any(words[:20] in str(finding.evidence.get("log")) for finding in seen.findings)
+    fetched = engine.fetch(run)
+    assert [line.text for line in engine.logs(run, 0)] == [b"step 1\n"]
+    (gap,) = engine.log_gaps(run)
+    assert gap.code == LOG_GAP
+    assert words in gap.summary
+    assert not any("contains the logs" in str(finding.hint) for finding in fetched.findings)
+
+
+def test_a_running_containers_log_is_asked_for_again_after_the_node_refused_it(server: KubeApi, tmp_path: Path) -> None:
+    server.logs[POD] = Log([(stamp(BEGIN), b"step 1"), ("failed", b"to create fsnotify watcher: too many open files")])
+    with suppress(Exception):
+        copy(server, tmp_path)
+    server.logs[POD].lines[1:] = [(stamp(BEGIN + 1), b"step 2")]
     copy(server, tmp_path)
-    assert copy_logs(tmp_path) == b""
+    assert copy_logs(tmp_path) == b"step 1\nstep 2\n"
+
+
+def test_time_stamps_with_an_offset_lose_no_line_when_clocks_are_set_back(server: KubeApi, tmp_path: Path) -> None:
+    """Of nodes whose container runtime writes local times: at 03:00 +02:00 it is 02:00 +01:00."""
+    local = [f"2026-10-25T02:59:{second:02d}.000000000+02:00" for second in range(40, 60)]
+    local += [f"2026-10-25T02:00:{second:02d}.000000000+01:00" for second in range(20)]
+    for number, moment in enumerate(local):
+        server.write(POD, b"line %d" % number, at=moment)
+        if number % 7 == 0:
+            copy(server, tmp_path)
+    copy(server, tmp_path)
+    assert copy_logs(tmp_path) == b"".join(b"line %d\n" % number for number in range(40))
+    assert gaps_of(tmp_path) == []
 
 
 def test_the_workers_last_word_is_taken_out(server: KubeApi, tmp_path: Path) -> None:

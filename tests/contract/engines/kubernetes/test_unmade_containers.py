@@ -1,0 +1,103 @@
+"""Pods that a node does not admit, and containers that are never made: named by what happened, in the node's words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.model.run import Finding
+from tests.contract.engines.kubernetes.test_engine import a_run, submit
+from tests.fakes.kube_api import KubeApi
+
+RUNC = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: "
+)
+HOOK = "error during container init: error running hook #0: error running hook: exit status 1, stdout: , stderr: "
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as server:
+        yield server
+
+
+def find(server: KubeApi, folder: Path, **status: Any) -> Finding:
+    """The finding on the only worker, which is on the node gpu-7."""
+    run = a_run(folder, workers=1)
+    submit(server, run)
+    labels = {"mlbench/run": "r-2", "batch.kubernetes.io/job-completion-index": "0"}
+    pod = {"metadata": {"name": "r-2-0-x", "labels": labels}, "spec": {"nodeName": "gpu-7"}, "status": status}
+    server.put("pods", pod)
+    return KubernetesEngine(server.access).look(run).findings[0]
+
+
+def container(kind: str, reason: str, message: str, code: int | None = None) -> dict[str, Any]:
+    state: dict[str, Any] = {"reason": reason, "message": message} | ({} if code is None else {"exitCode": code})
+    return {"containerStatuses": [{"name": "main", "state": {kind: state}}]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("TopologyAffinityError", "Resources cannot be allocated with Topology locality"),
+        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present"),
+        ("OutOfcpu", "Node didn't have enough resource: cpu"),
+        ("SysctlForbidden", "forbidden sysctl: net.core.somaxconn not allowlisted"),
+        ("SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple of 2"),
+        ("PodFeatureUnsupported", "a reason of tomorrow"),
+    ],
+)
+def test_a_pod_that_its_node_rejects_is_told_in_the_nodes_words(
+    server: KubeApi, tmp_path: Path, reason: str, message: str
+) -> None:
+    found = find(server, tmp_path, phase="Failed", reason=reason, message=f"Pod was rejected: {message}")
+    assert found.code == "device_admission"
+    assert found.retryable
+    assert all(words in found.summary for words in ("gpu-7", reason, message))
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (
+            "driver_mismatch",
+            container("terminated", "StartError", RUNC + HOOK + "Auto-detected mode as 'legacy'\nnvidia-container-cli: "
+                      "initialization error: nvml error: driver/library version mismatch: unknown", 128),
+        ),
+        (
+            "out_of_memory",
+            container("terminated", "StartError", RUNC + "container init was OOM-killed (memory limit too low?)", 128),
+        ),
+        (
+            "wrong_architecture",
+            container("terminated", "StartError", RUNC + 'exec: "/mlbench/worker.sh": exec format error', 128),
+        ),
+        (
+            "command_not_found",
+            container("terminated", "StartError", RUNC + 'exec: "sh": executable file not found in $PATH', 127),
+        ),
+        (
+            "container_not_created",
+            container("terminated", "StartError", RUNC + "error mounting /dev/infiniband: no such file", 128),
+        ),
+        (
+            "container_lost",
+            container("terminated", "ContainerStatusUnknown", "The container could not be located", 137),
+        ),
+        (
+            "wrong_architecture",
+            container("waiting", "ErrImagePull", 'failed to pull and unpack image "registry.invalid/x:1": no match for '
+                      "platform in manifest: not found"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_container_that_was_never_made_is_told_by_its_cause(
+    server: KubeApi, tmp_path: Path, code: str, status: dict[str, Any]
+) -> None:
+    phase = "Failed" if "terminated" in status["containerStatuses"][0]["state"] else "Pending"
+    found = find(server, tmp_path, phase=phase, **status)
+    assert found.code == code
+    assert "gpu-7" in found.summary or code not in ("driver_mismatch", "container_not_created", "container_lost")
