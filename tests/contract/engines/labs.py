@@ -16,8 +16,16 @@ from tests.contract.local_runs import Lab, processes_below
 from tests.fakes import slurm
 
 HOSTS = ("m0", "m1", "m2")
-# OpenSSH hands the words behind the host to the login shell of the user there.
-SSH = '#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n'
+# OpenSSH hands the words behind the host to the login shell of the user there. The key of the host "stranger" is
+# not known here: OpenSSH refuses it unless told otherwise (ssh_config(5), StrictHostKeyChecking).
+SSH = """#!/bin/sh
+case " $* " in
+  *StrictHostKeyChecking=no* | *StrictHostKeyChecking=accept-new*) ;;
+  *" stranger "*) echo "Host key verification failed." >&2; exit 255 ;;
+esac
+for command; do :; done
+exec sh -c "$command"
+"""
 
 
 class EngineLab(Lab):

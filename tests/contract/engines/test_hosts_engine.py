@@ -13,9 +13,11 @@ from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.errors import UnreachableError
+from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.model.run import Ending, Phase, Run
 from mlbench_cli.model.spec import RunSpec
+from tests.contract.engines.labs import install_commands
+from tests.contract.local_runs import Lab
 
 SPEC = RunSpec(
     name="away-2",
@@ -97,3 +99,16 @@ def test_many_hosts_raise_this_processs_limit_of_open_files() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(before[1], 3 * MAX_HOSTS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_host_whose_key_is_not_known_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    hosts = [HostRecord(name="stranger", login="stranger", slots=1, address="127.0.0.1", interface="lo")]
+    engine = HostsEngine(HostsDetails(folder=str(tmp_path / "far"), python=sys.executable, hosts=hosts))
+    lab = Lab(tmp_path, engine)
+    lab.kind = "hosts"
+    with pytest.raises(MlbenchError) as caught:
+        lab.start(["true"])
+    assert "Host key verification failed" in str(caught.value.to_dict())
+    lab.store.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.storage.queue_folder import QueueFolder, write_queued
 from mlbench_cli.storage.store import Store
@@ -152,3 +153,15 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
         lab.engine.submit(waiting, lab.engine.render(waiting.spec), detach=True)
     assert lab.end(waiting).ended == "cancelled"
     lab.close()
+
+
+def test_the_end_of_the_queue_names_what_could_not_be_started(capsys: Captured, home: Path) -> None:
+    start(capsys)
+    store = Store(home)
+    LocalEngine().cancel(store.run("x-2").run)  # its client was killed before it could write that down
+    for size in (1, 2, 3):
+        Path(f"go-{size}").touch()
+    assert run(["wait", "x-3"]) == 0
+    pid = background()
+    until(lambda: has_ended(pid))
+    assert "x-2" in status(capsys, "x")["experiments"][0]["queue"]["text"]

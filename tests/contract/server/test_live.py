@@ -20,6 +20,7 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
     answer = connection.getresponse()
     assert answer.fp is not None
     kind, found = "", {}
+    lines: list[dict[str, str]] = []
     while "over" not in found:
         line = answer.fp.readline().decode()
         assert line, "the stream ended early"
@@ -27,7 +28,9 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
             kind = line[7:].strip()
         elif line.startswith("data: "):
             found[kind] = json.loads(line[6:])
+            lines += found[kind]["lines"] if kind == "log" else []
     connection.close()
+    assert [line["text"].split()[1] for line in lines] == [str(number) for number in range(1, 11)]
     assert set(found) == {"status", "resources", "metrics", "curves", "log", "over"}
     assert found["resources"]["0"]["memory"] > 0
     assert found["status"]["state"] == "finished"

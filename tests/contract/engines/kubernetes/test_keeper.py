@@ -256,6 +256,18 @@ def test_a_worker_that_cannot_reach_its_keeper_holds(shell: list[str], keeper: K
     assert worker.process.returncode == 0
 
 
+def test_the_time_to_hold_begins_when_the_keeper_was_given_up(keeper: Keeper, tmp_path: Path) -> None:
+    keeper.process.kill()
+    keeper.process.wait()
+    worker = work(["dash"], tmp_path / "w", keeper, "true", MLBENCH_KEEPER_PATIENCE="6", MLBENCH_HOLD="5")
+    while "unreachable" not in _text(tmp_path / "w/summary.json"):
+        time.sleep(0.02)
+    time.sleep(1)
+    assert worker.process.poll() is None
+    (tmp_path / "w/ack").touch()
+    worker.process.communicate(timeout=60)
+
+
 def test_a_keeper_that_comes_late_ends_the_hold(keeper: Keeper, tmp_path: Path) -> None:
     keeper.process.kill()
     keeper.process.wait()
