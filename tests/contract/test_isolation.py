@@ -137,6 +137,18 @@ def test_detached_runs_are_started_one_after_the_other(project: Path) -> None:
     assert (project / "customized").exists()
 
 
+@pytest.mark.parametrize("path", [":/opt/lib", "/opt/lib:", ".", "{project}"])
+def test_a_repository_that_looks_like_a_package_runs_nothing(project: Path, path: str) -> None:
+    package = project / "evil-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: evil\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[mlbench.methods]\nevil = evil\n[mlbench.tasks]\nevil = evil\n")
+    (project / "evil.py").write_text("open('pwned', 'w').close()\n")
+    for words in (["methods"], ["tasks"], ["run", "x", "1", "--task", TASK, "--method", "bsp", "--dry-run"]):
+        assert mlbench(*words, PYTHONPATH=path.format(project=project)).returncode == 0
+    assert not (project / "pwned").exists()
+
+
 def test_a_task_is_found_beside_the_tool_even_if_it_is_not_installed(project: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
