@@ -75,9 +75,7 @@ def protected_path() -> list[str]:
 def package_folders(environ: Mapping[str, str]) -> list[str]:
     """The folders of PYTHONPATH that hold installed packages, absolute, in their order. Never the current folder, which
     an empty part of PYTHONPATH stands for: any repository may hold a file that looks like a package."""
-    return [
-        entry for entry in _entries(environ.get("PYTHONPATH")) if entry != _absolute("") and _has_packages(entry)
-    ]
+    return [entry for entry in _entries(environ.get("PYTHONPATH")) if entry != _absolute("") and _has_packages(entry)]
 
 
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:

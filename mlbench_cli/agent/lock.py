@@ -6,9 +6,9 @@ held exactly as long as the run's ranks have an agent: a killed client neither f
 Containers that do not share that folder cannot know of each other; the measured load (load.py) shows it then.
 MLBENCH_MACHINE_LOCK names another file, or is "none" for no lock at all.
 
-Runs with --share-machine hold the lock together. They never wait, and their results say "shared". A run that needs
-several machines takes their locks one after the other in an order that all runs share (that of `identity`), so that two
-runs never wait for each other. Standard library only: it runs beside the ranks.
+Runs with --share-machine hold the lock together. They never wait, and their results say "shared". Runs that wait stand
+in a line, first come, first served: see `Line`. Runs on several machines do not wait: a machine that is busy refuses.
+Standard library only: it runs beside the ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ import json
 import os
 import re
 import stat
+import struct
 import time
 from collections import namedtuple
 
 from mlbench_cli.agent import processes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HELD, SHARED, UNAVAILABLE = "held", "shared", "unavailable"
 # How a run's machines are reserved: by the lock, not at all (--share-machine), by the batch system, or unknown.
@@ -40,6 +37,7 @@ VARIABLE = "MLBENCH_MACHINE_LOCK"
 FILE = "mlbench-machine.lock"
 NO_LOCK = "none"
 _MAX_HOLDER_BYTES = 4096
+_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 _PRINTABLE = re.compile(r"[\w.@-]{1,64}")
 
 
@@ -127,6 +125,58 @@ class MachineLock:
         except OSError as error:
             self.give_up(f"{self._path}: {error.strerror or error}")
             return None
+
+
+class Line:
+    """The line of those who wait for the lock, over all processes and users of the machine: a file beside the lock.
+
+    Each holds a byte of the file whose number grows with every arrival (by open file description, Linux); who holds the
+    lowest one is first. The kernel frees the byte of a process that ends, however it ends. Where there are no such
+    locks, or the file cannot be used, everybody is first.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor, self._ticket = -1, 0
+        path = lock_path()
+        if path is None or not hasattr(fcntl, "F_OFD_SETLK"):
+            return
+        descriptor = -1
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = open_lock(f"{path}.line")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # for as long as a ticket takes
+            self._ticket = int(os.pread(descriptor, 20, 0) or b"0") + 1
+            os.pwrite(descriptor, b"%020d" % self._ticket, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, self._ticket, 1))
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            self._descriptor = descriptor
+            return
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def count_before(self) -> int:
+        """How many came earlier and still wait."""
+        return 0 if self._descriptor < 0 else self._count(1, self._ticket)
+
+    def _count(self, start: int, end: int) -> int:
+        """Bytes from `start` to before `end` that others hold."""
+        if start >= end:
+            return 0
+        try:
+            answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, start, end - start))
+        except OSError:
+            return 0
+        kind, _, place, _, _ = struct.unpack(_FLOCK, answer)
+        return 0 if kind == fcntl.F_UNLCK else 1 + self._count(start, place) + self._count(place + 1, end)
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _range(kind: int, start: int, length: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
 
 
 def describe_holder(holder: LockHolder | None) -> str:
@@ -244,15 +294,6 @@ def find_holder() -> LockHolder | None:
         return read_holder(descriptor) or LockHolder("a run", "unknown", time.time(), time.time())
     finally:
         os.close(descriptor)
-
-
-def order_nodes(identities: Mapping[int, str | None]) -> list[int]:
-    """The nodes that take a lock, one for each machine, in the order in which every run takes them."""
-    first: dict[str, int] = {}
-    for node, identity in sorted(identities.items()):
-        if identity is not None:
-            first.setdefault(identity, node)
-    return [first[identity] for identity in sorted(first)]
 
 
 def _user_name() -> str:

@@ -155,7 +155,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         interface: str | None
         master_address: str
         began: float
-        waits: str | None  # node 0: which machine has another run
         cpus: list[int] | None
         gpus: list[str]
         bound: list[BoundRank]

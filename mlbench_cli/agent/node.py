@@ -23,7 +23,7 @@ from mlbench_cli.agent import load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, Agent, Rank
 from mlbench_cli.agent.clock import ClockWatch, read_clocks
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
-from mlbench_cli.agent.lock import MachineLock, describe_holder, order_nodes
+from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import fill_in
 from mlbench_cli.agent.processes import is_signaled, kill_processes
 from mlbench_cli.agent.rendezvous import RankLink
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mlbench_cli.agent.messages import Cause
 
 BEAT_SECONDS = 5.0
-WAIT_NOTE_SECONDS = 1.0  # between two notes of which machine is busy
+BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
 CLOCK_SECONDS = 10.0  # between two questions for node 0's time
 CLOCK_PATIENCE = 2.0  # seconds that the last answer may take
 CONNECT_SECONDS = 0.02  # between two looks for node 0
@@ -100,9 +100,10 @@ class NodeAgent(Agent):
         self.is_clock_known = False
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
-        self.is_asked_to_lock = self.is_gathered = False
-        self.turns: list[int] = []  # node 0: nodes that still have to take the lock of their machine, in order
-        self.next_wait_note = 0.0
+        self.began_to_lock = time.monotonic()
+        self.lock_word: dict[str, Any] | None = None  # {"locked": True}, or {"busy": who has this machine}
+        self.is_lock_told = False
+        self.lock_words: dict[int, Mapping[str, Any]] = {}  # node 0: the words of all nodes
         self.gone: list[int] = []
         addresses = [own["address"]] if own["address"] else list_addresses(plan["interface"])
         self.addresses = addresses or ["127.0.0.1"]
@@ -114,7 +115,6 @@ class NodeAgent(Agent):
                 "interface": None,
                 "began": time.time(),
                 "started": None,
-                "waits": None,
                 "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
                 "gpus": machine.visible_gpus(os.environ),
                 "bound": [],
@@ -170,71 +170,52 @@ class NodeAgent(Agent):
             self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses, self.plan.get("hub"))
             self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
         while self.hosts is None and not self.state["ended"]:
-            waits_long = self.is_gathered or self.links or not self.node
+            waits_long = self.links or not self.node
             for key, _ in self.selector.select(0.1 if waits_long else CONNECT_SECONDS):
                 key.data()
             now = time.monotonic()
-            if self.node == 0 and len(self._present()) == self.count - 1 and self._take_locks(now):
+            self._take_lock(now)
+            if self.node == 0 and len(self._present()) == self.count - 1 and len(self.lock_words) == self.count:
+                if problem := self._find_busy():
+                    return problem
                 self._go()
             elif self.node and not self.links and now >= self.next_connection:
                 self._connect()
-            elif self.is_asked_to_lock:
-                self._answer_lock(now)
             self._on_time(now)
-            patience = self.plan["timeout"] if self.is_gathered else self.plan["meeting_seconds"]
-            if self.hosts is None and now >= begun + patience:
+            if self.hosts is None and now >= begun + self.plan["meeting_seconds"]:
                 return self._explain_absence()
         if self.hosts is not None:
             self._take_hosts(self.hosts)
         return None
 
     def _explain_absence(self) -> str:
-        if self.is_gathered:
-            return str(self.state["waits"] or "another machine is busy")
         if self.node:
             return "node 0 could not be reached"
         missing = [node for node in range(1, self.count) if node not in self._present()]
         return f"nodes {', '.join(map(str, missing[:20]))} did not report within {self.plan['meeting_seconds']:g} s"
 
-    def _take_locks(self, now: float) -> bool:
-        """Node 0: have the locks of all machines taken, one after the other; whether all are."""
-        if not self.is_gathered:
-            self.is_gathered = True
-            present = self._present()
-            identities = {node: link.lock_identity for node, link in present.items()}
-            self.turns = order_nodes({0: self.lock_identity, **identities})
-            for link in present.values():
-                link.send({"gathered": True})
-            self._ask_next()
-        if self.turns and self.turns[0] == 0:
-            self._answer_lock(now)
-        return not self.turns
+    def _take_lock(self, now: float) -> None:
+        """Take this machine's lock, and tell node 0 whether it could be had."""
+        if self.lock_word is None:
+            if self.lock.acquire():
+                self.lock_word = {"locked": True}
+            elif now >= self.began_to_lock + BUSY_SECONDS:
+                self.lock_word = {"busy": f"{self.name} is in use: {describe_holder(self.lock.read_holder())}"}
+            else:
+                return
+        if self.node == 0:
+            self.lock_words[0] = self.lock_word
+        elif not self.is_lock_told and self.links:
+            self.links[0].send(self.lock_word)
+            self.is_lock_told = True
 
-    def _ask_next(self) -> None:
-        link = self._present().get(self.turns[0]) if self.turns else None
-        if link is not None:  # not node 0 itself, nor one that has just been lost, which ends the run
-            link.send({"lock": True})
-
-    def _answer_lock(self, now: float) -> None:
-        """Take this machine's lock, or report its holder."""
-        if self.lock.acquire():
-            self.is_asked_to_lock = False
-            self._on_lock({"locked": True})
-        elif now >= self.next_wait_note:
-            self.next_wait_note = now + WAIT_NOTE_SECONDS
-            self._on_lock({"waits": f"{self.name}: {describe_holder(self.lock.read_holder())}"})
-
-    def _on_lock(self, message: Mapping[str, Any]) -> None:
-        """Node 0 notes what a node says of its lock; the others pass it on."""
-        if self.node:
-            self.links[0].send(message)
-            return
-        self.state["waits"] = message.get("waits")
-        if "locked" in message:
-            self.turns.pop(0)
-            self._ask_next()
-        else:
-            self._write_state()
+    def _find_busy(self) -> str | None:
+        """Node 0: which machine has another run. Nodes of this run that share a machine have one lock together."""
+        identities = {0: self.lock_identity, **{node: link.lock_identity for node, link in self._present().items()}}
+        held = {identities[node] for node, word in self.lock_words.items() if "locked" in word}
+        busy = [str(word["busy"]) for node, word in self.lock_words.items() if "busy" in word]
+        free = [node for node, word in self.lock_words.items() if "busy" in word and identities[node] in held]
+        return None if len(free) == len(busy) else "; ".join(busy[:5])
 
     def _present(self) -> dict[int, RankLink]:
         return {link.node: link for link in self.links if link.node is not None and link.is_open}
@@ -321,18 +302,14 @@ class NodeAgent(Agent):
             link.clock_offset = time.time() - float(message.get("time") or 0.0)
         elif "go" in message and self.hosts is None:
             self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
-        elif "gathered" in message:
-            self.is_gathered = True
-        elif "lock" in message:
-            self.is_asked_to_lock = True
         elif "faults" in message and self.faults is not None and link.node is not None:
             self.faults.take(link.node, message["faults"])
         elif "clock" in message:
             link.send({"clock_was": message["clock"], "time": time.time()})
         elif "clock_was" in message:
             self._take_clock(float(message["clock_was"]), float(message["time"]))
-        elif self.turns and link.node == self.turns[0] and ("locked" in message or "waits" in message):
-            self._on_lock(message)
+        elif ("locked" in message or "busy" in message) and link.node is not None:
+            self.lock_words[link.node] = message
         elif "stop" in message:
             self._take_first(message, link.clock_offset)
             self._stop(str(message["why"]), GRACE, own=False)
@@ -393,7 +370,9 @@ class NodeAgent(Agent):
     def _on_link_end(self, link: RankLink) -> None:
         if link.has_left or link.node is None or (self.node and self.state["finished"]):
             return
-        if self.hosts is None and not self.is_gathered:  # it may come back
+        if self.hosts is None:  # it may come back
+            self.lock_words.pop(link.node, None)
+            self.is_lock_told = False
             self.links = [other for other in self.links if other is not link]
             return
         self.gone.append(link.node)

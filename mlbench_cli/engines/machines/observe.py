@@ -116,12 +116,6 @@ def find_first(snapshot: Snapshot) -> Facts | None:
     return next((state["first"] for state in states if state.get("first")), None)
 
 
-def find_wait(snapshot: Snapshot) -> str | None:
-    """Which of the run's machines has another run, as long as it waits for it: "m2: x-2 of user ann has it ..."."""
-    state = snapshot.nodes[0].state if 0 in snapshot.nodes else None
-    return None if state is None or state["started"] or state["ended"] else state.get("waits")
-
-
 def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
     """How a run ended once all of its machines are done."""
     words = [report.state["ended"] for report in snapshot.nodes.values() if report.state is not None]
@@ -159,9 +153,6 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
     found = []
     for why in snapshot.unreachable.values():
         found.append(Finding("host_unreachable", why, hint="The run probably continues there.", retryable=True))
-    if waits := find_wait(snapshot):
-        hint = "It waits up to --timeout; --share-machine starts it at once and labels the result as shared."
-        found.append(Finding("machine_busy", f"The run is waiting for {waits}.", hint=hint, retryable=True))
     lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":
         lost.add(first["node"])
@@ -221,5 +212,5 @@ def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot
     elif phase is Phase.FAILED:
         reason = diagnosis.describe_exit(own)
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
-        phase, reason = Phase.STARTING, find_wait(snapshot) or "waiting for the other machines"
+        phase, reason = Phase.STARTING, "waiting for the other machines"
     return make_worker(own, phase, reason, report.state["node_name"] if report.state is not None else name)

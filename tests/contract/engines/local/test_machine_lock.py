@@ -114,6 +114,32 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     assert first_end["finished"] <= second_start["started"]
 
 
+def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    first = lab.start(shell(f"until test -e {tmp_path}/go; do sleep 0.02; done"))
+    runs, clients = [], []
+    for number in range(4):
+        run = other.record(QUICK, name=f"queued-{number}")
+        client = start_in_another_process(run, tmp_path / "other")
+        assert client.stdout is not None
+        place = "next in line" if number == 0 else f"behind {number} other"
+        assert place in client.stdout.readline()  # so that the next one comes later
+        runs.append(run)
+        clients.append(client)
+    clients[1].kill()  # its place is free at once
+    clients[1].wait(30)
+    assert clients[2].stdout is not None
+    assert "behind 1 other" in clients[2].stdout.readline()
+    (tmp_path / "go").touch()
+    assert [client.wait(60) for client in (clients[0], clients[2], clients[3])] == [0, 0, 0]
+    lab.end(first)
+    for run in (runs[0], runs[2], runs[3]):
+        assert other.end(run).ended == "exited"
+    served = [read_state(run.folder) for run in (runs[0], runs[2], runs[3])]
+    times = [state["started"] for state in served if state is not None]
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
 @pytest.mark.parametrize("victim", ["client", "agent"])
 def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock: Path, victim: str) -> None:
     run = lab.record(SLEEP)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.messages import pending_facts
-from mlbench_cli.engines.machines.observe import STALE_SECONDS, Facts, NodeReport, Snapshot, find_wait, observe
+from mlbench_cli.engines.machines.observe import STALE_SECONDS, Facts, NodeReport, Snapshot, observe
 from mlbench_cli.model.run import Ending, Observation, Phase
 from mlbench_cli.model.spec import RunSpec
 
@@ -35,7 +35,6 @@ def node_state(*ranks: Facts, ended: Ending | None = None, **more: Any) -> dict[
         "start_problem": None,
         "disk_full": False,
         "first": None,
-        "waits": None,
         **more,
     }
 
@@ -156,21 +155,6 @@ def test_a_rank_that_was_stopped_names_the_one_that_failed() -> None:
     reasons = [worker.reason for worker in look(hub, other).workers]
     assert reasons[0] == "stopped: rank 1 failed"
     assert "3" in (reasons[1] or "")
-
-
-def test_a_rank_waits_for_the_other_machines_or_for_the_run_that_has_one() -> None:
-    waiting = NodeReport(node_state(rank_facts(0, "pending"), started=False), alive=True)
-    assert look(waiting, NodeReport()).workers[0].reason == "waiting for the other machines"
-    busy = NodeReport(node_state(rank_facts(0, "pending"), started=False, waits="m2: x-2 has it"), alive=True)
-    observation = look(busy, NodeReport())
-    assert observation.workers[0].reason == "m2: x-2 has it"
-    assert "machine_busy" in codes(observation)
-
-
-@pytest.mark.parametrize("change", [{"started": True}, {"ended": "exited"}])
-def test_a_run_that_has_started_or_ended_waits_for_nothing(change: dict[str, Any]) -> None:
-    state = node_state(rank_facts(0, "pending")) | {"started": False, "waits": "m2: x-2 has it"} | change
-    assert find_wait(Snapshot(0.0, {0: NodeReport(state)})) is None
 
 
 def test_a_host_that_is_silent_is_a_finding_and_one_that_was_given_up_ends_the_run() -> None:

@@ -1,0 +1,28 @@
+"""Hosts that are in use refuse another run at once, and say whose run it is."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.model.run import Ending
+from tests.contract.engines.labs import EngineLab, install_commands
+from tests.contract.local_runs import shell, until
+
+
+def test_a_run_on_hosts_that_are_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MLBENCH_MACHINE_LOCK", str(tmp_path / "machine.lock"))
+    (tmp_path / "home").mkdir()
+    with contextlib.closing(EngineLab("hosts", tmp_path / "home")) as lab:
+        first = lab.start(shell("exec sleep 300"), workers=2, name="first-2")
+        until(lambda: len(lab.processes(first)) == 2)  # both agents of a run may use one machine
+        second = lab.start(shell("true"), workers=2, name="second-2")
+        end = lab.end(second)
+        assert end.ended == Ending.NEVER_STARTED
+        assert any("in use: first-2 of user" in finding.summary for finding in end.findings)
+        lab.engine.cancel(first)
+        lab.end(first)
+        third = lab.start(shell("true"), workers=2, name="third-2")  # at once: the last one may still be ending
+        assert lab.end(third).ended == Ending.EXITED
