@@ -148,7 +148,7 @@ def test_an_attached_run_dies_with_its_client(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_client_that_is_lost_hastens_a_stop(lab: Lab, tmp_path: Path) -> None:
     late = tmp_path / "late"
-    program = f"trap 'echo stopping; sleep 5; touch {late}; exit' TERM; echo ready; while true; do sleep 0.1; done"
+    program = f"trap 'echo stopping; sleep 3; touch {late}; exit' TERM; echo ready; while true; do sleep 0.1; done"
     script = f"lab.start({shell(program)!r}, name='theirs'); print('up', flush=True); time.sleep(600)"
     with client(tmp_path, script) as other:
         assert other.stdout
