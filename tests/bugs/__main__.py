@@ -34,6 +34,7 @@ def failing_test(tree: Path, tests: list[str]) -> str | None:
         return "(no end)"
     if done.returncode == 0:
         return None
+    assert done.returncode == 1, f"{tests} cannot run: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return found[1] if found else "(no name)"
 

@@ -1,11 +1,12 @@
 """Bringing results home: digests of growing files, room on the disk, and what an archive may write where."""
 
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
-from mlbench_cli.engines.fetch import read_fetched
+from mlbench_cli.engines.fetch import Digest, FetchError, download, read_fetched
 from mlbench_cli.engines.kubernetes.fetch import HeldArchive, parse_held_archive
 
 
@@ -48,3 +49,18 @@ def test_what_was_fetched_before_is_read_from_its_marker(
 )
 def test_what_a_worker_holds_is_in_its_last_word(summary: dict[str, Any] | None, held: HeldArchive | None) -> None:
     assert parse_held_archive(summary) == held
+
+
+def test_a_download_is_what_was_announced_or_refused(tmp_path: Path) -> None:
+    attempts = iter([b"damaged", b"results"])
+
+    def receive(file: BinaryIO, digest: Digest) -> None:
+        file.write(next(attempts, b"DAMAGED"))
+
+    part, digest = tmp_path / "part", hashlib.sha256(b"results").hexdigest()
+    download(part, 7, digest, receive, source="it", keeper="the node")
+    assert part.read_bytes() == b"results"
+    part.unlink()
+    with pytest.raises(FetchError):
+        download(part, 7, digest, receive, source="it", keeper="the node")
+    assert not part.exists()

@@ -1,5 +1,6 @@
 """Every resolved setting that changes what runs keeps two runs apart, in every command that groups them."""
 
+import itertools
 import json
 from dataclasses import Field, fields, replace
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_a_field_that_this_version_does_not_know_keeps_runs_apart(sealed: Path) 
         other.run["spec"]["kubernetes"]["later_option"] = 3
         found = key_of(one).differences(key_of(other))
         assert [(each.word, each.b) for each in found] == [("settings", "3"), ("settings", "fast")]
+
+
+def test_runs_of_different_code_are_kept_apart(sealed: Path) -> None:
+    keys = []
+    for provenance in (
+        {"code": {"digest": "a" * 64}},
+        {"code": {"digest": "b" * 64}},
+        {"source": {"commit": "c" * 40}},
+    ):
+        with Archive.open(sealed) as archive:
+            archive.run["provenance"] = provenance
+            keys.append(key_of(archive))
+    for left, right in itertools.combinations(keys, 2):
+        assert "code" in {each.word for each in left.differences(right)}
 
 
 def test_a_renamed_parameter_keeps_its_value_comparable(sealed: Path) -> None:

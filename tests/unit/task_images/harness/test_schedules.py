@@ -6,6 +6,7 @@ import pytest
 
 from task_images.harness.schedules import (
     Constant,
+    Cosine,
     ExponentialWarmupMultiStep,
     InverseSqrt,
     LinearWarmup,
@@ -111,3 +112,10 @@ def test_a_formula_of_updates_or_of_epochs() -> None:
     by_epoch.after_epoch(math.nan)
     assert [by_update.rate(2), by_epoch.rate(2)] == pytest.approx([4, 5])
     assert PerUpdate(Constant(3)).rate(10**9) == 3
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"), [(0, 0.5), (5, 1.25), (10, 2.0), (60, 1.0), (85, 0.2929), (110, 0.0), (200, 0.0)]
+)
+def test_a_cosine_begins_after_the_warm_up_and_ends_at_0(update: int, rate: float) -> None:
+    assert Cosine(2.0, end=110, warmup=10, start=0.5)(update) == pytest.approx(rate, abs=1e-4)
