@@ -22,7 +22,7 @@ from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 from tests.fakes.registry import FakeRegistry
 
-_aws: list[AwsServer] = []  # none or one, which workers inherit
+_aws: list[AwsServer] = []  # none or one: moto takes seconds to load
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
 
@@ -63,18 +63,12 @@ def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start the double of AWS for the workers while tests are still collected, on another core: moto takes seconds."""
-    if config.option.workers and not config.option.collectonly:
-        _start_aws()
-
-
 def _start_aws() -> None:
     _aws.append(AwsServer())
     atexit.register(_aws[0].stop)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def aws_server() -> Iterator[AwsClient]:
     """A double of AWS for all tests of a file, a copy of an empty one. Who leaves things in it makes another copy."""
     if not _aws:
@@ -92,7 +86,7 @@ def aws(aws_server: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return aws_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     servers = Google(tmp_path_factory.mktemp("google"))
     yield servers
@@ -121,7 +115,7 @@ def _forget_credentials() -> None:
         cached.cache_clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def azure_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureDouble]:
     servers = AzureDouble(tmp_path_factory.mktemp("azure"))
     yield servers

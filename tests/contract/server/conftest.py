@@ -24,7 +24,7 @@ def record_sealed(store: Store, name: str, workers: int, seconds: float) -> None
     runs.record_sealed(store, name, workers, seconds, samples=SAMPLES)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     store = Store(home)
@@ -34,14 +34,14 @@ def finished_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dashboard(finished_home: Path) -> Iterator[Dashboard]:
     """Read-only."""
     with serve(finished_home) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     """May act, on an empty store, in which its tests change nothing."""
     with serve(tmp_path_factory.mktemp("idle"), "--allow-actions") as found:
