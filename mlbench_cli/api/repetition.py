@@ -5,8 +5,10 @@ installed program only. Everything else that its author chose to execute, mount 
 somebody on this machine must agree to.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH, KubernetesOptions, RunSpec, common_name
 from mlbench_cli.results.analysis.reproduction import in_order
@@ -30,20 +33,54 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import find_rules, load_task
 from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
+from task_images.comm.presets import PRESETS
 
-# Fields by which an author can choose how much is run, measured and reserved, but no code, files or rights. Every other
-# field, also one that is added later, is shown and agreed to unless it has its default or is the catalog's.
-_HARMLESS = frozenset({
-    "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
-    "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "network",
-    "anonymous", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
-    "faults", "on_failure", "detect_seconds", "checkpoint_every",  # they befall the run's own ranks only
-})  # fmt: skip
-_HARMLESS_OPTIONS = frozenset({
-    "memory", "server_memory", "shm", "node_selector", "tolerations", "queue", "start_timeout", "hold_seconds",
-    "keep_seconds", "keep_storage", "collect", "spread", "share_nodes", "egress", "provisioning_class", "scheduler",
-    "fabric", "network_method", "gpu_resource",
-})  # fmt: skip
+# Methods of mlbench itself: packages and files register theirs later.
+OWN_METHODS = frozenset(PRESETS)
+
+
+class Leaf(Enum):
+    """What a field of a spec holds, which decides whether a repetition takes it from an archive."""
+
+    VALUE = "a number, a switch or one of fixed words: taken, and shown if it is not the usual one"
+    LABEL = "a name that only labels the run or is checked here: taken"
+    CHECKED = "the program of a catalog task: it must be the one installed here"
+    PARTS = "a mapping, of which each entry is judged"
+    CHOICE = "a path, file, code, host, secret, mount or right: taken only if somebody here agrees"
+
+
+def _leaves(kind: Leaf, names: str) -> dict[str, Leaf]:
+    return dict.fromkeys(names.split(), kind)
+
+
+# Every field of RunSpec, and of KubernetesOptions below "kubernetes.".
+LEAVES: Mapping[str, Leaf] = {
+    **_leaves(
+        Leaf.VALUE,
+        "workers run_on_all processes_per_worker device gpus_per_worker cpus goal seed anonymous share_machine network "
+        "pin faults on_failure checkpoint_every detect_seconds timeout",
+    ),
+    **_leaves(Leaf.LABEL, "name cluster engine task preset backend functional_only cluster_kind price"),
+    **_leaves(Leaf.CHECKED, "argv image task_path"),
+    **_leaves(Leaf.PARTS, "parameters method kubernetes"),
+    **_leaves(Leaf.CHOICE, "data_dir"),
+    **_leaves(
+        Leaf.VALUE,
+        "kubernetes.memory kubernetes.server_memory kubernetes.shm kubernetes.start_timeout kubernetes.hold_seconds "
+        "kubernetes.keep_seconds kubernetes.collect kubernetes.spread kubernetes.share_nodes kubernetes.egress "
+        "kubernetes.network_method",
+    ),
+    **_leaves(
+        Leaf.CHOICE,
+        "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret "
+        "kubernetes.queue kubernetes.job_set kubernetes.keep_storage kubernetes.env kubernetes.env_secret "
+        "kubernetes.data_claim kubernetes.template_dir kubernetes.host_network kubernetes.registry "
+        "kubernetes.run_as_user kubernetes.assigned_user kubernetes.cpu_limit kubernetes.writable_root "
+        "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_labels kubernetes.pod_annotations "
+        "kubernetes.priority_class kubernetes.scheduler kubernetes.provisioning_class kubernetes.fabric "
+        "kubernetes.network_policy",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +137,7 @@ def repeat_archive(
         frozen = _read(archive, source, workspace, signers)
     spec = frozen.spec
     _check_and_agree(frozen, _cluster(spec, workspace.store), workspace.store, agree)
+    _announce_changes(workspace, spec)
     name = request.name or _default_name(spec, "again")
     spec = replace(spec, name=f"{name}-{spec.workers}")
     if not spec.runs_task_program:
@@ -144,6 +182,7 @@ def reproduce_archives(
         spec = replace(spec, data_dir=place.data_dir)
     frozen = replace(frozen, spec=spec)
     _check_and_agree(frozen, cluster, store, refuse_to_reproduce, data_dir=place.data_dir)
+    _announce_changes(workspace, spec)
     name = name or _default_name(spec, "repro", len(f"-r{repeats}"))
     seeds = sorted({int(each.run["spec"]["seed"]) for each in original})[:repeats]
     further = (seed for seed in range(max(seeds) + 1, 2**32) if seed not in seeds)
@@ -249,18 +288,66 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
     expected: dict[str, object] = {}
     if spec.runs_task_program:
         expected = _require_catalog_program(spec, cluster)
+        yield from _choices_in_parameters(spec)
     else:
-        import shlex
-
         yield "command", shlex.join(spec.argv)
-    usual = {item.name: item.default for item in fields(RunSpec)}
-    for name in sorted(usual.keys() - _HARMLESS - {"argv"}):
-        if (value := getattr(spec, name)) != expected.get(name, usual[name]):
-            yield name, str(value)
-    options, default = asdict(spec.kubernetes), asdict(KubernetesOptions())
-    for name in sorted(options.keys() - _HARMLESS_OPTIONS):
-        if options[name] != default[name]:
-            yield name, str(options[name])
+    yield from _choices_in_method(spec)
+    for name, value, usual in _list_leaves(spec):
+        kind = LEAVES.get(name, Leaf.CHOICE)
+        if name != "argv" and kind in (Leaf.CHOICE, Leaf.CHECKED) and value != expected.get(name, usual):
+            yield name.removeprefix("kubernetes."), str(value)
+
+
+def _list_leaves(spec: RunSpec) -> Iterator[tuple[str, object, object]]:
+    """Name, value and default of each field, in alphabetical order; those of `kubernetes` one by one."""
+    for prefix, part, usual in (("", spec, None), ("kubernetes.", spec.kubernetes, KubernetesOptions())):
+        for item in sorted(fields(part), key=lambda item: item.name):
+            if item.name != "kubernetes":
+                default = item.default if usual is None else getattr(usual, item.name)
+                yield prefix + item.name, getattr(part, item.name), default
+
+
+def _choices_in_parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Parameters that are free text, such as the folder of checkpoints, unless they have the preset's value."""
+    task = load_task(spec.task)
+    usual = task.resolve(spec.preset)
+    for name, value in spec.parameters.items():
+        known = task.parameters.get(name)
+        if known is None:
+            raise _refusal(f'the task "{spec.task}" has no parameter "{name[:60]}" here')
+        is_text = known.type in ("str", "list") and not known.choices
+        is_number = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        if is_text and not is_number and value != usual[name]:
+            yield f"parameters.{name}", str(value)
+        elif known.check(value) != value:
+            raise _refusal(f"its parameter {name} is {value!r}, which mlbench would not write")
+
+
+def _choices_in_method(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """A method is taken by its name if it is mlbench's own; a file, or one that a package registers, is a choice."""
+    method = spec.method
+    if method and (method.get("name") not in OWN_METHODS or method.get("file", "none") != "none"):
+        yield "method", ", ".join(f"{name} {value}" for name, value in method.items() if name in ("name", "file"))
+    elif method and method.get("engine") == "registered":
+        yield "method", f"{method['name']} of an installed package"
+
+
+def list_changes(spec: RunSpec) -> list[str]:
+    """Everything in which a spec differs from its preset and from the defaults, as "name value"."""
+    usual = find_rules(spec.task, spec.preset)
+    preset = {} if usual is None else usual.preset
+    found = [f"{name} {value}" for name, value in spec.parameters.items() if value != preset.get(name)]
+    if spec.method:
+        found.append(f"method {method_phrase(spec.method)}")
+    for name, value, default in _list_leaves(spec):
+        if LEAVES.get(name, Leaf.CHOICE) in (Leaf.VALUE, Leaf.CHOICE) and value != default and name != "workers":
+            found.append(f"{name} {value}")
+    return [one_line(text, 300) for text in found]
+
+
+def _announce_changes(workspace: Workspace, spec: RunSpec) -> None:
+    if changes := list_changes(spec):
+        workspace.notify("\n  ".join([f"Of the original, besides the preset {one_line(spec.preset)}:", *changes]))
 
 
 def _require_catalog_program(spec: RunSpec, cluster: Cluster) -> dict[str, object]:
@@ -268,6 +355,8 @@ def _require_catalog_program(spec: RunSpec, cluster: Cluster) -> dict[str, objec
     if find_rules(spec.task, spec.preset) is None:
         raise _refusal(f'the task "{spec.task}" is not in this catalog (mlbench {__version__})')
     task = load_task(spec.task)
+    if spec.backend not in task.backends:
+        raise _refusal(f'the task "{spec.task}" does not run on the backend "{one_line(spec.backend, 60)}"')
     if spec.argv != task.command:
         raise _refusal(
             f'it claims to be the task "{spec.task}", but its command is not that of the catalog',
@@ -313,11 +402,10 @@ def _require_same_task(spec: RunSpec, document: Any) -> None:
 
 
 def _require_same_code(spec: RunSpec, document: Any) -> None:
-    """Refuse a local run of a catalog task whose installed code is not that of then."""
+    """Refuse a catalog task whose installed code, with all methods, is not that of then."""
     then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
-    if then is None or spec.engine != "local":
+    if then is None:
         return
-
     now = collect_provenance(spec).code
     if now is None or now.digest != then:
         raise _refusal(

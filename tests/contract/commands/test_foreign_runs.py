@@ -11,7 +11,7 @@ import pytest
 
 from mlbench_cli import api
 from mlbench_cli.api import repetition
-from mlbench_cli.api.repetition import AuthorsProgram
+from mlbench_cli.api.repetition import LEAVES, AuthorsProgram, Leaf
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -20,12 +20,14 @@ from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks.catalog import load_task
+from mlbench_cli.tasks.catalog import find_rules, load_task
+from task_images.comm.presets import resolve
 from tests.contract.terminal import Terminal
-from tests.unit.results.runs import new_run, observation_of
+from tests.unit.results.runs import event, new_run, observation_of, result_event
 
 Captured = pytest.CaptureFixture[str]
 EVIL = ("sh", "-c", "touch pwned")
+REPEATING = (["run", "y", "--from", "ARCHIVE", "--yes"], ["reproduce", "ARCHIVE", "--repeat", "2"])
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,13 @@ def strangers_archive(folder: Path, **changes: Any) -> str:
     options: dict[str, Any] = {"task": "custom", "preset": "custom", "argv": EVIL, "backend": "gloo", "workers": 1}
     options |= {"name": "x-1", "cluster": "local", "engine": "local"}
     spec = RunSpec(**{**options, **changes})
-    recorded = new_run(folder / "theirs", spec, {0: ["done"]})
+    rules = find_rules(spec.task, spec.preset)
+    goal = rules and rules.find_goal(spec.parameters, spec.goal)
+    log = ["done"]
+    if goal:  # reached at once
+        log.append(event("metric", at=2.0, name=goal.metric, value=goal.threshold))
+        log.append(result_event(4.0, goal={**goal.to_dict(), "kind": "full", "value": goal.threshold}))
+    recorded = new_run(folder / "theirs", spec, {0: log})
     write_run_document(recorded)
     seal(recorded, observation_of(1, 5.0))
     return str(recorded.folder)
@@ -153,10 +161,61 @@ def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
     assert choices["run_as_user"] == "0"
 
 
-def test_a_field_that_is_added_later_is_agreed_to_until_it_is_called_harmless() -> None:
-    asked = {"argv", "image", "data_dir", "task_path"}
-    assert {item.name for item in fields(RunSpec)} == repetition._HARMLESS | asked
-    assert {item.name for item in fields(KubernetesOptions)} >= repetition._HARMLESS_OPTIONS
+def test_every_field_of_a_spec_is_classified() -> None:
+    """Whoever adds a field says whether an archive may decide it: by what the field holds."""
+    names = {item.name for item in fields(RunSpec)}
+    names |= {f"kubernetes.{item.name}" for item in fields(KubernetesOptions)}
+    assert names <= LEAVES.keys(), names - LEAVES.keys()
+    texts = {item.name for item in fields(RunSpec) if "str" in str(item.type)}
+    # Free text may be a path; these are checked words, scripts of fixed words, and names that only label.
+    checked = {"device", "goal", "network", "faults", "on_failure", "checkpoint_every"}
+    assert {name for name in texts if LEAVES[name] is Leaf.VALUE} == checked
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "y", "--from", "ARCHIVE", "--yes"], ["reproduce", "ARCHIVE", "--repeat", "2"]]
+)
+@pytest.mark.parametrize("place", ["/tmp", "output/rank-0"])
+def test_a_method_in_a_file_is_never_imported(folder: Path, capsys: Captured, words: list[str], place: str) -> None:
+    file = folder / place / "m.py" if not place.startswith("/") else folder / "m.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("open('pwned', 'w')\n")
+    shown = str(file) if place.startswith("/") else f"{place}/m.py"
+    method = {"name": "bsp", "engine": "registered", "file": shown}
+    archive = strangers_archive(folder, **digits(method=method))
+    assert run([archive if word == "ARCHIVE" else word for word in words]) == 2
+    assert shown in capsys.readouterr().err
+    assert not Path("pwned").exists()
+    assert not Store().runs()
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "y", "--from", "ARCHIVE", "--yes"], ["reproduce", "ARCHIVE", "--repeat", "2"]]
+)
+@pytest.mark.parametrize("name", ["checkpoint_dir", "resume"])
+def test_no_folder_that_an_archive_names_is_written(
+    folder: Path, capsys: Captured, words: list[str], name: str
+) -> None:
+    task = load_task("gpt_pretraining")
+    parameters = {**task.resolve("tiny"), name: str(folder / "victim")}
+    archive = strangers_archive(
+        folder, task=task.name, preset="tiny", argv=task.command, parameters=parameters
+    )  # fmt: skip
+    assert run([archive if word == "ARCHIVE" else word for word in words]) == 2
+    assert f"parameters.{name}: {folder / 'victim'}" in capsys.readouterr().err
+    assert not Store().runs()
+
+
+def test_what_a_stranger_changed_is_shown_before_anything_starts(folder: Path, capsys: Captured) -> None:
+    task = load_task("digits_resnet")
+    archive = strangers_archive(
+        folder,
+        **digits(parameters=task.resolve("tiny", {"batch_size": 16}), method=resolve("powersgd").to_dict(), seed=7),
+    )
+    assert run(["run", "y", "--from", archive, "--dry-run"]) == 0
+    error = capsys.readouterr().err
+    for change in ("batch_size 16", "method powersgd", "seed 7"):
+        assert change in error
 
 
 def test_a_catalog_task_as_installed_asks_for_nothing(folder: Path) -> None:
