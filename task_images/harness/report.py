@@ -39,6 +39,7 @@ class Reporter:
             backend=self._world.backend,
             world_size=self._world.size,
             seed=self._world.contract.seed,
+            method=dict(self._world.contract.method),
             **machine_facts(),
             **(code_facts() if self._world.is_first else {}),
             **facts,

@@ -15,6 +15,7 @@ from task_images import contract
 # Longer events are ignored and counted, so that a log without line ends needs no memory.
 MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
+MAX_AMOUNT = 1e100  # of an amount: larger ones are not measurements, and their sums would not be numbers
 _MARK = contract.PREFIX.encode() + b"{"
 _SPECIAL = ("nan", "inf", "-inf")
 
@@ -98,18 +99,17 @@ class ReportedFacts:
 @dataclass
 class LogFacts:
     """The facts in one rank's log. Times of events are seconds since 1970; `backward` is the largest backward step
-    between consecutive events of a rank; `last_seconds` is the time of the last metric on the result's clock; `foreign`
-    counts events of ranks that do not write to this log; `is_measured_late`: a metric follows the result.
+    between consecutive events of a rank; `first_reading` and `last_reading` are the time and the seconds of rank 0's
+    first and last metric that has both; `foreign` counts events of ranks that do not write to this log.
     """
 
     counts: LogCounts
     first: float | None = None
     last: float | None = None
     backward: float = 0.0
-    last_seconds: float | None = None
+    first_reading: tuple[float, float] | None = None
+    last_reading: tuple[float, float] | None = None
     foreign: int = 0
-    is_measured_late: bool = False
-    _has_result: bool = False
     _moments: dict[int, float] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -119,12 +119,9 @@ class LogFacts:
         self._moments[rank] = moment
         self.first = moment if self.first is None else min(self.first, moment)
         self.last = moment if self.last is None else max(self.last, moment)
-        if event["event"] == "result":
-            self._has_result, self.is_measured_late = True, False
-        if event["event"] == "metric" and rank == 0:
-            self.is_measured_late = self._has_result
         if event["event"] == "metric" and rank == 0 and is_finite_number(event.get("seconds")):
-            self.last_seconds = event["seconds"]
+            self.last_reading = (moment, float(event["seconds"]))
+            self.first_reading = self.first_reading or self.last_reading
 
 
 def collect_events(
@@ -305,8 +302,8 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
 
 
 def read_amount(value: Any) -> float | None:
-    """A finite number of at least 0, as the log has it; None for anything else."""
-    return value if is_finite_number(value) and value >= 0 else None
+    """A number from 0 to MAX_AMOUNT, as the log has it; None for anything else."""
+    return value if is_finite_number(value) and 0 <= value <= MAX_AMOUNT else None
 
 
 def _parse_data_identity(document: Any) -> DataIdentityDocument | None:

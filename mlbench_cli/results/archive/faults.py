@@ -243,6 +243,8 @@ def find_fault_contradictions(spec: RunSpec, record: Mapping[str, Any] | None) -
     if record.get("script") != spec.faults or record.get("policy") != (spec.on_failure or Policy.FAIL):
         yield "faults.json has another script or policy than the run"
         return
+    if len(_rows(record.get("attempts"))) > 1 and record.get("policy") == Policy.FAIL:
+        yield "its ranks were started again, against its policy"
     events = _rows(record.get("events"))
     try:
         plan = [fault.to_dict() for fault in islice(plan_of(spec), len(events))]

@@ -25,7 +25,8 @@ MAX_CLOCK_ERROR = 0.1
 MAX_SLEW = 0.0005  # maximum slew rate of NTP in seconds per second
 SLACK_SECONDS = 5.0  # error of times recorded by processes that had to wait for a CPU
 RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock may be corrected in between
-SHARE = 0.01  # relative difference between sums of the same times, added in different ways
+SHARE = 0.01  # by which two clocks of a rank may differ
+CLOCK_SLACK_SECONDS = 1.0  # between reading one clock and the other
 SHORT_SECONDS = 0.05
 END_SECONDS = 60.0  # for an agent to end leftover processes and take its last sample
 MAX_REASONS = 5
@@ -116,17 +117,12 @@ def find_contradictions(
     """
     checks = {
         "task_time": _check_task_time(evidence, reported),
-        "training_time": _check_training_time(reported),
-        "timings": _check_timings(reported),
-        "spread": _check_spread(reported),
-        "epoch_time": _check_epoch_time(reported),
-        "order": _check_order(evidence, reported),
+        "clocks": [] if is_stepped else _check_clocks(evidence, reported),
         "event_times": [] if is_stepped else _check_event_times(evidence, reported, samples),
         "worker_times": [] if is_stepped else _check_worker_times(evidence),
         "ranks": _check_ranks(evidence, is_success),
-        "exit_codes": _check_exit_codes(evidence),
         "logs": _check_logs(evidence, reported, samples, is_success),
-        "settings": _check_settings(evidence, reported, samples),
+        "settings": _check_settings(evidence, reported, samples, is_success),
         "figures": _check_figures(reported),
         "provenance": _check_provenance(evidence, reported),
         "faults": find_fault_contradictions(evidence.spec, evidence.faults),
@@ -170,38 +166,19 @@ def _check_task_time(evidence: Evidence, reported: ReportedFacts) -> Iterator[st
         yield f"the task took {wall:.6g} s, longer than the run ({seconds:.6g} s)"
 
 
-def _check_training_time(reported: ReportedFacts) -> Iterator[str]:
-    facts = reported.result or {}
-    wall, training = facts.get("wall_seconds"), facts.get("training_seconds")
-    if wall is not None and training is not None and _exceeds(training, wall):
-        yield f"the training steps took {training:.6g} s, longer than the task ({wall:.6g} s)"
-
-
-def _check_timings(reported: ReportedFacts) -> Iterator[str]:
-    facts = reported.result or {}
-    wall, timings = facts.get("wall_seconds"), facts.get("timings") or {}
-    if wall is None or not timings:
+def _check_clocks(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
+    """Compare rank 0's two clocks, which its metrics have side by side, over the whole run."""
+    if not evidence.spec.runs_task_program or evidence.rules is None or evidence.rules.origin is not None:
+        return  # the seconds of another program may be of any clock
+    attempts = (evidence.faults or {}).get("attempts")
+    if 0 not in reported.logs or (isinstance(attempts, list) and len(attempts) > 1):
+        return  # the seconds of a restarted run begin again at its checkpoint
+    first, last = reported.logs[0].first_reading, reported.logs[0].last_reading
+    if first is None or last is None:
         return
-    total = math.fsum(spread["rank0"] for spread in timings.values())
-    if _exceeds(total, wall):
-        yield f"rank 0's timings add up to {total:.6g} s, more than the task ({wall:.6g} s)"
-    elif "other" in timings and _exceeds(wall, total):  # the tracker is always in exactly one category
-        yield f"rank 0's timings add up to {total:.6g} s instead of {wall:.6g} s"
-
-
-def _check_spread(reported: ReportedFacts) -> Iterator[str]:
-    for name, spread in ((reported.result or {}).get("timings") or {}).items():
-        least, most = spread["min"], spread["max"]
-        inside = (spread["mean"], spread["rank0"])
-        if _exceeds(least, most, 0) or any(_exceeds(least, value, 0) or _exceeds(value, most, 0) for value in inside):
-            yield f"{one_line(name, 40)} has a mean or a value of rank 0 outside its minimum and maximum"
-
-
-def _check_epoch_time(reported: ReportedFacts) -> Iterator[str]:
-    wall = (reported.result or {}).get("wall_seconds")
-    last = reported.logs[0].last_seconds if 0 in reported.logs else None
-    if wall is not None and last is not None and not reported.is_watched and _exceeds(last, wall):
-        yield f"the last metric was reported at {last:.6g} s, after the end at {wall:.6g} s"
+    wall, seconds = last[0] - first[0], last[1] - first[1]
+    if abs(wall - seconds) > CLOCK_SLACK_SECONDS + SHARE * max(abs(wall), abs(seconds)):
+        yield f"{wall:.6g} s passed between two metrics of rank 0 by their times, and {seconds:.6g} s by their seconds"
 
 
 def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
@@ -224,16 +201,6 @@ def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: Sam
         yield "resources were sampled before the run"
     if samples.last is not None and samples.last > finished + differ + END_SECONDS:
         yield "resources were sampled after the run"
-
-
-def _check_order(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
-    rules = evidence.rules  # a task that is not mlbench's own may report in any order
-    is_own = evidence.spec.runs_task_program and rules is not None and rules.origin is None
-    attempts = (evidence.faults or {}).get("attempts")
-    if isinstance(attempts, list) and len(attempts) > 1:
-        return  # another rank failed after rank 0's result, and all ranks restarted
-    if is_own and 0 in reported.logs and reported.logs[0].is_measured_late:
-        yield "rank 0 reported a metric after its result"
 
 
 def _check_worker_times(evidence: Evidence) -> Iterator[str]:
@@ -263,14 +230,6 @@ def _check_ranks(evidence: Evidence, is_success: bool) -> Iterator[str]:
         yield f"a run on one machine used {len(nodes)} machines"
 
 
-def _check_exit_codes(evidence: Evidence) -> Iterator[str]:
-    for worker in evidence.observation.workers:
-        if worker.phase == Phase.FAILED and worker.exit_code == 0:
-            yield f"worker {worker.rank} failed with exit code 0"
-        if worker.phase == Phase.SUCCEEDED and worker.exit_code:
-            yield f"worker {worker.rank} succeeded with exit code {worker.exit_code}"
-
-
 def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool) -> Iterator[str]:
     spec = evidence.spec
     beyond = [rank for rank in reported.logs if rank >= spec.process_count]
@@ -294,7 +253,9 @@ def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatc
         yield "there are no samples of the machine"
 
 
-def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
+def _check_settings(
+    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool
+) -> Iterator[str]:
     spec = evidence.spec
     if evidence.name != spec.name:
         yield f"the run is named {one_line(evidence.name, 40)}, but its spec {one_line(spec.name, 40)}"
@@ -305,8 +266,14 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
         yield f"the engine {one_line(spec.engine, 40)} does not fit the cluster {one_line(spec.cluster, 40)}"
     if (_SHARED if not spec.share_machine else _HELD) in samples.locks:
         yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
+    if spec.engine == LOCAL.provider and spec.image is not None:
+        yield "a run of this machine's processes has an image"
+    if spec.engine == LOCAL.provider and spec.has_shaped_network and is_success and evidence.shaping is None:
+        yield f"the network was to be {one_line(str(spec.network), 40)}, and nothing was recorded of shaping it"
+    if is_finite_number(hour := spec.price.get("per_hour")) and hour < 0:
+        yield f"the price is {hour:g} per hour"
     for rank, facts in reported.environments.items():
-        given = {"world_size": spec.world_size, "backend": spec.backend, "seed": spec.seed}
+        given = {"world_size": spec.world_size, "backend": spec.backend, "seed": spec.seed, "method": dict(spec.method)}
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
                 yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, but the run has {asked}"
@@ -355,10 +322,6 @@ def _check_provenance(evidence: Evidence, reported: ReportedFacts) -> Iterator[s
             yield f"rank {rank} ran on {one_line(str(name), 60)}, but was started on {one_line(str(architecture), 60)}"
         if evidence.spec.runs_task_program and cpu and facts.get("cpu") and facts["cpu"] != cpu:
             yield f"rank {rank} ran on {one_line(str(facts['cpu']), 60)}, but was started on {one_line(str(cpu), 60)}"
-
-
-def _exceeds(value: float, limit: float, slack: float = SHORT_SECONDS) -> bool:
-    return value > limit * (1 + SHARE) + slack
 
 
 def _offsets(clock: NodeClock) -> list[float]:

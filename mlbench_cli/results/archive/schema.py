@@ -1,6 +1,6 @@
 """JSON Schemas of an archive's documents, and a validator for the subset of JSON Schema that they use.
 
-The schemas are published in docs/schemas. `validate` supports type, enum, minimum, format date-time, required,
+The schemas are published in docs/schemas. `validate` supports type, enum, minimum, maximum, format date-time, required,
 properties, additionalProperties and items.
 """
 
@@ -12,7 +12,7 @@ from mlbench_cli.model.run import Ending, Outcome, Phase
 from mlbench_cli.results.archive.conditions import LABELS
 from mlbench_cli.results.archive.events import SPREAD
 from mlbench_cli.storage import run_folder
-from mlbench_cli.util.times import parse_timestamp
+from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp
 
 Schema = Mapping[str, Any]
 
@@ -20,6 +20,7 @@ _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _AMOUNT: Schema = {"type": "number", "minimum": 0}
+_CLOCK_TIME: Schema = {"type": "number", "minimum": 0, "maximum": MAX_SECONDS}  # seconds since 1970, to the year 9999
 _NUMBER: Schema = {"type": "number"}
 _CODE: Schema = {"type": "integer"}
 _MOMENT: Schema = {"type": "string", "format": "date-time"}
@@ -156,8 +157,8 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     run_folder.OBSERVATION: _object(
         {"topology": _map(_map(_TEXT)), "seconds": _AMOUNT, "clocks": _list(_CLOCK)},
-        time=_NUMBER,
-        workers=_list(_worker(_NUMBER)),
+        time=_CLOCK_TIME,
+        workers=_list(_worker(_CLOCK_TIME)),
         findings=_list(_FINDING),
         ended=_one_of(*Ending),
         first_failed=_optional(_COUNT),
@@ -282,7 +283,7 @@ def validate(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
         return
     if value is None:
         return
-    if "minimum" in schema and value < schema["minimum"]:
+    if ("minimum" in schema and value < schema["minimum"]) or ("maximum" in schema and value > schema["maximum"]):
         yield f"{shown} is {brief(value)}, which it cannot be"
     if schema.get("format") == "date-time" and not _is_moment(value):
         yield f"{shown} is {brief(value)}, not a time as RFC 3339"

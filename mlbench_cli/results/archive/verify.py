@@ -22,6 +22,7 @@ from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
 from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
+from mlbench_cli.util.text import one_line
 
 MAX_PROBLEMS = 1000
 
@@ -131,6 +132,11 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
         found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
     except ZipDamage as damage:
         found.append(Problem(damage.code, _printable_name(damage.name), str(damage)))
+    except OSError:
+        raise
+    except Exception as error:  # whatever a stranger wrote, it is the damage of this archive alone
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
+        found.append(Problem("schema", "", f"it cannot be judged: {reason}"))
     return Verification(tuple(found), tuple(not_derived))
 
 
