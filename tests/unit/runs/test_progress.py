@@ -163,6 +163,8 @@ def test_elapsed_ends_with_the_run_and_begins_with_the_first_worker() -> None:
     done = WorkerState(0, "succeeded", exit_code=0, started=40.0, finished=45.0)
     assert track().progress(Observation(100.0, (done,), ended=Ending.EXITED), created=1.0).elapsed == 5.0
     assert track().progress(Observation(100.0, (WorkerState(0),)), created=30.0).elapsed == 70.0
+    late = WorkerState(1, "running", started=90.0)
+    assert track().progress(Observation(100.0, (late, *RUNNING.workers)), created=1.0).elapsed == 60.0
 
 
 JSON = st.recursive(
