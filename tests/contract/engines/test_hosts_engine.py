@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
 import resource
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,12 @@ from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.errors import DeadlineError, MlbenchError, UnreachableError
 from mlbench_cli.model.run import Ending, Phase, Run
 from mlbench_cli.model.spec import RunSpec
-from tests.contract.engines.labs import install_commands
+from mlbench_cli.runs import supervise
+from mlbench_cli.storage.queue_folder import QueueFolder, clear_queued, write_queued
+from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import Lab
 
 SPEC = RunSpec(
@@ -112,3 +117,28 @@ def test_a_host_whose_key_is_not_known_is_not_trusted(tmp_path: Path, monkeypatc
         lab.start(["true"])
     assert "Host key verification failed" in str(caught.value.to_dict())
     lab.store.close()
+
+
+def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    lab = EngineLab("hosts", tmp_path)
+    run = lab.record(["sleep", "3"])
+    queue = QueueFolder.of(lab.store.folder, "x")
+    lock = queue.acquire()
+    assert lock is not None
+    queue.write_holder(os.getpid(), is_detached=False)
+    write_queued(run.folder, "x", "x")
+
+    def start_late() -> None:
+        time.sleep(3)
+        lab.engine.submit(run, lab.engine.render(run.spec), detach=True)
+        clear_queued(run.folder)
+
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(start_late)
+        with pytest.raises(DeadlineError):
+            supervise.follow(run, lab.engine, lab.store, timeout=5)  # 3 s in the queue, and 2 s of the run
+        started.result()
+    os.close(lock)
+    lab.close()
