@@ -207,6 +207,7 @@ POWERSGD = honest_spec(method={"name": "powersgd"})
         ("logs", Story(logs=lambda logs: {**logs, 7: logs[1]})),
         ("logs", Story(logs=lambda logs: {**logs, 1: []}, samples=[*Story().samples, {"rank": 1, "log_bytes": 9}])),
         ("logs", Story(samples=())),
+        ("logs", Story(samples=[*Story().samples, {"time": START + 60, "rank": 0, "log_bytes": 1 << 20}])),
         ("logs", Story(logs=lambda logs: {**logs, 1: logs[0]})),
         ("settings", Story(logs=edit(0, details={"options": {"depth": 2}}))),
         ("settings", Story(honest_spec(name="better"))),
