@@ -12,7 +12,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
+from mlbench_cli.kube.api import AccessDenied, ApiError, ObjectNotFound
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails, fact
 from mlbench_cli.model.run import Cluster
@@ -22,8 +22,8 @@ ROLE = "mlbench"
 AUTOPILOT_PREFIX = "gk3-"  # of the names of GKE Autopilot's nodes; those of other clusters begin with gke-
 # The labels that tell the product, of NVIDIA's feature discovery and of AMD's node labeller.
 PRODUCTS = {NVIDIA_GPU: "nvidia.com/gpu.product", AMD_GPU: "amd.com/gpu.product-name"}
-# The first whose Jobs have a success policy without a feature gate (failure policy: 1.26, replacement policy: 1.29).
-MIN_VERSION = (1, 31)
+# The oldest that is worth a look: older ones are past their ends everywhere. Jobs need 1.31 for success policies.
+MIN_VERSION = (1, 33)
 # The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
 RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("batch", "jobs", ("create", "get", "list", "watch", "patch", "delete"), True),
@@ -165,6 +165,32 @@ def read_node_facts(access: Access) -> NodeFacts | None:
     return NodeFacts(len(nodes), gpus, name, resource, tuple(sorted(devices)), autopilot)
 
 
+NVIDIA_CLASS = "nvidia"  # by NVIDIA's GPU operator, k3s and RKE2
+
+
+def read_runtime_class(access: Access) -> str | None:
+    """The RuntimeClass by which pods get GPUs; None if the cluster has none of that name, or does not tell.
+
+    Where NVIDIA's runtime is not the nodes' default, pods without the class see no GPU.
+    """
+    try:
+        access.client().get(f"/apis/node.k8s.io/v1/runtimeclasses/{NVIDIA_CLASS}")
+    except ApiError:
+        return None
+    return NVIDIA_CLASS
+
+
+def read_device_classes(access: Access) -> tuple[str, ...]:
+    """Names of GPUs that the cluster offers by dynamic resource allocation, which runs cannot request yet."""
+    api = access.client()
+    path = find_api(api, "resource.k8s.io")
+    try:
+        items = api.get(f"{path}/deviceclasses").get("items", []) if path else []
+    except ApiError:
+        return ()
+    return tuple(sorted(name for item in items if "gpu" in (name := str(item["metadata"]["name"]))))
+
+
 def _is_device(resource: str) -> bool:
     """Whether it is of a device plugin: what Kubernetes itself offers has no "/"."""
     return "/" in resource and not resource.startswith((*GPU_RESOURCES, "attachable-volumes", "kubernetes.io/"))
@@ -225,8 +251,6 @@ class QueueFacts:
 
 def read_queue_facts(access: Access) -> QueueFacts:
     """Ask for Kueue's queues, and try a Job without one: on a dry run, the server lets Kueue change it."""
-    from mlbench_cli.kube.api import ApiError
-
     api = access.client()
     path = find_api(api, KUEUE)
     if path is None:

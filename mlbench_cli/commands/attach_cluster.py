@@ -44,8 +44,10 @@ def attach_cluster(
         check_rights,
         is_kind,
         new_attached_cluster,
+        read_device_classes,
         read_node_facts,
         read_queue_facts,
+        read_runtime_class,
         require_version,
         role_manifests,
     )
@@ -88,6 +90,9 @@ def attach_cluster(
     facts = read_node_facts(access)
     if facts is not None and facts.gpus_per_node:  # an autoscaler may add such nodes later
         details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu, "gpu_resource": facts.gpu_resource}
+    if (runtime_class := read_runtime_class(access)) is not None:
+        details["runtime_class"] = runtime_class
+    by_claim = read_device_classes(access) if facts is not None and not facts.gpus_per_node else ()
     if facts is not None and facts.autopilot:
         details["autopilot"] = True
     cluster = replace(cluster, details=details)
@@ -110,6 +115,11 @@ def attach_cluster(
     if facts is not None and facts.gpus_per_node:
         console.note(
             f"Its nodes have up to {counted(facts.gpus_per_node, 'GPU')} each; runs with --gpu have one rank per GPU."
+        )
+    if by_claim:
+        console.warn(
+            f"Its nodes offer GPUs only by dynamic resource allocation ({', '.join(by_claim)}), which runs cannot "
+            "request. With NVIDIA's device plugin on the nodes they can."
         )
     if facts is not None and facts.devices:
         console.note(f"Its nodes offer {', '.join(facts.devices)}; request them with --device RESOURCE=N.")

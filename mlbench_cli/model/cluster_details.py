@@ -106,6 +106,7 @@ class ClusterDetails:
     fabric: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of each worker: name, gbits; {}: none
     topology_problem: str | None = fact(str)  # why the workers' network topology is unknown
     provisioning_class: str | None = fact(str)  # with which runs reserve the machines of all their workers at once
+    runtime_class: str | None = fact(str)  # of pods with GPUs, where it is not the nodes' default
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
     job_sets: bool = fact(bool, default=False)  # whether runs may create JobSets
     queues: list[str] = field(default_factory=list, metadata=_LIST)  # Kueue's, of the namespace

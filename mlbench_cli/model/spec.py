@@ -43,6 +43,7 @@ LATER_OPTIONS: dict[str, object] = {
     "cpu_limit": None,
     "gpu_resource": None,
     "job_set": False,
+    "runtime_class": None,
     "start_timeout": START_TIMEOUT,
 }
 KEEP_SECONDS = 86400
@@ -102,6 +103,7 @@ class KubernetesOptions:
     assigned_user: bool = False  # the cluster assigns user and group, and rejects pods that name one
     cpu_limit: int | None = None  # of each pod; None: none, because limits throttle
     writable_root: bool = False
+    runtime_class: str | None = None  # by which nodes give GPUs to containers; None: their default
     gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
     pod_labels: Mapping[str, str] = field(default_factory=dict)  # of the workers' pods, besides ours

@@ -26,7 +26,16 @@ QUEUE_SECONDS = 7 * 86400
 ASSIGNED = "none"  # of --run-as-user
 # Options with the same name in the request and the spec, by how they are checked.
 _AS_GIVEN = "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
-_LABELS = ("namespace", "pull_secret", "queue", "env_secret", "data_claim", "priority_class", "scheduler")
+_LABELS = (
+    "namespace",
+    "runtime_class",
+    "pull_secret",
+    "queue",
+    "env_secret",
+    "data_claim",
+    "priority_class",
+    "scheduler",
+)
 _QUANTITIES = ("memory", "server_memory", "shm", "keep_storage")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -49,6 +58,8 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "gpu_resource": ClusterDetails.of(cluster).gpu_resource,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
+    if given["runtime_class"] is None and request.gpu:
+        given["runtime_class"] = ClusterDetails.of(cluster).runtime_class
     if request.cpu_limit is not None and request.cpu_limit < 1:
         raise UsageError(f"--cpu-limit {request.cpu_limit}: the minimum is 1.")
     if ClusterDetails.of(cluster).autopilot and None in (request.num_cpus, request.memory):

@@ -177,6 +177,9 @@ class Request:
     toleration: tuple[str, ...] = _cluster_option(
         "taint that the pods tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]"
     )
+    runtime_class: str | None = _cluster_option(
+        "RuntimeClass of the workers, e.g. nvidia on k3s; default with --gpu: nvidia, if the cluster has it"
+    )
     pull_secret: str | None = _cluster_option("name of the image pull secret")
     queue: str | None = _cluster_option("name of the Kueue queue")
     keep: str | None = _cluster_option(

@@ -43,6 +43,29 @@ ASSIGNMENT = re.compile(r'policyAssignment\W+name\W+([^"\\]+)|policyAssignments/
 # Other errors recognized by their message: the error class, and what to do next.
 CAUSES: tuple[Cause, ...] = (
     (
+        re.compile(r"ScopeLocked|scope\(s\) are locked|cannot (?:perform|be) .*lock"),
+        UsageError,
+        "A lock forbids it: az lock list -o table   shows it; its owner removes it with az lock delete --ids ID, then "
+        "repeat the command.",
+    ),
+    (
+        re.compile(r"K8sVersionNotSupported"),
+        UsageError,
+        "Choose a version that Azure offers there: az aks get-versions --location REGION -o table; "
+        "--kubernetes-version VERSION",
+    ),
+    (
+        re.compile(r"AvailabilityZoneNotSupported"),
+        UsageError,
+        "The machines are not in that zone: leave out --zones, or az vm list-skus --location REGION --size TYPE --zone",
+    ),
+    (
+        re.compile(r"VMSizeNotSupported|SkuNotAvailable.*not available for subscription"),
+        UsageError,
+        "The subscription may not use these machines there: az vm list-skus --location REGION --size TYPE -o table; "
+        "choose another --machine-type or --region",
+    ),
+    (
         re.compile(r"RequestDisallowedByAzure|best available regions"),
         UsageError,
         "Use a --region that Azure allows for the subscription; trial and student subscriptions have few: "

@@ -25,7 +25,8 @@ def access_to(azure: Azure, path: str) -> Access:
         if not token and not certificate:
             raise CredentialError(
                 "The cluster's kubeconfig has neither a certificate nor a token: its local accounts are disabled.",
-                hint="az aks update --enable-local-accounts, or attach it: mlbench attach-cluster",
+                hint="A policy may demand that. az aks get-credentials, kubelogin convert-kubeconfig -l azurecli, then "
+                "mlbench attach-cluster NAME: runs work there, and delete-cluster still deletes this one.",
             )
         return Credential(
             token=token or None,

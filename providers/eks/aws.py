@@ -16,6 +16,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, TransientError, call_timeout
+from providers.refusals import Cause, error_from_causes
 
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -59,6 +60,25 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     (r"Server\w*|Service(Unavailable|Failure)\w*|Internal\w*|Unavailable", TransientError, None),
     (r"UnsupportedAvailabilityZone\w*|Unsupported\w*", UsageError, "Choose another --zone or --machine-type"),
     (r"Validation\w*|Invalid\w*|\w+\.Malformed|Malformed\w*|MissingParameter\w*", UsageError, None),
+)
+CAUSES: tuple[Cause, ...] = (
+    (
+        re.compile(r"AWSServiceRoleForAmazonEKSNodegroup|service[- ]linked role .*[Nn]ode ?group"),
+        CredentialError,
+        "aws iam create-service-linked-role --aws-service-name eks-nodegroup.amazonaws.com   makes it, once for each "
+        "account; or ask for the right iam:CreateServiceLinkedRole",
+    ),
+    (
+        re.compile(r"AWSServiceRoleForAmazonEKS\b|service[- ]linked role .*\beks\b"),
+        CredentialError,
+        "aws iam create-service-linked-role --aws-service-name eks.amazonaws.com   makes it, once for each account",
+    ),
+    (
+        re.compile(r"Ec2SubnetInvalidConfiguration|not automatically assigned public IP|auto-assign public IP"),
+        UsageError,
+        "The subnet assigns no public addresses: aws ec2 modify-subnet-attribute --subnet-id SUBNET "
+        "--map-public-ip-on-launch, or name subnets with a NAT gateway (--subnets)",
+    ),
 )
 YOUNG_ROLE = re.compile(
     r"[Rr]ole .*(could not be assumed|does not exist|not valid|must allow AWS EventBridge Scheduler)"
@@ -246,6 +266,9 @@ def error_from_code(
     if code in ("InvalidParameterException", "ValidationException") and YOUNG_ROLE.search(said):
         # IAM is eventually consistent: new roles are not visible everywhere at once.
         return TransientError(message, details=details)
+    if known := error_from_causes(CAUSES, message, said):
+        known.details.update(details or {})
+        return known
     for pattern, kind, hint in CODES:
         if re.fullmatch(pattern, code):
             return kind(message, hint=hint, details=details)

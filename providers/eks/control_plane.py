@@ -35,10 +35,15 @@ from providers.refusals import Cause, error_from_causes
 
 # The server accepts a token for 15 minutes; Token renews after three quarters of this time.
 TOKEN_SECONDS = 13 * 60
-ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+ADMIN_POLICY = "arn:{}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"  # of the partition
 # Without this agent, a run's NetworkPolicy would not be enforced.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
 CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
+
+
+def admin_policy(region: str) -> str:
+    """The ARN of EKS' administrator policy in the region's partition: of AWS, China or GovCloud."""
+    return ADMIN_POLICY.format(session().get_partition_for_region(region))
 
 
 class EksResource(Resource):
@@ -290,7 +295,11 @@ class Admin(Part):
             )
         except NotFoundError:
             return None
-        return ResourceStatus("there") if any(item["policyArn"] == ADMIN_POLICY for item in policies) else None
+        return (
+            ResourceStatus("there")
+            if any(item["policyArn"] == admin_policy(self.aws.region) for item in policies)
+            else None
+        )
 
     def create(self) -> None:
         """Create the access entry, unless it exists, and associate the administrator policy with it."""
@@ -306,7 +315,9 @@ class Admin(Part):
             if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
                 raise  # it exists, perhaps without its policy
         scope = {"type": "cluster"}
-        self.aws.call("eks", "associate_access_policy", **self._named, policyArn=ADMIN_POLICY, accessScope=scope)
+        self.aws.call(
+            "eks", "associate_access_policy", **self._named, policyArn=admin_policy(self.aws.region), accessScope=scope
+        )
 
 
 # --- access ------------------------------------------------------------------------------------------------

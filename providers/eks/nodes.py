@@ -136,7 +136,10 @@ class LaunchTemplate(Resource):
         data: dict[str, Any] = {
             "BlockDeviceMappings": [{"DeviceName": self.device, "Ebs": volume}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
-            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+            },  # pods cannot take the machine's role,
         }
         if self.reservation:
             data |= find_reservation(self.aws, self.reservation).template

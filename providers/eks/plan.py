@@ -43,12 +43,6 @@ EFA_WARNING = (
     "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
     "uses them (mlbench images push --base efa); all others go over TCP, and results are labeled slow_network."
 )
-# EKS' Linux image had driver 580.178.04 in 2026-09, which finds none of their GPUs; 595 does: awsome-distributed-ai.
-NO_DRIVER = ("g7.",)
-DRIVER_WARNING = (
-    "NVIDIA's driver in EKS' image did not find the GPUs of {} in 2026-09: the machines joined and showed none. Try "
-    "one machine first, --node-image bottlerocket, or G6e and G7e."
-)
 
 
 def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
@@ -73,7 +67,6 @@ def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]
     else:
         warnings += _quota(aws, groups, machine)
     warnings += _fabric_warnings(options, workers, machine)
-    warnings += [DRIVER_WARNING.format(machine.name)] if machine.name.startswith(NO_DRIVER) else []
     if options.spot and len(workers.types) > 1:
         warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)

@@ -27,16 +27,33 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
         raise UsageError(f"--subnets: EKS has no control planes in the zone {barred[0]}.", hint=BLOCK)
     zone = _place_workers(subnets, groups[-1], zones_with(aws, list(groups[-1].types)))
     _check_dns(aws, subnets.vpc)
+    warnings = _check_way_out(aws, subnets, zone, groups[-1])
     needed = dict.fromkeys(subnets.by_zone, 0)
-    needed[zone] = sum(group.count for group in groups)  # the system machines are in the first subnet, too
+    # The system machines are in the first subnet, too.
+    needed[zone] = sum(group.count * _addresses(aws, group) for group in groups)
     for place, free in subnets.free.items():
         if free < needed[place] + PLANE_ADDRESSES:
             raise CapacityError(
-                f"The subnet {subnets.by_zone[place]} has {free} free addresses; control plane and machines take "
-                f"{needed[place] + PLANE_ADDRESSES} at least, and each pod one more.",
+                f"The subnet {subnets.by_zone[place]} has {free} free addresses; control plane and machines with "
+                f"the addresses that they keep for pods take {needed[place] + PLANE_ADDRESSES}.",
                 hint="Use a larger subnet with --subnets, or fewer machines.",
             )
-    return zone, _check_way_out(aws, subnets, zone, groups[-1])
+    return zone, warnings
+
+
+def _addresses(aws: Aws, group: Group) -> int:
+    """Addresses that a machine takes when it joins: one for each network interface, and those that EKS' network plugin
+    reserves for pods, a whole interface of them. One without the right to ask EC2.
+
+    Source: amazon-vpc-cni-k8s `docs/eni-and-ip-target.md`.
+    """
+    try:
+        found = aws.call("ec2", "describe_instance_types", InstanceTypes=[group.types[0]])["InstanceTypes"]
+    except CredentialError:
+        return 1
+    network = (found[0] if found else {}).get("NetworkInfo") or {}
+    cards = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces") or 1) if group.efa else 1
+    return cards + max(0, int(network.get("Ipv4AddressesPerInterface") or 1) - 1)
 
 
 def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -> str:

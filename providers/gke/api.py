@@ -70,11 +70,31 @@ CAUSES: tuple[Cause, ...] = (
         "project. gcloud resource-manager org-policies list --project PROJECT   lists the policies.",
     ),
     (
-        re.compile(r"hostServiceAgentUser|compute\.(subnetworks|networks)\.(use|get)\b.*projects/"),
+        re.compile(
+            r"VPC_SERVICE_CONTROLS|vpcServiceControlsUniqueIdentifier|VPC Service Controls|SECURITY_POLICY_VIOLATED"
+        ),
+        CredentialError,
+        "A service perimeter (VPC Service Controls) of the organization blocks this: ask its administrator to let you "
+        "in with an access level or ingress rule, and name the identifier in the message.",
+    ),
+    (
+        re.compile(r"does not have available private IP space|[Nn]o available (?:private )?IP (?:space|range)"),
+        CapacityError,
+        "The network has no free range for the control plane or its pods: use another --network and --subnetwork, or "
+        "--pods-range and --services-range that it already has.",
+    ),
+    (
+        re.compile(r"hostServiceAgentUser|compute\.subnetworks\.use\b.*projects/"),
         CredentialError,
         "The host project's administrator must give this project's GKE access: roles/container.hostServiceAgentUser "
         "there, and roles/compute.networkUser on the subnetwork, for service-NUMBER@container-engine-robot.iam."
         "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   shows the number.",
+    ),
+    (
+        re.compile(r"compute\.(subnetworks|networks)\.\w+"),
+        CredentialError,
+        "You may not read or use the network: ask for roles/compute.networkUser on it (in a host project, on the "
+        "subnetwork there), or leave out --network and --subnetwork.",
     ),
     (
         re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
@@ -381,12 +401,23 @@ def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
 
 
 def _permission_hint(words: str, project: str) -> str:
-    if "SERVICE_DISABLED" in words or "has not been used in project" in words:
-        return f"gcloud services enable container.googleapis.com --project {project}"
+    if is_api_off(words):
+        named = re.search(r"(?:apis/api/|service['\": ]+|\[)([a-z]+\.googleapis\.com)", words) or re.search(
+            r"\b([a-z]+\.googleapis\.com)", words
+        )
+        return (
+            f"gcloud services enable {named[1] if named else 'container.googleapis.com'} --project {project}   "
+            "switches the API on; it takes a few minutes"
+        )
     return (
         f"You need the roles container.admin and iam.serviceAccountUser in {project}: "
         f"gcloud projects get-iam-policy {project}"
     )
+
+
+def is_api_off(words: str) -> bool:
+    """Whether Google's message says that the project has not enabled an API."""
+    return "SERVICE_DISABLED" in words or "has not been used in project" in words
 
 
 def _says(error: Any, phrases: tuple[str, ...]) -> bool:

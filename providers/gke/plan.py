@@ -12,6 +12,7 @@ from providers.gke.compute import Compute, Demand, Purchase, check_machines
 from providers.gke.families import FABRICS, Fabric, count_networks, default_disk_type
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
+from providers.gke.repository import require_api
 from providers.gke.reservations import check_reservation, parse_reservation
 from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane, is_queued, setup_of
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
@@ -41,6 +42,8 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
             purchase_of(options),
         ),
     ]
+    if ClusterDetails.of(cluster).registry_made:
+        require_api(gke.project)
     networks = count_networks(setup_of(cluster))
     public = not options.private_nodes
     warnings = check_machines(gke.project, zones, demands, public_addresses=public, networks=networks)

@@ -132,7 +132,7 @@ def list_repositories(project: str) -> list[Message]:
     try:
         answer = _list(project, f"/v1/projects/{project}/locations?pageSize=500", "list regions of repositories")
     except CredentialError as error:
-        if "SERVICE_DISABLED" in error.message or "has not been used in project" in error.message:
+        if api.is_api_off(error.message):
             return []
         raise
     parents = [f"/v1/{item['name']}/repositories?pageSize=500" for item in answer.get("locations") or ()]
@@ -141,6 +141,12 @@ def list_repositories(project: str) -> list[Message]:
         listed = [item for part in found for item in part.get("repositories") or ()]
     labels = [(item, item.get("labels") or {}) for item in listed]
     return [item for item, marks in labels if CLUSTER_TAG in marks and KEPT_TAG not in marks]
+
+
+def require_api(project: str) -> None:
+    """Raise CredentialError with the command that enables Artifact Registry's API if the project has not: before
+    anything that costs money is made."""
+    _list(project, f"/v1/projects/{project}/locations?pageSize=1", "list regions of repositories")
 
 
 def _list(project: str, path: str, what: str) -> Message:

@@ -26,7 +26,7 @@ from providers.kind.resources import (
     nodes_of,
     platform_of,
 )
-from providers.kind.tools import call, check_tools, creation_lock, inspect
+from providers.kind.tools import call, check_tools, creation_lock, inspect, require_image_support
 from providers.pins import find_pin, pinned_versions
 
 MAX_NODES = 50
@@ -108,6 +108,8 @@ class KindProvider:
         """Check docker, kind and the images to load, and list the node containers, which cost nothing."""
         version = check_tools()
         options = read_options(cluster, KindOptions)
+        if options.kubernetes_version:
+            require_image_support(version, options.kubernetes_version.removeprefix("v"))
         for image in options.load:
             platform_of(image)
         if options.registry_port is not None:

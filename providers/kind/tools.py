@@ -4,6 +4,7 @@ KIND_EXPERIMENTAL_PROVIDER, kind's variable, names a Docker-compatible program: 
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from providers.file_locks import inheritable_lock
 CALL_SECONDS = 60.0
 KIND_LABEL = "io.x-k8s.kind.cluster"
 # Replacements of Docker, and the message of `inspect` for an object that does not exist.
-CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "finch")
+CONTAINER_PROGRAMS = ("docker", "finch", "nerdctl", "podman")  # in the order in which kind looks for them
 ABSENT = ("o such {kind}", "{kind} not known", "no {kind} with name")
 INSTALL = {
     "podman": "Install Podman: https://podman.io/docs/installation",
@@ -45,6 +46,10 @@ HINTS = (
     ("failed to pull image", UsageError, "Use --image with a node image that can be pulled or is on this machine."),
     ("Unable to find image", UsageError, "Use an image that can be pulled or is on this machine."),
 )
+
+
+# The first kind whose node images and `load` work with a Kubernetes, newest first.
+KIND_FOR = (((1, 37), (0, 33)), ((1, 36), (0, 32)), ((1, 35), (0, 31)))
 
 
 def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", keep_open: Sequence[int] = ()) -> str:
@@ -108,8 +113,11 @@ def inspect(kind: str, name: str) -> object:
 
 
 def container_program() -> str:
-    """Docker, or the program in KIND_EXPERIMENTAL_PROVIDER. Raises UsageError for one that kind does not support."""
-    name = os.environ.get("KIND_EXPERIMENTAL_PROVIDER") or "docker"
+    """The program in KIND_EXPERIMENTAL_PROVIDER, else the first that is installed.
+
+    Raises UsageError for one that kind does not support.
+    """
+    name = os.environ.get("KIND_EXPERIMENTAL_PROVIDER") or _found_program()
     if name not in CONTAINER_PROGRAMS:
         near = did_you_mean(name, CONTAINER_PROGRAMS)
         raise UsageError(
@@ -117,6 +125,11 @@ def container_program() -> str:
             hint=f"It may be {', '.join(CONTAINER_PROGRAMS)}.",
         )
     return name
+
+
+def _found_program() -> str:
+    """The program that kind itself would use: the first that is installed; Docker if none is."""
+    return next((name for name in CONTAINER_PROGRAMS if shutil.which(name)), "docker")
 
 
 def check_tools() -> str:
@@ -127,8 +140,36 @@ def check_tools() -> str:
                 f"KIND clusters need {program}, which is not installed, or not on the PATH.",
                 hint=f"{INSTALL[program]}\nmlbench doctor   shows all that is missing",
             )
-    call(["docker", "info"])
+    program = container_program()
+    call([program, "info"])
     return call(["kind", "version"]).split()[1]
+
+
+def require_image_support(version: str, kubernetes: str) -> None:
+    """Refuse a node image that this kind, or this machine, cannot run. Raises UsageError.
+
+    Sources: release notes of kind 0.31 to 0.33; kubelet 1.35 does not start on cgroup v1 (kubernetes 134298).
+    """
+    minor = tuple(int(part) for part in re.findall(r"\d+", kubernetes)[:2])
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    needed = next((kind for least, kind in KIND_FOR if minor >= least), None)
+    if needed and found and found < needed:
+        raise UsageError(
+            f"Kubernetes {kubernetes} needs kind {needed[0]}.{needed[1]} or later; this is kind {version}.",
+            hint="Install a newer kind, or choose an older --kubernetes-version.",
+        )
+    if minor >= (1, 35) and "CgroupVersion: 1" in (said := _cgroups()):
+        raise UsageError(
+            f"Kubernetes {kubernetes} does not run on cgroup v1, which this machine has ({said}).",
+            hint="Choose --kubernetes-version 1.34, or boot with systemd.unified_cgroup_hierarchy=1.",
+        )
+
+
+def _cgroups() -> str:
+    try:
+        return "CgroupVersion: " + call([container_program(), "info", "--format", "{{.CgroupVersion}}"]).strip()
+    except MlbenchError:
+        return ""  # podman and nerdctl have other fields
 
 
 def creation_lock(name: str) -> AbstractContextManager[int | None]:

@@ -29,8 +29,8 @@ from mlbench_cli.model.spec import RunSpec
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
 SET_SECONDS = 20.0  # in which JobSet's controller makes its Jobs
-# podFailurePolicy with FailJob, successPolicy and podReplacementPolicy, all on without a feature gate.
-MIN_VERSION = (1, 31)
+# The oldest that attach-cluster accepts. The policies of Jobs that runs depend on are on since 1.31.
+MIN_VERSION = (1, 33)
 
 Object = Mapping[str, Any]
 

@@ -113,7 +113,7 @@ def test_another_program_of_containers_is_named_by_kinds_own_variable(
 
 
 def test_every_version_has_a_node_image_by_digest() -> None:
-    for version in ("1.32", "1.33", "1.34", "1.35", "1.36"):
+    for version in ("1.34", "1.35", "1.36"):
         image = image_of(KindOptions(kubernetes_version=version))
         assert re.fullmatch(rf"kindest/node:v{version}\.\d+@sha256:[0-9a-f]{{64}}", str(image))
 
