@@ -53,6 +53,10 @@ def gate(
         ),
     ] = None,
     bencher: Annotated[Path | None, typer.Option("--bencher", metavar="FILE", help="also write Bencher's JSON")] = None,
+    across: Annotated[
+        list[str] | None,
+        typer.Option("--across", metavar="WORD", help='accept a difference; "conditions" is the only one'),
+    ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:
@@ -65,6 +69,8 @@ def gate(
     from mlbench_cli.results.analysis import baseline as gates
 
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
+    if other := sorted({*(across or ())} - {"conditions"}):
+        raise UsageError(f'--across "{other[0][:60]}" is not possible here.', hint="--across conditions")
     client = api.Client(notice=console.warn)
     with ExitStack() as stack:
 
@@ -75,7 +81,7 @@ def gate(
         old = open_all(
             client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
         )
-        found = gates.check_results(new, old, wanted)
+        found = gates.check_results(new, old, wanted, across or ())
     verdict = gates.overall(found)
     if junit is not None:
         _write(junit, gates.format_junit(found))

@@ -2,18 +2,18 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis import collectives, convergence
-from mlbench_cli.results.analysis.comparability import conditions_of, key_of
+from mlbench_cli.results.analysis.comparability import CONDITIONS, conditions_of, describe_condition_difference, key_of
 from mlbench_cli.results.analysis.compare import THROUGHPUT
 from mlbench_cli.results.analysis.gate import parse_limit
 from mlbench_cli.results.analysis.history import Judged, decide
-from mlbench_cli.results.analysis.series import drop_duplicates, measure
+from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, drop_duplicates, measure, outcome_of
 from mlbench_cli.results.analysis.sessions import find_sessions
 from mlbench_cli.results.analysis.verdict import Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
@@ -79,8 +79,12 @@ class Check:
         }
 
 
-def check_results(results: Sequence[Archive], baseline: Sequence[Archive], wanted: Sequence[Wanted]) -> list[Check]:
+def check_results(
+    results: Sequence[Archive], baseline: Sequence[Archive], wanted: Sequence[Wanted], across: Collection[str] = ()
+) -> list[Check]:
     """Compare verified archives with earlier ones of equal task, goal, data, machine, parameters and workers.
+
+    `across`: differences to accept; "conditions" is the only one.
 
     An archive that is on both sides counts as a result only. Raises UsageError for a metric that no result has.
     """
@@ -90,11 +94,13 @@ def check_results(results: Sequence[Archive], baseline: Sequence[Archive], wante
     cells = _cells(results)
     known = {name for archives in cells.values() for archive in archives for name in figures_of(archive)}
     for each in wanted:
-        if each.metric not in (*known, convergence.METRIC):
+        if known and each.metric not in (*known, convergence.METRIC):
             raise UsageError(f'No result has "{each.metric[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
     count = len(cells) * len(wanted)
     figures = [each for each in wanted if each.metric != convergence.METRIC]
-    found = [_check(name, archives, earlier, each, count) for name, archives in cells.items() for each in figures]
+    found = [
+        _check(name, archives, earlier, each, count, across) for name, archives in cells.items() for each in figures
+    ]
     if len(figures) < len(wanted):
         found += [_check_convergence(name, archives, earlier) for name, archives in cells.items()]
     return found
@@ -112,8 +118,11 @@ def _check_convergence(name: str, results: Sequence[Archive], earlier: Sequence[
 
 
 def figures_of(archive: Archive) -> dict[str, tuple[float, bool]]:
-    """Name to value, and whether higher is better."""
+    """Name to value, and whether higher is better; nothing for a run that did not succeed, or whose evidence is in
+    doubt."""
     measured = measure(archive)
+    if not measured.good:
+        return {}
     found = {SECONDS: (measured.seconds, False)}
     if measured.throughput is not None:
         found["throughput"] = (measured.throughput, True)
@@ -139,36 +148,53 @@ def _cells(results: Sequence[Archive]) -> dict[str, list[Archive]]:
     return names
 
 
-def _check(name: str, results: Sequence[Archive], earlier: Sequence[Archive], wanted: Wanted, count: int) -> Check:
+def _check(
+    name: str,
+    results: Sequence[Archive],
+    earlier: Sequence[Archive],
+    wanted: Wanted,
+    count: int,
+    across: Collection[str],
+) -> Check:
     workers = int(results[0].result["workers"])
     alike = [each for each in earlier if each.result["workers"] == workers and key_of(each) == key_of(results[0])]
     alike = [each for each in alike if measure(each).good]
     measured, known = ([each for each in side if wanted.metric in figures_of(each)] for side in (results, alike))
     values, before = ([figures_of(each)[wanted.metric][0] for each in side] for side in (measured, known))
     higher = bool(measured) and figures_of(measured[0])[wanted.metric][1]
-    judged = _find_obstacle(results, earlier, alike) or decide(
+    judged = _find_obstacle(results, earlier, alike, across) or decide(
         *(before, values, wanted.limit),
         higher_is_better=higher,
         checks=count,
         sessions=find_sessions(known, measured),
     )
     if labels := sorted({label for each in results for label in conditions_of(each).labels}):
-        judged = replace(judged, reason=f"{judged.reason}; measured under other conditions: {', '.join(labels)}")
+        judged = replace(judged, reason=f"{judged.reason}; conditions: {', '.join(labels)}")
     return Check(
         f"{name}: {wanted.metric}", wanted.metric, workers, tuple(values), tuple(before), higher, wanted.limit, judged
     )
 
 
-def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike: Sequence[Archive]) -> Judged | None:
-    """Why the figures do not decide: failed results fail the gate, and functional results cannot pass."""
+def _find_obstacle(
+    results: Sequence[Archive], earlier: Sequence[Archive], alike: Sequence[Archive], across: Collection[str]
+) -> Judged | None:
+    """Why the figures do not decide: failed results fail the gate; those that are functional or in doubt, or whose
+    conditions are not the baseline's, cannot pass."""
+    failed = [each for each in results if outcome_of(each.result) not in (*SUCCESSFUL, IN_DOUBT)]
+    if failed:
+        count = f"{len(failed)} of {len(results)} runs failed: " if len(results) > 1 else ""
+        ended = f"{failed[0].run['name']} ended as {outcome_of(failed[0].result)}"
+        return Judged(Verdict.FAILED, f"{count}{ended}")
     for archive in results:
-        if not measure(archive).good:
-            return Judged(Verdict.FAILED, f"{archive.run['name']} ended as {archive.result['outcome']}")
+        if doubts := archive.result.get("doubts"):
+            reason = f"the evidence of {archive.run['name']} is in doubt ({', '.join(doubts)})"
+            return Judged(Verdict.CANNOT_TELL, reason)
     for archive in results:
         if archive.result["label"]["word"] == "functional":
             return Judged(Verdict.CANNOT_TELL, f"{archive.run['name']} is functional, not a performance measurement")
     if alike:
-        return None
+        differ = describe_condition_difference(alike, results)
+        return None if differ is None or CONDITIONS in across else Judged(Verdict.CANNOT_TELL, differ.rstrip("."))
     workers = results[0].result["workers"]
     near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
     differences = [key_of(each).differences(key_of(results[0])) for each in near if each.result["workers"] == workers]

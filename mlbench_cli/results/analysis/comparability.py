@@ -9,7 +9,7 @@ in `settings`, so that an option added later keeps runs apart without a change h
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,10 +17,10 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.conditions import Conditions
+from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.tasks.catalog import rename_parameters
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import counted, shorten
 
 UNKNOWN = "unknown"
 WORKERS = "workers"
@@ -29,10 +29,11 @@ _MAX_TEXT = 150
 _MAX_RATE_RATIO = 1.5
 _MIN_TRIP_SECONDS = 2e-4
 _OPTIONS = "kubernetes."
+_CLOUDS = ("gke/", "eks/", "aks/")  # whose kinds name a machine type that is the same everywhere
 # Fields of a spec that do not change the measurement, and why.
 NEUTRAL = {
     "name": "a label",
-    "cluster": "its kind is a fact; the name is used where the kind is unknown",
+    "cluster": "its kind is a fact, with the name where the kind does not say which machines it has",
     "anonymous": "what the archive leaves out",
     "share_machine": "a condition, shown with the figures",
     "workers": "the axis of a chart; every presenter compares it separately",
@@ -123,6 +124,7 @@ class ComparisonKey:
     division: str | None = _fact("division", "divisions", reported=True)
     measure: str = _fact("measure", "measures")
     judge: int = _fact("judge", "versions of the judge")
+    interruptions: str = _fact("faults", "interruptions")
 
     def differences(self, other: "ComparisonKey") -> tuple[Difference, ...]:
         """All differences between the two, in field order, with individual parameters."""
@@ -213,7 +215,8 @@ def key_of(archive: Archive) -> ComparisonKey:
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
         measure="whole run" if whole_run else "",
-        judge=int(result.get("judge", 1)),
+        judge=int(result["judge"]),
+        interruptions=found.interruptions(),
     )
 
 
@@ -261,6 +264,17 @@ def conditions_of(archive: Archive) -> Conditions:
     return Conditions() if stated is None else Conditions.from_dict(stated)
 
 
+def describe_condition_difference(one: Iterable[Archive], other: Iterable[Archive]) -> str | None:
+    """The one rule about conditions: both sides have the same labels; a sentence if they have not."""
+    a, b = ({label for archive in side for label in conditions_of(archive).labels} for side in (one, other))
+    if a == b:
+        return None
+    texts = [
+        ", ".join(label for label in LABELS if label in side).replace("_", "-") or "no condition" for side in (a, b)
+    ]
+    return f"The conditions differ: {texts[0]} and {texts[1]}."
+
+
 class _Evidence:
     """Where an archive's facts are. Provenance and reports are foreign: whatever is missing or malformed is None."""
 
@@ -275,11 +289,24 @@ class _Evidence:
         return bool(self._spec.get("engine") == "local")
 
     def cluster(self) -> str:
-        """Provider and machine type. Clusters of unknown kind differ by their names."""
+        """Provider and machine type of a cloud. All other clusters differ by their names: a partition or a list of
+        hosts of that kind exists in more than one place."""
         kind = self._spec.get("cluster_kind")
-        if kind:
+        if self.is_local:
+            return "local"
+        if kind and str(kind).startswith(_CLOUDS) and "/" in str(kind):
             return str(kind)
-        return "local" if self.is_local else f"cluster {self._spec.get('cluster')} of unknown kind"
+        return f"{kind or 'cluster'} {self._spec.get('cluster')}"
+
+    def interruptions(self) -> str:
+        """ "2 restarts, 1 of 2 ranks at the end": what happened to the ranks on the way; empty if nothing did."""
+        faults = _mapping(self._result.get("faults"))
+        restarts = max(0, int(faults.get("attempts") or 1) - 1)
+        restarts += sum(int(_mapping(state).get("restarts") or 0) for state in self._result.get("worker_states") or ())
+        ranks, whole = int(faults.get("ranks") or self._result["world_size"]), int(self._result["world_size"])
+        found = [counted(restarts, "restart")] if restarts else []
+        found += [counted(int(faults["injected"]), "fault")] if faults.get("injected") else []
+        return ", ".join([*found, *([f"{ranks} of {whole} ranks at the end"] if ranks != whole else [])])
 
     def machine(self) -> str | None:
         """ "Intel Xeon, 2 cores": the machines of all ranks, each once."""

@@ -14,11 +14,12 @@ from mlbench_cli.results.analysis.comparability import (
     CONDITIONS,
     WORKERS,
     conditions_of,
+    describe_condition_difference,
     find_network_difference,
     key_of,
 )
 from mlbench_cli.results.analysis.numbers import verdict_sentence
-from mlbench_cli.results.analysis.series import SUCCESSFUL, drop_duplicates, measure
+from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, drop_duplicates, measure, outcome_of
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.reader import Archive
@@ -154,7 +155,7 @@ def compare(
         tuple(obstacles),
         _rows(seconds[0], seconds[1], sessions),
         _rows(others[0], others[1], sessions, _directions(b[0])),
-        tuple(str(archive.run["name"]) for archive in b if archive.result["outcome"] not in SUCCESSFUL),
+        tuple(str(archive.run["name"]) for archive in b if outcome_of(archive.result) not in (*SUCCESSFUL, IN_DOUBT)),
         tuple(sorted(across)),
         {name: phrase for name, phrase in labeled.items() if phrase},
         sessions,
@@ -204,14 +205,16 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
         if counts[0] != counts[1]:
             yield Obstacle(WORKERS, f"The numbers of workers differ: {counts[0]} and {counts[1]}.")
     for archive in judged:
-        result, conditions = archive.result, conditions_of(archive)
+        result = archive.result
         if result["label"]["word"] == "functional":
             reason = result["label"]["reason"]
             yield Obstacle("label", f"{result['run']} is functional, not a performance measurement: {reason}.")
-        if result["outcome"] not in SUCCESSFUL:
+        if result.get("doubts"):
+            yield Obstacle("", f"The evidence of {result['run']} is in doubt: {', '.join(result['doubts'])}.")
+        elif result["outcome"] not in SUCCESSFUL:
             yield Obstacle("", f"{result['run']} ended as {result['outcome']}, so its times are not times to the goal.")
-        if conditions.labels:
-            yield Obstacle(CONDITIONS, f"{result['run']} was measured under other conditions: {conditions.phrase}.")
+    if (differ := describe_condition_difference(one, other)) is not None:
+        yield Obstacle(CONDITIONS, differ)
     both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
     for archive in one:
         if archive.run["id"] in both:

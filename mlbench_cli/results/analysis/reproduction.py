@@ -148,6 +148,11 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
     first = original[0]
     for archive in original:
         name = archive.run["name"]
+        if doubts := archive.result.get("doubts"):
+            raise UsageError(
+                f"The evidence of {name} is in doubt ({', '.join(doubts)}): it has no result to reproduce.",
+                hint=f"mlbench verify {archive.path}",
+            )
         if not measure(archive).good:
             raise UsageError(
                 f"{name} ended as {measure(archive).outcome.replace('_', ' ')}: it has no result to reproduce.",

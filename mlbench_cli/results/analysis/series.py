@@ -23,6 +23,7 @@ from task_images.contract import CATEGORIES
 
 MAX_FIGURE = 1e100
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
+IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def measure(archive: Archive) -> Measurement:
         archive.run["name"],
         str(archive.path),
         result["workers"],
-        _outcome(result),
+        outcome_of(result),
         seconds,
         parts,
         key,
@@ -288,8 +289,11 @@ def _sends_messages(result: Mapping[str, Any]) -> bool:
     return result["world_size"] > 1 and isinstance(messages, int | float) and messages > 0
 
 
-def _outcome(result: Mapping[str, Any]) -> str:
-    """A run that had a goal and did not prove it has not "completed" in the sense of a chart."""
+def outcome_of(result: Mapping[str, Any]) -> str:
+    """The outcome in the sense of a chart: a run that had a goal and did not prove it has not "completed", and a run
+    whose evidence the judge doubts has no figures."""
+    if result.get("doubts"):
+        return IN_DOUBT
     if result["outcome"] == "completed" and result["goal"]:
         return "goal_missed"
     return str(result["outcome"])

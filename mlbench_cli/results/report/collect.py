@@ -24,7 +24,7 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point, Series, describe
+from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, Group, Point, Series, describe, outcome_of
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.faults import PARTS
 from mlbench_cli.results.archive.reader import Archive
@@ -163,9 +163,13 @@ def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
             found.setdefault(f"{{}} {condition.label.replace('_', '-')}:", []).append(
                 f"{run.name} ({condition.reason})"
             )
-        if result["outcome"] not in SUCCESSFUL:
-            ending = str(result["outcome"]).replace("_", " ")
-            found.setdefault(f"{{}} left out of all times ({ending}):", []).append(run.name)
+        if (ending := outcome_of(result)) == IN_DOUBT:
+            doubts = ", ".join(result["doubts"])
+            found.setdefault("{} left out of all times (the evidence is in doubt):", []).append(
+                f"{run.name} ({doubts})"
+            )
+        elif ending not in SUCCESSFUL:
+            found.setdefault(f"{{}} left out of all times ({ending.replace('_', ' ')}):", []).append(run.name)
     for text, names in found.items():
         _, _, rest = text.partition("{}")
         count = counted(len(names), "run was", "runs were")
@@ -508,7 +512,7 @@ def _finding_section(runs: Sequence[RunData], left_out: Sequence[str]) -> Sectio
         for item in run.archive.findings:
             key = str(item.get("code")), str(item.get("summary")), str(item.get("hint") or "")
             found.setdefault(key, []).append(run.name)
-    failed = {run.name for run in runs if run.archive.result["outcome"] not in (*SUCCESSFUL, "goal_missed")}
+    failed = {run.name for run in runs if outcome_of(run.archive.result) not in (*SUCCESSFUL, "goal_missed")}
     notes = [
         Note(f"{list_some(names)}: {summary}", f"({code})", hint, Tone.BAD if failed & set(names) else Tone.WARN)
         for (code, summary, hint), names in found.items()
@@ -557,7 +561,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
     reasons = dict.fromkeys(
         f"No division: {reason}." for run in runs if (reason := run.archive.result["division"].get("reason"))
     )
-    good = sum(run.archive.result["outcome"] in SUCCESSFUL for run in runs)
+    good = sum(outcome_of(run.archive.result) in SUCCESSFUL for run in runs)
     return Section("Runs", tuple(reasons), (table,), is_folded=True, summary=f"{len(runs)}, of which {good} succeeded")
 
 

@@ -19,7 +19,7 @@ from mlbench_cli.results.analysis.numbers import (
     has_verdict,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point
+from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point, outcome_of
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.scaling import Job
@@ -263,5 +263,5 @@ def _words(run: RunData) -> Iterator[tuple[str, Tone]]:
         yield label.replace("_", "-"), Tone.WARN
     if result["outcome"] == "goal_missed":
         yield "missed the goal", Tone.WARN
-    elif result["outcome"] not in SUCCESSFUL:
+    elif outcome_of(result) not in SUCCESSFUL:
         yield str(result["outcome"]).replace("_", " "), Tone.BAD

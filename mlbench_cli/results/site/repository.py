@@ -24,7 +24,7 @@ from mlbench_cli.results.analysis.convergence import (
     epochs_to_goal,
     training_key,
 )
-from mlbench_cli.results.analysis.series import group_runs
+from mlbench_cli.results.analysis.series import IN_DOUBT, group_runs
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.site.entries import (
@@ -236,6 +236,8 @@ def _missing_repeats(entries: Sequence[Entry]) -> list[str]:
 
 def _check_entry(entry: Entry, where: str, rules: Rules, task: str, preset: str) -> Iterator[Objection]:
     key = entry.measurement.key
+    if entry.measurement.outcome == IN_DOUBT:
+        yield Objection(where, "its evidence contradicts itself, so it has no figures")
     if (key.task, key.preset) != (task, preset):
         yield Objection(where, f"it is {key.task} ({key.preset}), not {task} ({preset})")
     is_large = entry.source.endswith(LARGE)

@@ -83,10 +83,10 @@ def test_what_makes_a_comparison_void_is_said(tmp_path: Path) -> None:
             "The machines differ: unknown and EPYC, 8 cores.",
         ),
         (
-            {"cluster_kind": "kind"},
-            {"cluster_kind": "eks/m5"},
+            {"engine": "kubernetes", "cluster": "lab", "cluster_kind": "kind"},
+            {"engine": "kubernetes", "cluster": "big", "cluster_kind": "eks/m5"},
             "cluster",
-            "The kinds of cluster differ: kind and eks/m5.",
+            "The kinds of cluster differ: kind lab and eks/m5.",
         ),
         (
             *(

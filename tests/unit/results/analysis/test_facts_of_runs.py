@@ -53,8 +53,8 @@ def test_only_commands_of_the_user_are_a_fact(sealed: Path, spec: dict[str, Any]
     [
         ({"engine": "local"}, "local"),
         ({"engine": "kubernetes", "cluster": "c", "cluster_kind": "gke/n1"}, "gke/n1"),
-        ({"engine": "kubernetes", "cluster": "c"}, "cluster c of unknown kind"),
-        ({"engine": "local", "cluster_kind": "vm"}, "vm"),
+        ({"engine": "kubernetes", "cluster": "c"}, "cluster c"),
+        ({"engine": "slurm", "cluster": "c", "cluster_kind": "slurm/debug"}, "slurm/debug c"),
     ],
 )
 def test_clusters_of_unknown_kind_differ_by_their_names(sealed: Path, spec: dict[str, Any], cluster: str) -> None:

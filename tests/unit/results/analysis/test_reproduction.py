@@ -154,12 +154,15 @@ def test_figures_that_are_asked_for_all_have_to_agree(tmp_path: Path) -> None:
     assert found.answer is Answer.DIFFERENT
 
 
+REACHED = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5, "last": 80.5}
+
+
 @pytest.mark.parametrize(
     ("outcome", "changes", "name"),
     [
         ("goal_reached", {}, "seconds"),
         ("completed", {"goal": None}, "throughput"),
-        ("budget_spent", {"budget_seconds": 10.0}, "Prec@1"),
+        ("budget_spent", {"budget_seconds": 10.0, "goal": REACHED}, "Prec@1"),
     ],
 )
 def test_the_figure_is_what_the_result_is_about(
