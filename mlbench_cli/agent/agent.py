@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mlbench_cli import isolation
-from mlbench_cli.agent import load, machine, processes
+from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.messages import pending_facts
 from task_images.harness import cores
@@ -46,6 +46,20 @@ SAMPLES = 600  # after this many seconds lines get rarer, so that a day has abou
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
+# What other launchers say of their own processes. A rank of ours that saw it would join their groups, or wait for their
+# servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
+FOREIGN_PREFIXES = (
+    *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "HYDRA_", "JSM_NAMESPACE_"),
+    *("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MPI_", "SLURM_PMI", "SRUN_", "FLUX_TASK_", "ALPS_APP_"),
+)
+FOREIGN_VARIABLES = frozenset(
+    (
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE"),
+        *("SLURM_NTASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_DISTRIBUTION", "SLURM_LAUNCH_NODE_IPADDR"),
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CROSS_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "PMI2_RANK", "MPIRUN_RANK"),
+    )
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -120,6 +134,7 @@ class Rank:
 class Agent:
     """Owns the ranks of a run on one machine and their folder, and writes its state whenever it changes."""
 
+    takes_users_path = True  # whether `python` of a user's command is that of the user's PATH
     node, count = 0, 1  # of this machine, and of all of the run
     token = ""  # that the agents of a run share
 
@@ -140,6 +155,8 @@ class Agent:
         self.sampler = machine.Sampler()
         self.load = load.LoadMeter(**request["machine_lock"])
         self.clock = ClockWatch()
+        self.idle = hang.IdleWatch()
+        self.stacks_asked = 0.0  # when the file .state/stacks was last written
         self.out_of_memory_before = machine.memory_kills()
         self.cancelled = False
         self.network: ShapedNetwork | None = None
@@ -162,6 +179,7 @@ class Agent:
             "stepped_seconds": 0.0,
             "ended": None,
             "first_failed": None,
+            "idle_since": None,
             "disk_full": False,
             "start_problem": None,
             "network_problem": None,
@@ -320,7 +338,9 @@ class Agent:
                 os.dup2(source, target)
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
-            os.execvpe(self.python if argv[0] == "python" else argv[0], argv, environment)
+            argv = [word.replace("{master_port}", str(self.port)) for word in argv]
+            is_own_python = argv[0] == "python" and (self.installed_code_only or not self.takes_users_path)
+            os.execvpe(self.python if is_own_python else argv[0], argv, environment)
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code
             os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
@@ -334,13 +354,22 @@ class Agent:
         own["MLBENCH_OUTPUT_DIR"] = os.path.join(self.folder, own["MLBENCH_OUTPUT_DIR"])
         threads = max(1, cores.effective_cores() // len(self.ranks))
         defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
-        users = isolation.rank_environment(os.environ) if self.installed_code_only else os.environ
+        users = isolation.rank_environment(os.environ) if self.installed_code_only else dict(os.environ)
+        users = {name: value for name, value in users.items() if not is_foreign(name)}
         environment = {**defaults, **users, **own}
         if rank.cpus:
             environment[cores.PINNED_FROM] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         if self.faults is not None:
             environment |= self.faults.environment(rank)
-        environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
+        own_bin, path = os.path.dirname(self.python), environment.get("PATH", os.defpath)
+        if self.installed_code_only or not self.takes_users_path:
+            environment["PATH"] = own_bin + os.pathsep + path
+        else:  # a command of the user runs with the user's programs; ours serve only what there is none of
+            environment["PATH"] = path + os.pathsep + own_bin
+        if not self.installed_code_only:
+            given = environment.get("PYTHONPATH")
+            environment["PYTHONPATH"] = f"{hang.BESIDE}{os.pathsep}{given}" if given else hang.BESIDE
+            environment["MLBENCH_STACKS_SIGNAL"] = str(int(hang.STACKS_SIGNAL))
         count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
         if count and devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(
@@ -372,6 +401,8 @@ class Agent:
         if self.cancelled:
             self._stop("cancelled", GRACE)
         if now >= self.deadline:
+            if self.state["ended"] is None:
+                self._print_stacks()
             self._stop("deadline", GRACE)
         if self.stop_at is not None and now >= self.stop_at:
             self._signal(signal.SIGKILL)
@@ -546,7 +577,24 @@ class Agent:
             if found.f_bavail * found.f_frsize < SCARCE:
                 self._check_space()
         samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
+        if self.idle.look(samples):
+            self.state["idle_since"] = self.idle.since if self.idle.is_long else None
+            self._write_state()
+        self._answer_stacks()
         self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
+
+    def _answer_stacks(self) -> None:
+        """Print the stacks of all ranks if a client has asked for them since the last time."""
+        with contextlib.suppress(OSError):
+            asked = os.stat(f"{self.folder}/.state/stacks").st_mtime
+            if asked > self.stacks_asked:
+                self.stacks_asked = asked
+                self._print_stacks()
+
+    def _print_stacks(self) -> None:
+        """Have every rank write the stacks of its threads into its log."""
+        with contextlib.suppress(OSError):
+            hang.print_stacks({rank.number: rank.pid for rank in self.ranks if rank.running}, self.folder)
 
     def _with_log_sizes(self, samples: list[dict[str, object]]) -> list[dict[str, object]]:
         """The samples with the size of each rank's log, by which its lines get a time."""
@@ -592,3 +640,8 @@ class Agent:
             self._stop("cancelled", grace=0)  # the run's folder was removed
             return
         self._stop("failed", GRACE)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a variable of the environment belongs to a process that another launcher has started."""
+    return name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES)

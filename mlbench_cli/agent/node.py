@@ -77,6 +77,8 @@ def main(arguments: list[str]) -> int:
 class NodeAgent(Agent):
     """The agent of one node, which shares the fate of the run's other nodes."""
 
+    takes_users_path = False  # the cluster has a Python that was named when it was attached
+
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
         self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])

@@ -142,7 +142,8 @@ class OpenExperiment:
         """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken."""
         from mlbench_cli.runs.recording import document_writer, record
 
-        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line))
+        experiment = self.plan.experiment
+        record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment))
 
     @property
     def dies_with_client(self) -> bool:

@@ -186,6 +186,36 @@ class RunHandle:
                 return
             time.sleep(poll)
 
+    def stacks(self, timeout: float = 8.0) -> dict[int, str]:
+        """The stacks of the threads of every rank that runs on this machine, by rank; they are in its log, too.
+
+        Raises UsageError for a run elsewhere, for one that does not run, and if no rank can print its stacks within
+        `timeout` seconds.
+        """
+        spec = self.run.spec
+        if spec.engine != "local":
+            raise UsageError("--stacks works for runs on this machine.", hint=f"mlbench logs {self.name}")
+        if self.is_finished:
+            raise UsageError(f'The run "{self.name}" has ended.', hint=f"mlbench logs {self.name}")
+        logs = {rank: self.folder / "logs" / f"rank-{rank}.log" for rank in range(spec.process_count)}
+        before = {rank: path.stat().st_size for rank, path in logs.items() if path.exists()}
+        (self.folder / ".state" / "stacks").write_bytes(b"")
+        end, found = time.monotonic() + timeout, dict[int, str]()
+        while time.monotonic() < end and len(found) < len(before):
+            time.sleep(0.5)
+            for rank, size in before.items():
+                with open(logs[rank], "rb") as file:
+                    file.seek(size)
+                    text = file.read(1 << 20).decode("utf-8", "replace")
+                if 'File "' in text and (start := text.find("--- mlbench: stacks")) >= 0:
+                    found[rank] = text[start:]
+        if not found:
+            raise UsageError(
+                f'No rank of "{self.name}" could print its stacks: they run no Python, or are stopped.',
+                hint="Install py-spy, which reads the stacks of any Python process.",
+            )
+        return found
+
     def cancel(self, timeout: float | None = None) -> "FinishedRun":
         """Stop the run and keep partial results. `timeout`: seconds to wait for its end; default: 10.
 

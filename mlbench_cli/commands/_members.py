@@ -8,6 +8,7 @@ from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
 from mlbench_cli.model.run import Outcome, Run
+from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.util.text import counted
 
 STOP_SECONDS = 1.0  # time that a stopped client waits for a run that it cancels
@@ -122,6 +123,8 @@ def _announce(handle: RunHandle) -> None:
     run = handle.run
     interrupt = "cancels it and keeps partial results" if handle.dies_with_client else "leaves it running"
     console.note(f"Started {run.name}: {in_words(run.spec)}.")
+    if run.spec.engine == "local" and (program := find_interpreter(run.spec.argv)) and not run.spec.runs_task_program:
+        console.note(f"Interpreter: {program}")
     if run.spec.functional_only:
         console.note(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
     console.note(f"Timeout {console.duration(run.spec.timeout)}; Ctrl-C {interrupt}.")

@@ -359,6 +359,10 @@ run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
 
 def _request(name: str | None, workers: list[int] | None, file: Path | None, options: dict[str, Any]) -> Request:
     values = {key: value for key, value in options.items() if value not in (None, [])}
+    files = [entry for entry in values.get("include", ()) if "=" not in entry or Path(entry).exists()]
+    if files:
+        values["include"] = [entry for entry in values["include"] if entry not in files]
+        values["include_files"] = [*values.get("include_files", ()), *files]
     for item in OPTIONS:
         if item.name in values:
             values[item.name] = given_value(item.name, values[item.name])

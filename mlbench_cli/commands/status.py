@@ -6,7 +6,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
-from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
 from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names, show_status
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_one, show_rows, show_runs
@@ -38,6 +38,9 @@ def status(
     ] = None,
     cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: also query the cloud")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the evidence behind each finding")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="show where the threads of each rank are, for a run on this machine")
+    ] = False,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=0, help="show the newest N runs that match; 0: all")
     ] = MAX_SHOWN,
@@ -97,6 +100,18 @@ def status(
             raise UsageError("--cluster cannot be combined with NAME, --metric or --watch, which are about runs.")
         show_cluster(client.store, cluster, output, cloud=cloud)
         return
+    if stacks:
+        _show_stacks(client, names or [], output)
+        return
     if cloud:
         raise UsageError("--cloud requires --cluster.", hint="mlbench status --cluster NAME --cloud")
     show_runs(client, names, choice, metric=metric, watch=watch, verbose=verbose, output=output)
+
+
+def _show_stacks(client: Client, names: list[str], output: Format) -> None:
+    """Print the stacks of the ranks of one run."""
+    if len(names) != 1:
+        raise UsageError("--stacks needs the name of one run.", hint="mlbench status RUN --stacks")
+    found = client.find_run(names[0]).stacks()
+    text = "\n".join(f"Rank {rank}:\n{console.clean(text, keep=chr(10))}" for rank, text in sorted(found.items()))
+    print_answer(output, {"run": names[0], "stacks": {str(rank): text for rank, text in found.items()}}, text)

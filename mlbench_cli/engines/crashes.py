@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import size
@@ -10,6 +10,7 @@ from task_images import contract
 
 EVIDENCE_WIDTH = 300
 GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED")
+INTERFACE = re.compile(r"Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found", re.IGNORECASE)
 _SIZE = r"([\d.]+ [KMG]iB)"
 _CAPACITY = re.compile(rf"total capacity of {_SIZE}")
 _IN_USE = re.compile(rf"has {_SIZE} memory in use")
@@ -23,6 +24,19 @@ def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> F
     numbers = _join_facts(used and f"it used {used[1]}", capacity and f"the GPU has {capacity[1]}")
     summary = f"{who} ran out of GPU memory{numbers}."
     return Finding("gpu_out_of_memory", summary, hint="Use a smaller batch.", evidence=evidence)
+
+
+def explain_interface(who: str, lines: Sequence[str], evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose last lines say that gloo knows no network interface of the name it was given."""
+    found = next((match for line in lines if (match := INTERFACE.search(line))), None)
+    if found is None:
+        return None
+    return Finding(
+        "wrong_interface",
+        f'{who} found no network interface "{found[1] or found[2]}", which GLOO_SOCKET_IFNAME names.',
+        hint="Unset GLOO_SOCKET_IFNAME, or give it the name of one interface (ip addr); ^ and lists are NCCL's syntax.",
+        evidence=evidence,
+    )
 
 
 def explain_exit(who: str, code: int, how: str, logs: str, evidence: Mapping[str, object]) -> Finding:

@@ -24,7 +24,7 @@ OPEN = "open"  # the preset of a command of one's own that is held to a task's g
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = (
-    *("network", "method", "task_path", "pin", "anonymous"),
+    *("network", "method", "task_path", "pin", "anonymous", "include_files"),
     *("faults", "on_failure", "checkpoint_every", "detect_seconds"),
 )
 START_TIMEOUT = 1800
@@ -127,7 +127,7 @@ class KubernetesOptions:
 class RunSpec:
     """One run, resolved. Built by `launch.resolve`, stored with the run, and as an annotation on a cluster.
 
-    `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} in any element of a custom command.
+    `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} {master_port} in any element of a custom command.
     `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from a worker's start
     to its end.
     """
@@ -159,6 +159,7 @@ class RunSpec:
     on_failure: str | None = None  # a faults.Policy; None: the run fails with its first rank
     checkpoint_every: str | None = None  # "30s" or a number of updates, for policies that start ranks again
     detect_seconds: float | None = None  # after which a rank that makes no progress counts as failed
+    include_files: tuple[str, ...] = ()  # of a user's command: further files of its code
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +28,11 @@ from mlbench_cli.runs.kubernetes_options import (
 )
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
+from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
 from mlbench_cli.runs.preflight import check_pinning, check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
+from mlbench_cli.tasks.command_code import collect_code, reads_parameters
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
 from mlbench_cli.util.masking import refuse_secrets
 from mlbench_cli.util.text import one_line, shorten
@@ -242,11 +243,11 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
         )
     if request.task is not None:
         task = load_task(request.task, tasks)
-        program = _open_program(request, task, _custom_program(request, request.command))
+        program = _open_program(request, task, _custom_program(request, request.command, cluster))
         return {**program, "image": _image(request, task, cluster)}
     if request.image is None and engine_name(cluster) == "kubernetes":
         raise UsageError("--image is missing: your own command needs one on a cluster.", hint="--image NAME:TAG")
-    return _custom_program(request, request.command)
+    return _custom_program(request, request.command, cluster)
 
 
 def _task_program(
@@ -334,20 +335,21 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
     return _check_device(backend, request)
 
 
-def _custom_program(request: Request, command: str) -> dict[str, object]:
+def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[str, object]:
     if request.preset is not None:
         raise UsageError("--preset works only with tasks, not with your own command.")
     refuse_method(request)
     if request.budget is not None:
         raise UsageError(
             "--budget works only with tasks; your own command decides when to end.",
-            hint=f"--set {BUDGET}=7200 passes it to your command in MLBENCH_PARAMETERS; --timeout limits any run.",
+            hint="--timeout limits any run.",
         )
-    try:
-        argv = tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
+    argv = split_command(command)
     refuse_secrets(argv, "--command")
+    if cluster.provider == "local":
+        check_scripts(argv)
+    argv = _use_settings(request, cluster, argv)
+    _refuse_task_options(request)
     refuse_secrets([f"{key}={value}" for key, value in request.set.items()], "--set")
     backend = _check_device(_asked_backend(request) or "gloo", request)
     on_all = backend in ("gloo", "nccl", "grpc", "jax") if request.run_on_all is None else request.run_on_all
@@ -357,9 +359,42 @@ def _custom_program(request: Request, command: str) -> dict[str, object]:
         "argv": argv,
         "image": request.image,
         "parameters": {key: _plain_value(key, value) for key, value in request.set.items()},
+        "include_files": request.include_files,
         "backend": backend,
         "run_on_all": on_all,
     }
+
+
+def _use_settings(request: Request, cluster: Cluster, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The command with the values of --set in place of {KEY}. Raises UsageError for a setting that has no effect."""
+    unused = []
+    for key, value in request.set.items():
+        mark = f"{{{key}}}"
+        if any(mark in word for word in argv):
+            argv = tuple(word.replace(mark, str(value)) for word in argv)
+        else:
+            unused.append(key)
+    if unused and cluster.provider == "local" and not reads_parameters(collect_code(argv, request.include_files)):
+        key = unused[0]
+        raise UsageError(
+            f"--set {key} has no effect: the command has no {{{key}}}, and its files do not read MLBENCH_PARAMETERS.",
+            hint=f"--command 'python train.py --{key} {{{key}}}' --set {key}={request.set[key]}",
+        )
+    return argv
+
+
+def _refuse_task_options(request: Request) -> None:
+    """Raise UsageError for options that only tasks of mlbench heed."""
+    for name in ("light", "detect"):
+        if name == "light" and request.task is not None:
+            continue  # the goal of that task
+        if getattr(request, name):
+            raise UsageError(
+                f"{flag(name)} has no effect on your own command.",
+                hint="Leave it out." if name == "light" else "Leave it out; --timeout ends a run that hangs.",
+            )
+    if request.checkpoint_every is not None and request.on_failure is None:
+        raise UsageError("--checkpoint-every needs --on-failure restart.", hint="Add --on-failure restart.")
 
 
 def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict[str, Any]:
@@ -452,6 +487,8 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
+    elif request.command is not None:
+        placement["timeout"] = TIMEOUT
     return placement
 
 

@@ -98,7 +98,7 @@ class ProgressTracker:
         """`budget`: seconds of training after which it ends, goal or not; 0: none."""
         self._budget = budget
         self.goal = goal
-        self.metrics: dict[str, float] = {}  # last value by name
+        self.metrics: dict[str, float | str] = {}  # last value by name
         self._phase: dict[str, Any] = {}
         self._loss: float | None = None
         self._best: float | None = None
@@ -167,7 +167,11 @@ class ProgressTracker:
             self._take_value(goal["value"], moment)
 
     def _take_metric(self, name: Any, value: Any, moment: float) -> None:
-        if not isinstance(name, str) or not is_finite_number(value):
+        if not isinstance(name, str):
+            return
+        if not is_finite_number(value):
+            if str(value) in ("nan", "inf", "-inf"):  # a training that diverged
+                self.metrics[name[:100]] = str(value)
             return
         self.metrics[name[:100]] = value
         if name.endswith("loss") and not name.startswith("val"):

@@ -18,9 +18,11 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
 from mlbench_cli.runs.finished import read_outcome
+from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.runs.select import members
 from mlbench_cli.storage.queue_folder import FOLDER, write_queued
 from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
 from mlbench_cli.util.times import now
 
 _INTENT = "recording-{}.json"  # in DATA/experiments, while a client records
@@ -44,17 +46,30 @@ def plan_experiment(
     return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
 
 
-def document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program."""
-    from mlbench_cli.tasks.provenance import collect_provenance
+def document_writer(command_line: Sequence[str], experiment: Experiment) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program, and puts the files of a
+    user's command beside it."""
+    from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
 
-    known: dict[tuple[str, tuple[str, ...]], JsonObject] = {}
+    known: dict[tuple[str, tuple[str, ...]], tuple[JsonObject, CommandCode | None]] = {}
+
+    def collect(spec: RunSpec) -> tuple[JsonObject, CommandCode | None]:
+        code = command = None
+        if spec.engine == "local" and not spec.runs_task_program:
+            code = collect_code(spec.argv, spec.include_files)
+            program = None if spec.anonymous else find_interpreter(spec.argv)
+            command = CommandRecord(code.digest if code else None, tuple(sorted(code.files)) if code else (), program)
+        label = f"{experiment.name} {experiment.id[:6]}"
+        return collect_provenance(spec, command_line, command=command, experiment=label).to_dict(), code
 
     def write(run: Run) -> None:
         key = (run.spec.task, run.spec.argv)
         if key not in known:
-            known[key] = collect_provenance(run.spec, command_line).to_dict()
-        write_run_document(run, known[key])
+            known[key] = collect(run.spec)
+        document, code = known[key]
+        write_run_document(run, document)
+        if code is not None and not run.spec.anonymous:
+            copy_code(code, run.folder)
 
     return write
 

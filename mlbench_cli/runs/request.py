@@ -55,8 +55,8 @@ class Request:
     preset: str | None = _common_option("parameter preset of the task, e.g. spec (default) or tiny")
     set: Mapping[str, Any] = _common_option("set a parameter, e.g. batch_size=64", kind="pairs", metavar="KEY=VALUE")
     command: str | None = _common_option(
-        "your own command; {hosts} {rank} {run_id} {backend} are replaced. With --task, it is measured against the "
-        "goal of that task (open division)"
+        "your own command; {hosts} {rank} {run_id} {backend} {master_port}, and {KEY} of --set, are replaced. With "
+        "--task, it is measured against the goal of that task (open division)"
     )
     method: str | None = _common_option(
         "communication method (list: mlbench methods); --set comm.AXIS=VALUE changes one axis of it; default: the "
@@ -109,17 +109,19 @@ class Request:
         metavar="KEY=V1,V2",
     )
     include: tuple[Mapping[str, Any], ...] = _option(
-        "add a point to the matrix, or options to the points with these values",
+        "FILE: a file or folder that belongs to the code of your command, besides the files that it names; they go "
+        "into the archive. KEY=V,KEY=V: add a point to the matrix, or options to the points with these values",
         kind="points",
-        metavar="KEY=V,KEY=V",
+        metavar="FILE|KEY=V,KEY=V",
     )
+    include_files: tuple[str, ...] = _option("as --include FILE", kind="texts", metavar="FILE")
     exclude: tuple[Mapping[str, Any], ...] = _option(
         "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
     )
     parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
     timeout: str | None = _common_option(
-        "time limit of a run, e.g. 90s, 15m, 2h; default: 24h",
+        "time limit of a run, e.g. 90s, 15m, 2h; default: 24h, for your own command 4h",
         metavar="DURATION",
     )
     cluster: str | None = _common_option("cluster to run on; default: see mlbench set-cluster")

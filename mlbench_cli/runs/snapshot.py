@@ -86,7 +86,7 @@ def _look(run: Run, engine_of: "Callable[[Run], Engine]") -> Observation:
     return engine_of(run).look(run) if note is None or note.is_starting else queued_observation(run, note)
 
 
-def find_metric(metrics: Mapping[str, float], metric: str) -> float | None:
+def find_metric(metrics: Mapping[str, float | str], metric: str) -> float | str | None:
     """The last value of a metric by its plain name: "Prec@1" finds val_global_Prec@1."""
     names = (metric, *reversed(metric_names(metric)[1:]), f"train_{metric}")
     return next((metrics[name] for name in names if name in metrics), None)

@@ -32,6 +32,18 @@ class TaskCode:
 
 
 @dataclass(frozen=True)
+class CommandRecord:
+    """The code of a user's command. `digest`: hex SHA-256 of the files that it names, None if it names none.
+
+    `interpreter`: the Python that runs it, by the user's PATH; None if it is another program.
+    """
+
+    digest: str | None
+    files: tuple[str, ...] = ()
+    interpreter: str | None = None
+
+
+@dataclass(frozen=True)
 class SourceCommit:
     """The git commit of the folder in which a command of the user runs.
 
@@ -64,6 +76,8 @@ class Provenance:
 
     command_line  as given to mlbench, without secrets; empty for an anonymous run
     code          None for a command of the user
+    command       None for a catalog task, and on clusters
+    experiment    name and beginning of the id, to keep runs apart whose code is unknown
     source        None for a catalog task, on clusters, and without a git repository
     packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
     machine       None on clusters, where each rank reports its own
@@ -74,6 +88,8 @@ class Provenance:
     python: str
     command_line: tuple[str, ...] = ()
     code: TaskCode | None = None
+    command: CommandRecord | None = None
+    experiment: str | None = None
     source: SourceCommit | None = None
     packages: Mapping[str, str] | None = field(default=None)
     machine: MachineRecord | None = None
@@ -83,12 +99,20 @@ class Provenance:
         """Plain JSON values, as `parse_provenance` takes them."""
         document = asdict(self)
         document["command_line"] = list(self.command_line)
+        if self.command is not None:
+            document["command"]["files"] = list(self.command.files)
         if self.machine is not None:
             document["machine"]["gpus"] = list(self.machine.gpus)
         return document
 
 
-def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: Path | None = None) -> Provenance:
+def collect_provenance(
+    spec: RunSpec,
+    command_line: Sequence[str] = (),
+    folder: Path | None = None,
+    command: CommandRecord | None = None,
+    experiment: str | None = None,
+) -> Provenance:
     """Collect the provenance of a run before its start. Takes about 20 ms, with git 30 ms.
 
     command_line  arguments of mlbench; secrets are masked here
@@ -100,6 +124,8 @@ def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: 
         python=platform.python_version(),
         command_line=() if spec.anonymous else mask_words(command_line),
         code=_task_code(spec.task) if spec.runs_task_program else None,
+        command=command,
+        experiment=experiment,
         source=find_commit(folder or Path()) if local and not spec.runs_task_program else None,
         packages=environment.list_packages(isolation.protected_path()) if local else None,
         machine=_machine() if local else None,
@@ -144,6 +170,8 @@ def parse_provenance(document: object) -> Provenance:
         python=_text(fields, "python"),
         command_line=_texts(fields, "command_line"),
         code=None if fields.get("code") is None else _parse_code(fields["code"]),
+        command=None if fields.get("command") is None else _parse_command(fields["command"]),
+        experiment=None if fields.get("experiment") is None else _text(fields, "experiment"),
         source=None if fields.get("source") is None else _parse_source(fields["source"]),
         packages=None if fields.get("packages") is None else _parse_packages(fields["packages"]),
         machine=None if fields.get("machine") is None else _parse_machine(fields["machine"]),
@@ -188,6 +216,16 @@ def _parse_code(value: object) -> TaskCode:
     if len(digest) != 64 or not _is_hex(digest):
         raise ValueError('"digest" is not a SHA-256 digest')
     return TaskCode(_text(fields, "task"), digest)
+
+
+def _parse_command(value: object) -> CommandRecord:
+    fields = _fields(value, "command")
+    digest, interpreter = fields.get("digest"), fields.get("interpreter")
+    return CommandRecord(
+        None if digest is None else _text(fields, "digest"),
+        _texts(fields, "files"),
+        None if interpreter is None else _text(fields, "interpreter"),
+    )
 
 
 def _parse_source(value: object) -> SourceCommit:

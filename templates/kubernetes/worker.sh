@@ -47,6 +47,7 @@ fill_in() { # ARGUMENTS... -> $@ of the caller by way of `eval`: with the placeh
     replace "$replaced" '{rank}' "$RANK"
     replace "$replaced" '{run_id}' "$MLBENCH_RUN_ID"
     replace "$replaced" '{backend}' "$MLBENCH_BACKEND"
+    replace "$replaced" '{master_port}' "$MASTER_PORT"
     replace "$replaced" "'" "'\\''"
     filled="$filled '$replaced'"
   done

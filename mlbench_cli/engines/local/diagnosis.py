@@ -1,5 +1,6 @@
 """From an agent's records to findings. Pure, so every ending can be tested from facts alone."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from mlbench_cli.engines import crashes
 from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.files import read_end
+from mlbench_cli.util.text import rough_duration
 
 EVIDENCE_LINES = 10
 
@@ -84,6 +86,8 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             hint="Use fewer workers or a smaller batch, or close other programs.",
             evidence=evidence,
         )
+    if found := crashes.explain_interface(f"Rank {rank}", lines, evidence):
+        return found
     if found := crashes.explain_gpu_memory(f"Rank {rank}", "\n".join(lines), evidence):
         return found
     if code == 127:
@@ -97,9 +101,26 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
 
 
 def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding | None:
+    idle = state.get("idle_since")
+    if ending == "deadline" and idle:
+        waited = rough_duration((state.get("finished") or time.time()) - idle)
+        return Finding(
+            "deadline",
+            f"The run was stopped at its deadline of {timeout:g} s. No rank had used CPU for {waited}: the ranks hung, "
+            "probably waiting for each other.",
+            hint=f"mlbench logs {state['name']} --rank N   ends with the stacks of the rank's threads",
+            evidence={"idle_since": idle},
+        )
     if ending == "deadline":
         summary = f"The run was stopped at its deadline of {timeout:g} s."
         return Finding("deadline", summary, hint="Set a longer --timeout.")
+    if ending is None and idle:
+        return Finding(
+            "idle",
+            f"No rank has used CPU for {rough_duration(time.time() - idle)}: the ranks may wait for each other.",
+            hint=f"mlbench status {state['name']} --stacks   shows where",
+            evidence={"idle_since": idle},
+        )
     if ending == "client_lost":
         return Finding(
             "client_lost",

@@ -137,11 +137,15 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         if report.state is not None:
             ranks.update({facts["rank"]: facts for facts in report.state["ranks"]})
             problems += [report.state["start_problem"]] if report.state["start_problem"] else []
+    idle = [state.get("idle_since") for report in snapshot.nodes.values() if (state := report.state) is not None]
+    known = [moment for moment in idle if moment is not None]
     failed = first["rank"] if first is not None and first["why"] == "failed" else None
     return {
         "name": spec.name,
         "ranks": [ranks.get(rank) or pending_facts(rank) for rank in range(spec.process_count)],
         "first_failed": failed,
+        "idle_since": max(known) if known and len(known) == len(idle) else None,
+        "finished": max((facts["finished"] or 0.0 for facts in ranks.values()), default=0.0) or None,
         "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
         "start_problem": problems[0] if problems else None,
         "ended": None if ended in (Ending.LOST, None) else str(ended),

@@ -9,6 +9,7 @@ in `settings`, so that an option added later keeps runs apart without a change h
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -42,6 +43,7 @@ NEUTRAL = {
     "price": "known about the cluster, not used by the run",
     "data_dir": "where the data are; which data they are is the fact `data`",
     "task_path": "where the code is; which code it is is the fact `code`",
+    "include_files": "where the code is; which code it is is the fact `code`",
     "kubernetes.namespace": "where objects are kept",
     "kubernetes.tolerations": "which nodes may be used; the machine is a fact",
     "kubernetes.pull_secret": "a credential",
@@ -280,6 +282,7 @@ class _Evidence:
 
     def __init__(self, archive: Archive) -> None:
         self._spec: Mapping[str, Any] = archive.run["spec"]
+        self._name = archive.run.get("name")
         self._result = archive.result
         self._provenance = _mapping(archive.run.get("provenance"))
         self._ranks = [_mapping(rank) for rank in _mapping(archive.environment.get("ranks")).values()]
@@ -338,14 +341,29 @@ class _Evidence:
         return f"{shorten(asked, _MAX_TEXT)} of unknown digest" if asked else None
 
     def code(self) -> str | None:
-        """The digest of the task's code, or the commit of the folder that a command of the user ran in."""
+        """The digest of the code of a task or of a user's command, with the commit of the folder that it ran in.
+
+        A command of unknown code differs from all but those of its own experiment.
+        """
         digest = _mapping(self._provenance.get("code")).get("digest")
         digest = digest or next((rank["code_digest"] for rank in self._ranks if rank.get("code_digest")), None)
-        if digest:
+        is_own = self._spec["task"] == "custom" or self._spec["preset"] == "open"
+        if digest and not is_own:
             return str(digest)[:16]
         source = _mapping(self._provenance.get("source"))
         commit = source.get("commit")
-        return f"{str(commit)[:12]}{' (modified)' if source.get('modified') else ''}" if commit else None
+        state = f"commit {str(commit)[:12]}{', modified' if source.get('modified') else ''}" if commit else ""
+        named = _mapping(self._provenance.get("command")).get("digest")
+        if named:
+            return f"{str(named)[:16]}{f' ({state})' if state else ''}"
+        if not is_own:
+            return state or None
+        if not self.is_local and any(
+            _mapping(item).get("image_digest") for item in self._result.get("worker_states") or ()
+        ):
+            return "in the image"
+        experiment = self._provenance.get("experiment") or re.sub(r"-\d+(-r\d+)?$", "", str(self._name))
+        return f"{UNKNOWN} (the command of {shorten(str(experiment), 60)} names no file){f', {state}' if state else ''}"
 
     def framework(self) -> str | None:
         for rank in self._ranks[:1]:

@@ -24,10 +24,12 @@ _PERCENT = re.compile(r"(Prec@\d+|accuracy)$")
 _PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def format_value(value: float | None, unit: str = "") -> str:
+def format_value(value: float | str | None, unit: str = "") -> str:
     """ "6.17 s", "281 ms", "6 min 12 s"; "3.61k samples/s"; "90.4 %"; "0.767" without a unit; "–" for None."""
     if value is None:
         return NO_VALUE
+    if isinstance(value, str):  # "nan", "inf", "-inf"
+        return value
     if not math.isfinite(value):
         return f"{value:g}"
     if unit == SECONDS:

@@ -127,7 +127,7 @@ class ResultDocument(TypedDict):
     first_failed: int | None
     ended: str | None
     worker_states: list[WorkerDocument]
-    metrics: dict[str, float]  # rank 0's last values by name
+    metrics: dict[str, float | str]  # rank 0's last values by name
     progress: dict[str, Any]  # rank 0's last phase: phase, epoch, epochs, step, steps
     details: dict[str, Any]
     price: dict[str, Any] | None

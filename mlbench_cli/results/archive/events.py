@@ -1,6 +1,8 @@
 """Reads events, metrics and the task's result from the logs of ranks. Logs are untrusted: malformed events are
 ignored."""
 
+import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypedDict
@@ -26,16 +28,40 @@ class LogCounts:
 
     bytes: int = 0
     too_long: int = 0  # events of more than MAX_LINE_BYTES, which are ignored
+    ignored: int = 0  # malformed events
+    why: str = ""  # of the first one
+
+    def ignore(self, why: str) -> None:
+        """Count an event that is not used."""
+        self.ignored += 1
+        self.why = self.why or why
 
 
 def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[JsonObject]:
     """The events in a log, in order. Lines without an event cost only a byte search."""
-    for block in _read_whole_lines(log, counts or LogCounts()):
+    counts = counts or LogCounts()
+    for block in _read_whole_lines(log, counts):
         position = 0
         while (found := block.find(_MARK, position)) >= 0:
             position = block.find(b"\n", found) + 1 or len(block)
-            if (event := contract.parse_event(block[found:position])) is not None:
+            line = block[found:position]
+            if (event := contract.parse_event(line)) is not None:
                 yield event
+            else:
+                counts.ignore(_explain_event(line))
+
+
+def _explain_event(line: bytes) -> str:
+    """Why a line that begins as an event is none."""
+    try:
+        record = json.loads(line[len(contract.PREFIX) :])
+    except (ValueError, RecursionError):
+        return "it is not one JSON object on a line"
+    if not isinstance(record, dict) or record.get("v") != contract.VERSION:
+        return f'its "v" is not {contract.VERSION}'
+    if record.get("event") not in contract.KINDS:
+        return f'its "event" is not one of {", ".join(contract.KINDS)}'
+    return 'its "rank" or "time" is not a number in range'
 
 
 def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
@@ -82,14 +108,14 @@ class ReportedFacts:
     """The facts in all logs of a run.
 
     `result` is the last result in rank 0's own log, as returned by `parse_result`; if there is none and rank 0 was
-    watched, the result derived from its metrics. `environments` are facts by rank, `metrics` the last finite values of
+    watched, the result derived from its metrics. `environments` are facts by rank, `metrics` the last values of
     rank 0 by name, `phase` its last phase event, `probes` its network events. `is_watched`: the result was derived from
     metrics.
     """
 
     result: JsonObject | None
     environments: Mapping[int, Mapping[str, Any]]
-    metrics: dict[str, float]
+    metrics: dict[str, float | str]
     phase: JsonObject
     probes: Sequence[Mapping[str, Any]]
     is_watched: bool
@@ -166,7 +192,7 @@ class _EventCollector:
         self.reported: JsonObject | None = None
         self._watcher = watcher
         self.environments: dict[int, JsonObject] = {}
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float | str] = {}
         self.phase: JsonObject = {}
         self.probes: list[Mapping[str, Any]] = []
 
@@ -180,7 +206,9 @@ class _EventCollector:
                 facts.foreign += 1
                 continue
             facts.take(event)
-            if kind == "metric" and (metric := parse_metric(event)):
+            if kind == "metric" and not (metric := parse_metric(event)):
+                facts.counts.ignore(_explain_metric(event))
+            elif kind == "metric" and metric:
                 if rank == number == 0:
                     self._take_metric(metric)
                 yield format_row(metric)
@@ -191,13 +219,16 @@ class _EventCollector:
             elif kind == "network" and rank == number == 0 and len(self.probes) < self.MAX_PROBES:
                 self.probes.append(event)
             elif kind == "result" and rank == number == 0:
-                self.reported = parse_result(event) or self.reported
+                found = parse_result(event)
+                self.reported = found or self.reported
+                if found is None:
+                    facts.counts.ignore(f"the outcome of a result is not one of {', '.join(contract.OUTCOMES)}")
 
     def _take_metric(self, metric: Mapping[str, Any]) -> None:
         if self._watcher:
             self._watcher.take(metric)
         name = one_line(metric["name"], 100)
-        if is_finite_number(metric["value"]) and (name in self.metrics or len(self.metrics) < self.MAX_NAMES):
+        if name in self.metrics or len(self.metrics) < self.MAX_NAMES:
             self.metrics[name] = metric["value"]
 
 
@@ -247,6 +278,8 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
     None if name, value or time is missing or malformed. A value is a number or one of "nan", "inf", "-inf".
     """
     name, value, moment = event.get("name"), event.get("value"), event["time"]
+    if isinstance(value, float) and not math.isfinite(value):
+        value = str(value)  # bare NaN and Infinity, as Python's json and most reporters print them
     if not isinstance(name, str) or not name or not 0 <= moment <= MAX_SECONDS:
         return None
     if not is_finite_number(value) and value not in _SPECIAL:
@@ -258,6 +291,15 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(event.get("unit"), str):
         metric["unit"] = event["unit"]
     return metric
+
+
+def _explain_metric(event: Mapping[str, Any]) -> str:
+    """Why `parse_metric` refuses a metric."""
+    if not isinstance(event.get("name"), str) or not event["name"]:
+        return "a metric has no name"
+    return (
+        f"the value of {one_line(event['name'], 60)} is {one_line(str(event.get('value')), 40)}, which is not a number"
+    )
 
 
 def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, object]:

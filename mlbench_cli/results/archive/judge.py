@@ -46,7 +46,9 @@ from mlbench_cli.results.archive.plausibility import (
     SampleWatch,
     find_clock_step,
     find_contradictions,
+    find_ignored,
     find_too_long,
+    find_unreported_goal,
 )
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import make_strict
@@ -183,6 +185,8 @@ def _decide(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, s
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
     locked = _find_low_memlock(evidence.spec, reported)
+    heard = [find_ignored(reported), find_unreported_goal(evidence, reported)]
+    silent += [finding for finding in heard if finding is not None]
     doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
     doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
     milder = find_not_injected(evidence.spec, evidence.faults, outcome.is_success)

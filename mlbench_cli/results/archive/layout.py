@@ -90,7 +90,9 @@ def find_portability_problem(name: str) -> str | None:
 def is_in_layout(name: str) -> bool:
     """Whether a file with this name belongs in an archive."""
     known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, FAULTS, SUMS, SIGNATURE}
-    return name in known or name.startswith(("output/", "manifests/")) or LOG_PATTERN.fullmatch(name) is not None
+    return (
+        name in known or name.startswith(("output/", "manifests/", "code/")) or LOG_PATTERN.fullmatch(name) is not None
+    )
 
 
 def find_collisions(names: Iterable[str]) -> dict[str, str]:

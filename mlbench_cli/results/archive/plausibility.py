@@ -11,6 +11,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
+from mlbench_cli.model.spec import OPEN
 from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
 from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.results.archive.faults import find_fault_contradictions
@@ -152,6 +153,37 @@ def find_too_long(reported: ReportedFacts) -> Finding | None:
         f"{MAX_LINE_BYTES >> 20} MiB, which {'were' if logs[rank] > 1 else 'was'} ignored.",
         hint="Report less in details, or write it to a file in MLBENCH_OUTPUT_DIR.",
         evidence={"events": {str(number): count for number, count in logs.items()}},
+    )
+
+
+def find_ignored(reported: ReportedFacts) -> Finding | None:
+    """The finding that malformed events were ignored."""
+    logs = {rank: facts.counts for rank, facts in reported.logs.items() if facts.counts.ignored}
+    if not logs:
+        return None
+    rank = min(logs)
+    count, total = logs[rank].ignored, sum(counts.ignored for counts in logs.values())
+    others = f", and {total - count} of other ranks" if total > count else ""
+    return Finding(
+        "event_ignored",
+        f"{count} event{'s' if count > 1 else ''} of rank {rank}{others} {'were' if total > 1 else 'was'} ignored. The "
+        f"first: {logs[rank].why}.",
+        hint="docs/reference/events.md describes the fields of events.",
+        evidence={"events": {str(number): counts.ignored for number, counts in logs.items()}, "first": logs[rank].why},
+    )
+
+
+def find_unreported_goal(evidence: Evidence, reported: ReportedFacts) -> Finding | None:
+    """The finding that a user's command never reported the metric of the goal that it was measured against."""
+    goal = evidence.goal if evidence.spec.preset == OPEN else None
+    if goal is None or any(name in reported.metrics for name in goal.metric_names) or reported.result is not None:
+        return None
+    names = ", ".join(map(one_line, list(reported.metrics)[:5]))
+    return Finding(
+        "goal_never_reported",
+        f"The command never reported {goal.metric_names[-1]}, the metric of the goal"
+        f"{f' (only {names})' if names else ''}.",
+        hint=f'from mlbench import emit; emit("metric", name="{goal.metric_names[-1]}", value=...)',
     )
 
 

@@ -133,7 +133,7 @@ def test_a_git_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pyt
 
 MACHINE = MachineRecord("Linux 6", "x86_64", 4, 1 << 30, "a CPU", 1.5, ("H100",), "570.1")
 CODE, SOURCE = TaskCode("x", "0" * 64), SourceCommit("ab", modified=True, untracked=False)
-WHOLE = Provenance("4.0.0", "3.12.1", ("mlbench",), CODE, SOURCE, {}, MACHINE)
+WHOLE = Provenance("4.0.0", "3.12.1", ("mlbench",), CODE, source=SOURCE, packages={}, machine=MACHINE)
 
 
 @pytest.mark.parametrize(

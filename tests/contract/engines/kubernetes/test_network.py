@@ -20,7 +20,7 @@ from mlbench_cli.engines.kubernetes.network.nodes import link_arguments
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.kube.api import Api
 from mlbench_cli.model.network import parse_network, worker_address
-from mlbench_cli.model.run import Ending, Observation, Outcome, Run
+from mlbench_cli.model.run import Ending, Experiment, Observation, Outcome, Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.recording import document_writer
@@ -87,7 +87,7 @@ def a_run(
     )
     run = store.record_run(spec)
     run.folder.mkdir(parents=True, exist_ok=True)
-    document_writer(["mlbench", "run"])(run)
+    document_writer(["mlbench", "run"], Experiment("0" * 12, "x", run.created, {}))(run)
     return run
 
 

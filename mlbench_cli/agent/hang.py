@@ -1,0 +1,97 @@
+"""Ranks that wait for each other for ever: since when none has used a CPU, and where their threads are.
+
+Ranks of a user's command import beside/sitecustomize.py, which registers faulthandler for STACKS_SIGNAL; for others
+py-spy is asked if it is installed. Both write into the rank's log. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from mlbench_cli.agent import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+BESIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "beside")
+IDLE_SECONDS = 30.0  # without CPU time of any rank, after which a run may hang
+IDLE_SHARE = 0.02  # of a core that a rank may use while it only waits
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3 if hasattr(signal, "SIGRTMAX") else 0
+PRINT_SECONDS = 0.5  # for ranks to print their stacks
+SPY_SECONDS = 10.0
+TITLE = b"\n--- mlbench: stacks of rank %d, process %d ---\n"
+
+
+class IdleWatch:
+    """Since when no rank has used a CPU, from the samples of the agent."""
+
+    def __init__(self) -> None:
+        self._cpu: dict[int, float] = {}
+        self._looked = time.monotonic()
+        self.since: float | None = None  # by the wall clock
+
+    def look(self, lines: Iterable[Mapping[str, object]]) -> bool:
+        """Take a sample of all running ranks; whether they have just begun or ceased to be idle for IDLE_SECONDS."""
+        now, found = time.monotonic(), {int(str(line["rank"])): float(str(line["cpu_seconds"])) for line in lines}
+        grown = [seconds - self._cpu.get(rank, 0.0) for rank, seconds in found.items()]
+        elapsed, was_long = now - self._looked, self.is_long
+        self._cpu, self._looked = found, now
+        if not grown or max(grown) > IDLE_SHARE * elapsed:
+            self.since = None
+        elif self.since is None:
+            self.since = time.time() - elapsed
+        return self.is_long != was_long
+
+    @property
+    def is_long(self) -> bool:
+        """Whether all ranks have been idle for long enough to say so."""
+        return self.since is not None and time.time() - self.since >= IDLE_SECONDS
+
+
+def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
+    """Have all Python processes of the ranks (number -> process) print their stacks; whether any could."""
+    children = processes.process_tree()
+    spy = shutil.which("py-spy")
+    is_done = False
+    for rank, root in ranks.items():
+        for pid in (root, *processes.descendants(root, children)):
+            with open(f"{folder}/logs/rank-{rank}.log", "ab") as log:
+                if STACKS_SIGNAL and _catches(pid, STACKS_SIGNAL):
+                    log.write(TITLE % (rank, pid))
+                    log.flush()
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, STACKS_SIGNAL)
+                        is_done = True
+                elif spy is not None and _is_python(pid):
+                    log.write(TITLE % (rank, pid))
+                    log.flush()
+                    with contextlib.suppress(OSError, subprocess.SubprocessError):
+                        subprocess.run([spy, "dump", "--pid", str(pid)], stdout=log, stderr=log, timeout=SPY_SECONDS)
+                        is_done = True
+    if is_done:
+        time.sleep(PRINT_SECONDS)
+    return is_done
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, by /proc: without one it would end."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file,
+    ):
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _is_python(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    return False

@@ -1,0 +1,90 @@
+"""A command of the user: its words, the interpreter that will run it, and what cannot work. No shell runs it."""
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.util.text import shorten
+
+TIMEOUT = 4 * 3600.0  # seconds; a hang must not last a day
+_OPERATORS = "&|;<>()`\n"
+_VARIABLE = re.compile(r"\$([A-Za-z_{(]|\d)")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
+_PYTHONS = re.compile(r"python([23](\.\d+)?)?")
+
+
+def split_command(command: str) -> tuple[str, ...]:
+    """The words of a command, as a shell would split them. Raises UsageError for what only a shell could do."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
+    is_shell = bool(words) and os.path.basename(words[0]) in _SHELLS
+    if (found := _find_shell_syntax(command, is_shell)) is not None:
+        raise UsageError(
+            f"--command is not run by a shell, so {found} has no effect.",
+            hint=f"--command {shlex.quote('sh -c ' + shlex.quote(command))}",
+        )
+    return words
+
+
+def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
+    """What of a command only a shell understands, quoted; None if there is nothing."""
+    if _ASSIGNMENT.match(command.lstrip()):
+        return f'the assignment "{shorten(command.split()[0])}"'
+    quote, position, starts_word = "", 0, True
+    while position < len(command):
+        char = command[position]
+        if quote == "'":
+            quote = "" if char == "'" else quote
+        elif char == "\\":
+            position += 1
+        elif char == '"':
+            quote = "" if quote else '"'
+        elif char == "$" and _VARIABLE.match(command, position) and not (quote and is_shell):
+            return f'"{command[position : position + 20].split()[0]}"'
+        elif quote:
+            pass
+        elif char == "'":
+            quote = "'"
+        elif char in _OPERATORS:
+            run = command[position : position + 2]
+            return f'"{run if run in ("&&", "||", ">>", "<<") else char.replace(chr(10), "a line break")}"'
+        elif char == "*" or (char == "~" and starts_word):
+            return f'"{command[position:].split()[0]}"'
+        starts_word = char.isspace()
+        position += 1
+    return None
+
+
+def find_interpreter(argv: tuple[str, ...]) -> str | None:
+    """The program of a command that starts a Python of the user's PATH; None if it starts another program."""
+    return shutil.which(argv[0]) if argv and _PYTHONS.fullmatch(os.path.basename(argv[0])) else None
+
+
+def check_scripts(argv: tuple[str, ...]) -> None:
+    """Refuse scripts of this machine that no system could start. Raises UsageError that names the file."""
+    for number, word in enumerate(argv):
+        path = Path(shutil.which(word) or word) if number == 0 else Path(word)
+        try:
+            with open(path, "rb") as file:
+                line = file.readline(512)
+        except (OSError, ValueError):
+            continue
+        is_script = line.startswith(b"#!") and number == 0
+        is_for_shell = number == 1 and os.path.basename(argv[0]) in _SHELLS
+        if line.endswith(b"\r\n") and (is_script or is_for_shell):
+            raise UsageError(
+                f"{word} has Windows line ends (CRLF), so its first line names no program.",
+                hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}",
+            )
+        program = line[2:].decode("utf-8", "replace").split()[:1] if is_script else []
+        if program and program[0].startswith("/") and not os.path.exists(program[0]):
+            raise UsageError(
+                f'The first line of {word} names the program "{shorten(program[0])}", which does not exist.',
+                hint=f"--command 'sh {word}', or correct the line",
+            )

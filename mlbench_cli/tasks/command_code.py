@@ -1,0 +1,156 @@
+"""The code of a command of the user: the files that it names, the modules beside them that they import, and a digest.
+
+Only files of this machine count. The digest is part of the key of comparable runs: two versions of a script are not
+repeats of each other.
+"""
+
+import ast
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlbench_cli.errors import NotFoundError
+
+FOLDER = "code"  # of an archive
+MAX_BYTES = 16 << 20  # of one file that is taken for code; larger ones are data
+MAX_FILES = 2000
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+
+
+@dataclass(frozen=True)
+class CommandCode:
+    """`files`: name in the archive -> path. `digest`: hex SHA-256 of all names and contents."""
+
+    digest: str
+    files: dict[str, Path]
+
+
+def collect_code(argv: Sequence[str], include: Iterable[str] = (), folder: Path | None = None) -> CommandCode | None:
+    """The code of a command that runs in `folder` (None: the current one); None if it names no file.
+
+    Raises NotFoundError for a file of `include` that does not exist.
+    """
+    folder = Path(os.path.abspath(folder or Path()))
+    found: dict[Path, None] = {}
+    for path in [*_named_files(argv, folder), *_included_files(include, folder)]:
+        _add(path, path.parent, found)
+    files = _name_files(found, folder)
+    if not files:
+        return None
+    sums = "".join(f"{_digest(path)}  {name}\n" for name, path in sorted(files.items()))
+    return CommandCode(hashlib.sha256(sums.encode("utf-8", "surrogateescape")).hexdigest(), files)
+
+
+def copy_code(code: CommandCode, folder: Path) -> None:
+    """Put the files into the folder of a run, for its archive. Raises OSError."""
+    for name, path in code.files.items():
+        target = folder / FOLDER / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def reads_parameters(code: CommandCode | None) -> bool:
+    """Whether any of the files may read MLBENCH_PARAMETERS, by which --set reaches a command."""
+    words = (b"MLBENCH_PARAMETERS", b"task_images", b"from mlbench import")
+    return code is not None and any(word in path.read_bytes() for path in code.files.values() for word in words)
+
+
+def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
+    words = list(argv)
+    for number, word in enumerate(words):
+        if number and words[number - 1] == "-m":
+            yield from _module_files(word, folder)
+        elif number and words[number - 1] == "-c" and os.path.basename(words[0]) in _SHELLS:
+            try:
+                yield from _named_files(shlex.split(word.replace(";", " ")), folder)
+            except ValueError:
+                continue
+        elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_script(path)):
+            yield path
+
+
+def _included_files(include: Iterable[str], folder: Path) -> Iterator[Path]:
+    for word in include:
+        path = folder / word
+        if path.is_dir():
+            yield from sorted(each for each in path.rglob("*") if _is_code(each) and ".git" not in each.parts)
+        elif path.is_file():
+            yield path
+        else:
+            raise NotFoundError(f"--include {word}: there is no such file.")
+
+
+def _module_files(name: str, folder: Path) -> Iterator[Path]:
+    """The files of a module or package below a folder."""
+    base = folder.joinpath(*name.split(".")) if name else folder
+    if base.is_dir() and name:
+        yield from sorted(path for path in base.rglob("*.py") if _is_code(path))
+    elif _is_code(base.with_suffix(".py")):
+        yield base.with_suffix(".py")
+
+
+def _add(path: Path, folder: Path, found: dict[Path, None]) -> None:
+    """A file, and the modules beside it that it imports by name."""
+    path = Path(os.path.abspath(path))
+    if path in found or len(found) >= MAX_FILES:
+        return
+    found[path] = None
+    if path.suffix != ".py":
+        return
+    for name in _imported_names(path):
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            for other in _module_files(".".join(parts[:length]), folder):
+                _add(other, folder, found)
+
+
+def _imported_names(path: Path) -> set[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if all(part.isidentifier() for part in name.split("."))}
+
+
+def _name_files(found: Iterable[Path], folder: Path) -> dict[str, Path]:
+    """The files by their names below the working folder; others by their last part."""
+    files: dict[str, Path] = {}
+    for path in found:
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+        if name in files or any(part.startswith(".") for part in name.split("/")):
+            name = f"{len(files)}-{path.name.lstrip('.')}"
+        files[name] = path
+    return files
+
+
+def _is_script(path: Path) -> bool:
+    """Whether the program of a command is a script, and no compiled one."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def _is_code(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size <= MAX_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,281 @@
+"""A command of the user: whose Python runs it, what it sees, what is refused, and which runs of it are repeats."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(sys.executable).with_name("mlbench")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return folder
+
+
+def mlbench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(TOOL), *words], env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def folder_of(home: str, name: str) -> Path:
+    for path in Path(home, "runs").iterdir():
+        if json.loads((path / "run.json").read_bytes())["name"] == name:
+            return path
+    raise AssertionError(f"there is no run {name}")
+
+
+def log_of(name: str) -> str:
+    return (folder_of(os.environ["MLBENCH_HOME"], name) / "logs/rank-0.log").read_text()
+
+
+def findings_of(name: str) -> dict[str, str]:
+    path = folder_of(os.environ["MLBENCH_HOME"], name) / "findings.json"
+    return {item["code"]: item["summary"] for item in json.loads(path.read_bytes())["findings"]}
+
+
+@pytest.mark.parametrize("command", ["python who.py", "python3 who.py", "sh -c 'python who.py'", "./who.py"])
+def test_the_python_is_that_of_the_users_path(project: Path, tmp_path: Path, command: str) -> None:
+    venv.create(tmp_path / "mine", with_pip=False)
+    (project / "who.py").write_text("#!/usr/bin/env python\nimport sys\nprint('prefix', sys.prefix)\n")
+    (project / "who.py").chmod(0o755)
+    path = f"{tmp_path / 'mine' / 'bin'}:{os.environ['PATH']}"
+    done = mlbench("run", "who", "1", "--command", command, PATH=path, VIRTUAL_ENV=str(tmp_path / "mine"))
+    assert done.returncode == 0, done.stderr
+    assert f"prefix {tmp_path / 'mine'}" in log_of("who-1")
+    if command.startswith("python"):
+        program = str(tmp_path / "mine" / "bin" / command.split()[0])
+        assert f"Interpreter: {program}" in done.stderr
+        document = json.loads((folder_of(os.environ["MLBENCH_HOME"], "who-1") / "run.json").read_bytes())
+        assert document["provenance"]["command"]["interpreter"] == program
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "python a.py && echo b",
+            "python a.py || true",
+            "python a.py | tee log",
+            "python a.py > log",
+            "python a.py;ls",
+        ),
+        *("python a.py 2>&1", "python a.py < in", "FOO=1 python a.py", "python a.py --lr $LR", 'python a.py "$LR"'),
+        *("python a.py ~/data", "python a.py *.txt", "(python a.py)", "python a.py $(date)", "python a.py `date`"),
+        "python a.py &",
+    ],
+)
+def test_what_only_a_shell_understands_is_refused_with_the_way_out(project: Path, command: str) -> None:
+    done = mlbench("run", "x", "1", "--command", command)
+    assert done.returncode == 2
+    assert "--command is not run by a shell" in done.stderr
+    assert "sh -c" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("python -c 'print(1); print(2 > 1)'", "sh -c 'echo $RANK | cat'", 'sh -c "echo $RANK"', "echo '*' '~' a=b"),
+        *("echo \\&\\& \\$HOME", 'echo "a|b" "100$"', "echo lr=[0.1,0.2] x?"),
+    ],
+)
+def test_quoted_words_are_no_shell_syntax(project: Path, command: str) -> None:
+    assert mlbench("run", "x", "1", "--command", command).returncode == 0
+
+
+def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
+    (project / "crlf.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+    (project / "lost.sh").write_bytes(b"#!/no/such/interpreter\necho hi\n")
+    for name in ("crlf.sh", "lost.sh"):
+        (project / name).chmod(0o755)
+    for command, words in (
+        ("./crlf.sh", "Windows line ends"),
+        ("sh crlf.sh", "Windows line ends"),
+        ("./lost.sh", "/no/such/interpreter"),
+    ):
+        done = mlbench("run", "x", "1", "--command", command)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+def test_variables_of_other_launchers_do_not_reach_the_ranks(project: Path) -> None:
+    foreign = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "x",
+        "GROUP_RANK": "3",
+        "ROLE_RANK": "3",
+        "SLURM_PROCID": "7",
+        "SLURM_NTASKS": "8",
+        "SLURM_STEP_ID": "1",
+        "PMI_RANK": "2",
+        "PMIX_RANK": "2",
+        "OMPI_COMM_WORLD_RANK": "5",
+        "RANK": "9",
+        "WORLD_SIZE": "99",
+        "MASTER_ADDR": "elsewhere",
+    }
+    kept = {"SLURM_JOB_ID": "77", "MY_VARIABLE": "1", "NCCL_DEBUG": "INFO"}
+    script = "import os, json; print('env', json.dumps(dict(os.environ)), 'port', '{master_port}')"
+    done = mlbench("run", "x", "2", "--command", f'python -c "{script}"', **foreign, **kept)
+    assert done.returncode == 0, done.stderr
+    text = log_of("x-2").splitlines()[-1]
+    found = json.loads(text.removeprefix("env ").rpartition(" port ")[0])
+    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("0", "2", "127.0.0.1")
+    assert text.rpartition(" port ")[2] == found["MASTER_PORT"]
+    own = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+    assert not [name for name in foreign if name in found and name not in own]
+    assert kept.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "lr=0.1"], "--set lr has no effect"),
+        (["--light"], "--light has no effect"),
+        (["--detect", "10s"], "--detect has no effect"),
+        (["--budget", "1h"], "--budget works only with tasks"),
+    ],
+)
+def test_options_without_effect_are_refused(project: Path, options: list[str], words: str) -> None:
+    (project / "train.py").write_text("print('training')\n")
+    done = mlbench("run", "x", "1", "--command", "python train.py", *options)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+def test_settings_are_put_into_the_command_or_read_by_the_program(project: Path) -> None:
+    done = mlbench("run", "a", "1", "--command", "echo lr={lr}", "--matrix", "set.lr=0.1,0.2")
+    assert done.returncode == 0, done.stderr
+    paths = Path(os.environ["MLBENCH_HOME"], "runs").glob("*/logs/rank-0.log")
+    assert sorted(path.read_text().strip() for path in paths) == ["lr=0.1", "lr=0.2"]
+    (project / "reads.py").write_text("import os\nprint(os.environ['MLBENCH_PARAMETERS'])\n")
+    assert mlbench("run", "b", "1", "--command", "python reads.py", "--set", "lr=0.3").returncode == 0
+    assert json.loads(log_of("b-1")) == {"lr": 0.3}
+
+
+REPORTS = """
+import sys
+from mlbench import emit
+import helper
+emit("metric", name="accuracy", value=helper.VALUE)
+"""
+
+
+def report_series(project: Path, *names: str) -> str:
+    done = mlbench("report", "r.md", *names)
+    assert done.returncode == 0, done.stderr
+    return (project / "r.md").read_text()
+
+
+def test_two_versions_of_a_script_are_not_repeats_of_each_other(project: Path) -> None:
+    (project / "train.py").write_text(REPORTS)
+    (project / "helper.py").write_text("VALUE = 1\n")
+    assert mlbench("run", "old", "1", "--repeat", "2", "--command", "python train.py").returncode == 0
+    (project / "unrelated.py").write_text("VALUE = 3\n")
+    assert mlbench("run", "same", "1", "--command", "python train.py").returncode == 0
+    (project / "helper.py").write_text("VALUE = 2\n")  # only a module that the script imports
+    assert mlbench("run", "new", "1", "--command", "python train.py").returncode == 0
+    home = os.environ["MLBENCH_HOME"]
+    runs = {name: folder_of(home, name) for name in ("old-1-r1", "old-1-r2", "same-1", "new-1")}
+    codes = {name: json.loads((path / "run.json").read_bytes())["provenance"]["command"] for name, path in runs.items()}
+    digests = [codes[name]["digest"] for name in runs]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+    assert codes["old-1-r1"]["files"] == ["helper.py", "train.py"]
+    assert (runs["new-1"] / "code/helper.py").read_text() == "VALUE = 2\n"
+    assert "code/train.py" in (runs["new-1"] / "SHA256SUMS").read_text()
+    assert mlbench("verify", str(runs["new-1"])).returncode == 0
+    done = mlbench("compare", "old-1-r1", "new-1")
+    assert "digests of the code" in done.stdout + done.stderr
+    assert "digests of the code" not in "".join((same := mlbench("compare", "old-1-r1", "same-1")).stdout + same.stderr)
+    report = report_series(project, "old-1-r1", "old-1-r2", "new-1")
+    assert digests[0][:16] in report
+    assert digests[3][:16] in report
+
+
+def test_runs_of_unknown_code_are_repeats_only_within_their_experiment(project: Path) -> None:
+    command = f"{sys.executable} -c pass"
+    for name in ("one", "two"):
+        assert mlbench("run", name, "1", "--repeat", "2", "--command", command).returncode == 0
+    within = mlbench("compare", "one-1-r1", "one-1-r2")
+    across = mlbench("compare", "one-1-r1", "two-1-r1")
+    assert "digests of the code" not in within.stdout + within.stderr
+    assert "names no file" in across.stdout + across.stderr
+
+
+def test_further_files_belong_to_the_code_and_travel(project: Path) -> None:
+    (project / "train.py").write_text("print(open('settings.txt').read())\n")
+    (project / "settings.txt").write_text("a\n")
+    words = ("--command", "python train.py", "--include", "settings.txt")
+    assert mlbench("run", "a", "1", *words).returncode == 0
+    (project / "settings.txt").write_text("b\n")
+    assert mlbench("run", "b", "1", *words).returncode == 0
+    folders = [folder_of(os.environ["MLBENCH_HOME"], name) for name in ("a-1", "b-1")]
+    digests = {json.loads((path / "run.json").read_bytes())["provenance"]["command"]["digest"] for path in folders}
+    assert len(digests) == 2
+    assert [(path / "code/settings.txt").read_text() for path in folders] == ["a\n", "b\n"]
+    assert mlbench("run", "c", "1", "--command", "python train.py", "--include", "lost.txt").returncode == 4
+
+
+HANGS = """
+import threading, time
+def wait_for_the_others():
+    threading.Event().wait()
+wait_for_the_others()
+"""
+
+
+def test_the_stacks_of_a_run_that_hangs_are_shown_and_are_in_the_log_at_its_deadline(project: Path) -> None:
+    (project / "hangs.py").write_text(HANGS)
+    words = ["run", "h", "2", "--timeout", "20s", "--command", "sh -c 'python hangs.py; true'"]
+    run = subprocess.Popen([str(TOOL), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 15
+    while (shown := mlbench("status", "h-2", "--stacks")).stdout.count("in wait_for") < 2 and time.monotonic() < end:
+        time.sleep(0.5)
+    assert "Rank 0:" in shown.stdout
+    assert "Rank 1:" in shown.stdout
+    assert shown.stdout.count("in wait_for_the_others") == 2
+    assert run.wait(60) == 124
+    assert log_of("h-2").count("in wait_for_the_others") >= 2  # asked for, and at the deadline
+
+
+def emitting(*records: str) -> str:
+    start = '@mlbench {"v":1,"event":"metric","rank":0,"time":1700000000,"name":'
+    return "".join(f"print('''{start}{record}}}''')\n" for record in records)
+
+
+def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
+    script = emitting('"loss","value":1.9', '"loss","value":NaN', '"only","value":Infinity', '"loss","value":"12 ms"')
+    (project / "report.py").write_text(script + "print('@mlbench {broken')\n")
+    assert mlbench("run", "nan", "1", "--command", "python report.py").returncode == 0
+    shown = json.loads(mlbench("status", "nan-1", "-o", "json").stdout)
+    assert shown["metrics"] == {"loss": "nan", "only": "inf"}
+    assert "nan" in mlbench("status", "nan-1").stdout
+    rows = (folder_of(os.environ["MLBENCH_HOME"], "nan-1") / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["value"] for row in rows] == [1.9, "nan", "inf"]
+    assert (
+        "2 events of rank 0 were ignored. The first: the value of loss is 12 ms"
+        in findings_of("nan-1")["event_ignored"]
+    )
+
+
+def test_a_command_that_never_reports_the_metric_of_its_goal_says_so(project: Path) -> None:
+    (project / "train.py").write_text(emitting('"accuracy","value":99'))
+    done = mlbench("run", "open", "1", "--task", "digits_resnet", "--command", "python train.py")
+    assert done.returncode == 0, done.stderr
+    summary = findings_of("open-1")["goal_never_reported"]
+    assert "never reported val_global_Prec@1" in summary
+    assert "accuracy" in summary
+
+
+def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:
+    words = ["run", "g", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
+    done = mlbench(*words, GLOO_SOCKET_IFNAME="^lo,docker")
+    assert done.returncode == 7
+    assert 'no network interface "^lo", which GLOO_SOCKET_IFNAME names' in done.stderr
