@@ -68,7 +68,7 @@ start_slurm() {
 start_database() {
   local packages=() socket number
   command -v slurmdbd >/dev/null || packages+=(slurmdbd slurm-wlm-mysql-plugin)
-  command -v mariadbd >/dev/null || packages+=(mariadb-server-core)
+  command -v mariadbd >/dev/null && command -v my_print_defaults >/dev/null || packages+=(mariadb-server-core mariadb-client-core)
   if [ ${#packages[@]} -gt 0 ]; then
     apt-get update -qq >&2
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${packages[@]}" >/dev/null
@@ -78,7 +78,8 @@ start_database() {
   rm -rf "$database"
   mkdir -p "$database"
   mariadb-install-db --no-defaults --user=root --datadir="$database/data" --basedir=/usr \
-    --auth-root-authentication-method=normal --skip-test-db >/dev/null
+    --auth-root-authentication-method=normal --skip-test-db >"$database/install.log" 2>&1 ||
+    { cat "$database/install.log" >&2; return 1; }
   mariadbd --no-defaults --user=root --datadir="$database/data" --socket="$database/socket" --port="$database_port" \
     --bind-address=127.0.0.1 --pid-file="$database/mariadb.pid" --log-error="$database/mariadb.log" --skip-log-bin \
     --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 </dev/null >/dev/null 2>&1 &
