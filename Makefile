@@ -22,7 +22,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses pins lock coverage bugs bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,9 +120,6 @@ sbom: $(VENV)/.tools-audit  ## list the pinned packages as a CycloneDX bill of m
 
 addresses: install  ## ask every address that data sets are fetched from, and compare sizes and digests
 	$(BIN)/python -m tools.check_addresses
-
-pins: install  ## fail if the support of a version that the tool chooses ends within 60 days
-	$(BIN)/mlbench pins --check
 
 lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
 	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \

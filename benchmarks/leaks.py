@@ -79,7 +79,7 @@ def _gke(folder: Path, every: int, only: str) -> Iterator[Row]:
     zygote = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
         *(
-            "providers.gke.end_timer",
+            "providers.gke.end",
             "providers.gke.repository",
             "providers.lifecycle",
             "providers.gke.plan",

@@ -2,7 +2,7 @@
 
 A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. It declares
 optional abilities by implementing the members of a protocol: `CanCreate`, `CanScale`, `HasAccounts`, `ListsOrphans`.
-`mlbench doctor` and `mlbench prices` ask the modules `doctor` and `prices` beside it. The life cycle prevents leaks,
+`mlbench doctor` asks the module `doctor` beside it. The life cycle prevents leaks,
 provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
@@ -274,14 +274,6 @@ class EndsClusters(Protocol):
 
     def describe_end(self, cluster: Cluster) -> str:
         """A sentence about what expires and what remains until it is deleted."""
-
-
-@runtime_checkable
-class NamesRights(Protocol):
-    """A provider that can list the permissions of commands, as a document for an administrator."""
-
-    def compose_policy(self, command: str | None) -> Mapping[str, object]:
-        """The role or policy for one command, or for all. Raises UsageError for one that asks nothing of the cloud."""
 
 
 @runtime_checkable

@@ -1,10 +1,12 @@
 """Checks of a cloud before anything is created in it: `mlbench doctor PROVIDER`. Reads only, each with a deadline."""
 
+import json
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from importlib import import_module, metadata
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
@@ -26,6 +28,16 @@ def run_checks(provider: str, project: str | None, location: str | None) -> Iter
         near = did_you_mean(provider, [*registry.PAID, *registry.ALIASES])
         raise UsageError(f'There are no checks for "{provider}", only for {", ".join(registry.PAID)}.{near}')
     yield from import_module(f"providers.{name}.doctor").run_checks(project, location)
+
+
+def policy_file(provider: str) -> Path:
+    """The role or policy of a cloud with all that mlbench's commands need there."""
+    return Path(__file__).with_name(provider) / "policy.json"
+
+
+def load_policy(provider: str) -> Any:
+    """The content of `policy_file`. Tests compare it with the requests that commands make."""
+    return json.loads(policy_file(provider).read_text("utf-8"))
 
 
 class Checklist:
@@ -54,8 +66,7 @@ class Checklist:
         if not denied:
             return self.result("rights", granted)
         listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
-        policy = f"mlbench doctor {self._provider} --policy"
-        hint = f"As a role for an administrator: {policy}   For one command: --policy --for list-clusters"
+        hint = f"The role to ask an administrator for: {policy_file(self._provider)}"
         return self.result("rights", f"{lacking} {listed}", hint, missing=True)
 
     def label(self, what: str) -> str:

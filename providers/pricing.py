@@ -12,38 +12,11 @@ from typing import Any, Self
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import UsageError
-from mlbench_cli.util.files import write_atomically
 from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 ANY_REGION = "any"
 OLD_DAYS = 90  # from which on a plan says that prices are old
-# Regions whose prices `mlbench prices update` asks for by default.
-DEFAULT_REGIONS = {
-    "gke": ("us-central1", "europe-west1", "europe-west4"),
-    "eks": ("us-east-1", "us-west-2", "eu-west-1"),
-    "aks": ("eastus", "westus3", "westeurope"),
-}
-
-
-@dataclass(frozen=True)
-class FetchedPrices:
-    """Prices as a cloud has them now, per region and item, in USD per hour."""
-
-    provider: str
-    source: str
-    on_demand: Mapping[str, Mapping[str, float]]
-    spot: Mapping[str, Mapping[str, float]]
-
-    @property
-    def count(self) -> int:
-        """How many prices there are over all regions, spot included."""
-        return sum(len(items) for table in (self.on_demand, self.spot) for items in table.values())
-
-    @property
-    def regions(self) -> list[str]:
-        """The regions with any price, sorted."""
-        return sorted({*self.on_demand, *self.spot})
 
 
 @dataclass(frozen=True)
@@ -91,17 +64,6 @@ class PriceTable:
         found = {place for layer in self.layers for place in layer.get("on-demand", {})}
         return sorted(found - {ANY_REGION})
 
-    def find_ages(self, region: str) -> list[int]:
-        """Ages of the region's prices in days; those without a date are left out."""
-        items = {item for layer in self.layers for item in _entries(layer, region)}
-        dates = [found[1] for item in items if (found := self._find_price(item, region, False)) is not None]
-        return [age for text in dates if (age := age_in_days(text)) is not None]
-
-    def to_dict(self) -> dict[str, object]:
-        """Currency, version, and the number of prices per region."""
-        regions = {region: self.count_prices(region) for region in self.list_regions()}
-        return {"currency": self.currency, "table": self.version, "regions": regions}
-
     def count_prices(self, region: str) -> int:
         """The number of parts with a known on-demand price in the region."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
@@ -124,76 +86,17 @@ def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     return entries
 
 
-@dataclass(frozen=True)
-class ArchivedPrice:
-    """One price that the original's published results used, in USD per hour; None if it was not published."""
-
-    table: str
-    item: str
-    on_demand: float | None
-    spot: float | None
-    source: str
-
-
-def load_archive() -> list[ArchivedPrice]:
-    """The prices of the original's published results, by table and item. No plan uses them."""
-    found = []
-    for name, table in _read(SHIPPED)["archive"].items():
-        on_demand, spot = table["on-demand"], table["spot"]
-        for item in dict.fromkeys([*on_demand, *spot]):
-            found.append(ArchivedPrice(name, item, on_demand.get(item), spot.get(item), table["source"]))
-    return found
-
-
 def user_price_file() -> Path:
     """The user's own prices.toml, which goes before all other tables."""
     return settings.config_dir() / "prices.toml"
 
 
-def fetched_price_file(provider: str) -> Path:
-    """The file that `mlbench prices update` writes for a provider."""
-    return settings.config_dir() / f"prices-{provider}.toml"
-
-
-def update_prices(provider: str, regions: Sequence[str]) -> FetchedPrices:
-    """Ask the cloud for prices and keep them. Raises UsageError if it has none; the old ones stay then."""
-    from importlib import import_module
-
-    module = import_module(f"providers.{provider}.prices")
-    fetched: FetchedPrices = module.fetch_prices(tuple(regions) or DEFAULT_REGIONS[provider])
-    if not fetched.count:
-        raise UsageError(
-            f"{fetched.source} has no prices of {provider} for {', '.join(regions) or 'these regions'}.",
-            hint="Check the region name.",
-        )
-    path = fetched_price_file(provider)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _format_table(fetched).encode())
-    return fetched
-
-
-def _format_table(fetched: FetchedPrices) -> str:
-    today = f"{datetime.now(UTC):%Y-%m-%d}"
-    lines = [f"[{fetched.provider}]", 'currency = "USD"', f'date = "{today}"', f'source = "{fetched.source}"']
-    for kind, regions in (("on-demand", fetched.on_demand), ("spot", fetched.spot)):
-        for region, items in sorted(regions.items()):
-            lines += ["", f'[{fetched.provider}.{kind}."{region}"]']
-            lines += [f'"{item}" = {amount!r}' for item, amount in sorted(items.items())]
-    return "\n".join(lines) + "\n"
-
-
 def load_prices(provider: str) -> PriceTable:
-    """The prices of one provider: the person's own, those fetched, the shipped. Raises UsageError if malformed."""
+    """The prices of one provider: the person's own, then the shipped. Raises UsageError if malformed."""
     shipped = _read(SHIPPED)[provider]
     version = f"{shipped['date']} {_digest(shipped)}"
     source = f"{shipped['source']} (table of {shipped['date']})"
     layers: tuple[Mapping[str, Any], ...] = (shipped,)
-    if fetched_price_file(provider).exists():
-        fetched = _read(fetched_price_file(provider)).get(provider, {})
-        _check(fetched, provider)
-        version = f"{fetched.get('date')} {_digest(fetched)}, then {version}"
-        source = f"{fetched.get('source')} ({fetched.get('date')}), then {source}"
-        layers = (fetched, shipped)
     if not user_price_file().exists():
         origin = f"{source}; your own prices take precedence: {user_price_file()}"
         return PriceTable(shipped["currency"], origin, version, layers)

@@ -4,7 +4,6 @@ Each reads the cluster's record once it holds the cluster's lock. What a command
 user, may be old by then: another command may have moved the end, changed the size or deleted the cluster.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -126,22 +125,6 @@ def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: "Report") 
 
 
 # --- end --------------------------------------------------------------------------------------------------------------
-
-
-def extend_cluster(store: Store, cluster: Cluster, seconds: float, report: "Report") -> Cluster:
-    """Move the cluster's end by `seconds`, from its present end, or from now if that has passed.
-
-    Returns its record. Raises UsageError for a cluster without an end.
-    """
-    with hold_operation_lock(store, cluster.name):
-        cluster = _require_record(store, cluster)
-        expires = ClusterDetails.of(cluster).expires
-        if expires is None:
-            raise UsageError(
-                f'The cluster "{cluster.name}" does not expire.', hint="mlbench delete-cluster NAME   deletes it"
-            )
-        end = int(max(expires, time.time()) + seconds)
-        return set_end(store, replace(cluster, details={**cluster.details, "expires": end}), report)
 
 
 def set_end(store: Store, cluster: Cluster, report: "Report") -> Cluster:

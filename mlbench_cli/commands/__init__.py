@@ -60,17 +60,13 @@ PANELS: dict[str, dict[str, Command]] = {
         "scale-cluster": Command(
             "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change the number of machines"
         ),
-        "extend": Command("mlbench_cli.commands.extend", "extend", "Extend the lifetime of a cluster (--ttl)"),
         "delete-cluster": Command(
             "mlbench_cli.commands.delete_cluster",
             "delete_cluster",
             "Delete a cluster and everything that belongs to it",
         ),
         "gc": Command("mlbench_cli.commands.gc", "gc", "Delete expired and orphaned clusters"),
-        "prices": Command("mlbench_cli.commands.prices", "prices", "Show or update machine prices"),
-        "pins": Command("mlbench_cli.commands.pins", "pins", "List the versions that mlbench chooses"),
         "images": Command("mlbench_cli.commands.images", "images", "Show or push task images"),
-        "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
     },
     "Settings": {
         "tasks": Command("mlbench_cli.commands.tasks", "tasks", "List tasks, or show the parameters of one"),

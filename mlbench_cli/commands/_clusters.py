@@ -113,9 +113,6 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     if missing := [line.what for line in plan.lines if line.price is None]:
         rest = f"; the rest costs {price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
         console.note(f"mlbench does not know the price of {', '.join(dict.fromkeys(missing))}{rest}.")
-        if cluster.provider in ("gke", "eks", "aks"):
-            region = "-".join(cluster.location.split("-")[:2]) if cluster.provider == "gke" else cluster.location
-            console.note(f"To ask the cloud for prices: mlbench prices update {cluster.provider} --region {region}")
     for warning in plan.warnings:
         console.warn(warning)
 

@@ -146,7 +146,7 @@ def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> Plann
     if ttl is not None and ttl.strip() == KEEP and recorded is not None:
         raise UsageError(
             f'The cluster "{planned.cluster.name}" already expires; --ttl {KEEP} does not change that.',
-            hint=f"mlbench extend {planned.cluster.name} 30d   moves it",
+            hint="--ttl 30d   moves its end",
         )
     if ttl is not None:
         return planned
@@ -235,15 +235,6 @@ def _print_result(cluster: Cluster, output: Format) -> None:
         ],
     )
     _show_probe(ClusterDetails.of(cluster))
-    if problem := ClusterDetails.of(cluster).end_problem:
-        console.warn(
-            f"Nothing in the cloud deletes this cluster: {problem} When it expires, only the workers are removed; "
-            f"control plane and system machines remain{ClusterDetails.of(cluster).describe_rest()}. Let mlbench gc "
-            "--expired --yes run from time to time, or ask for the right (mlbench doctor "
-            f"{cluster.provider} --policy --for create-cluster) and repeat the command."
-        )
-    if problem := ClusterDetails.of(cluster).topology_problem:
-        console.warn(f"Results will not include the workers' positions in the network: {problem}")
     if problem := ClusterDetails.of(cluster).registry_problem:
         console.warn(f"The machines may not be able to pull images from the cluster's registry: {problem}")
     if ClusterDetails.of(cluster).registry_made:

@@ -1,13 +1,11 @@
 """`mlbench doctor`: check what this machine has, and what is missing for which feature."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,17 +13,16 @@ import typer
 from mlbench_cli import __version__, console
 from mlbench_cli.agent.lock import find_holder, probe_lock
 from mlbench_cli.commands._clusters import Location, Project
-from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machine_checks import KINDS, check_machines
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
-from providers import registry
-from providers.base import NamesRights
 from providers.checks import Check
+from providers.pins import SOON_DAYS, list_pins, user_pin_file
 from task_images.harness.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -42,71 +39,6 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 """
 
 
-def _print_policy(providers: list[str] | None, command: str | None) -> None:
-    names = [registry.ALIASES.get(name, name) for name in providers or ()]
-    named = [registry.load(name) for name in names if name in registry.PROVIDERS]
-    able = [provider for provider in named if isinstance(provider, NamesRights)]
-    if len(names) != 1 or not able:
-        raise UsageError(
-            "--policy needs one provider: gke and aks have a role, eks has an IAM policy.",
-            hint="mlbench doctor eks --policy",
-        )
-    console.out(json.dumps(able[0].compose_policy(command), indent=2))
-
-
-def _spend_first_day(
-    providers: list[str] | None, project: str | None, location: str | None, to: Path | None, yes: bool, output: Format
-) -> int:
-    """Plan, print the price, ask, run the steps, and print what they confirm."""
-    from mlbench_cli.clusters.first_day import NAME, TABLE, TTL, FirstDay
-
-    if len(providers or ()) != 1 or not providers:
-        raise UsageError("--first-day needs one cloud: gke, eks or aks.", hint="mlbench doctor gke --first-day")
-    cloud = registry.ALIASES.get(providers[0], providers[0])
-    scope = _scope_options(cloud, project, location)
-    day = FirstDay(cloud, (to or Path(f"first-day-{cloud}")).absolute(), scope)
-
-    def tell(command: str) -> None:
-        console.note(f"$ {command}")
-
-    plan = day.plan(tell)
-    price = plan["price_per_hour"]
-    known = "an unknown price per hour" if price is None else f"{price:.2f} {plan['currency']}/h"
-    console.note(
-        f"\nThe first day creates {NAME}, 1 worker ({' '.join(day.machine)}), for {known}. It takes about an hour "
-        f"and deletes the cluster at the end. If this machine goes down, the cluster expires (--ttl {TTL})."
-    )
-    for step in day.steps():
-        console.note(f"  {step.command}")
-    console.confirm("Start the first day?", yes=yes)
-    code = day.spend(tell)
-    rows = day.judge()
-    if output == Format.json:
-        console.out((day.folder / "first-day.json").read_text("utf-8").rstrip())
-    else:
-        console.out_table(
-            ["ASSUMPTION", "VERDICT", "EVIDENCE"],
-            [[f"{proof.row}{f' ({proof.part})' if proof.part else ''}", *rest] for proof, *rest in rows],
-            wrap=True,
-        )
-    console.note(f"Evidence is in {day.folder}; {TABLE} has the rows for docs/clouds-assumptions.md.")
-    if left := day.left():
-        raise CleanupError(
-            f"Could not confirm that everything of {NAME} was deleted: {'; '.join(left)}.",
-            hint=f"mlbench delete-cluster {cloud} {NAME} --yes; then mlbench gc {cloud}",
-        )
-    if refuted := [proof.row for proof, verdict, _ in rows if verdict == "refuted"]:
-        console.warn(f"Refuted: {'; '.join(refuted)}. Please report it, with the folder.")
-    return code
-
-
-def _scope_options(cloud: str, project: str | None, location: str | None) -> list[str]:
-    """Project and location as options that all commands of the first day take."""
-    place = "--region" if cloud != "gke" or location is None or location.count("-") == 1 else "--zone"
-    options = {"--subscription" if cloud == "aks" else "--project": project, place: location}
-    return [word for flag, value in options.items() if value for word in (flag, value)]
-
-
 def doctor(
     providers: Annotated[
         list[str] | None,
@@ -114,41 +46,12 @@ def doctor(
     ] = None,
     project: Project = None,
     location: Location = None,
-    policy: Annotated[
-        bool,
-        typer.Option("--policy", help="with gke, eks or aks: print the role or policy that mlbench needs, then exit"),
-    ] = False,
-    command: Annotated[
-        str | None,
-        typer.Option("--for", metavar="COMMAND", help="with --policy: only what this command needs, e.g. gc"),
-    ] = None,
-    first_day: Annotated[
-        bool,
-        typer.Option(
-            "--first-day",
-            help="with gke, eks or aks: create the cheapest cluster, run on it, delete it, and list what that confirms",
-        ),
-    ] = False,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FOLDER", help="with --first-day: folder for its evidence")
-    ] = None,
-    yes: Yes = False,
     output: Output = Format.text,
 ) -> int:
     """Check this machine for what runs need, or check a cloud: credentials, permissions, quotas and versions.
 
-    It changes nothing, except with --first-day, which asks before it spends money. The exit code is 0, or that of the
-    first failed check.
+    It changes nothing. The exit code is 0, or that of the first failed check.
     """
-    if first_day:
-        return _spend_first_day(providers, project, location, to, yes, output)
-    if to is not None:
-        raise UsageError("--to needs --first-day.", hint="mlbench doctor gke --first-day --to first-day")
-    if policy:
-        _print_policy(providers, command)
-        return 0
-    if command is not None:
-        raise UsageError("--for needs --policy.", hint="mlbench doctor eks --policy --for list-clusters")
     if providers:
         from providers.doctor import run_checks
 
@@ -173,6 +76,16 @@ def doctor(
 
 def _document(check: Check) -> dict[str, str | None]:
     return {"what": check.what, "state": check.state, "found": check.found, "hint": check.hint}
+
+
+def _versions() -> Check:
+    """The versions that mlbench chooses itself: which support has ended, or ends soon."""
+    ending = {f"{pin.group} {pin.kubernetes} ({pin.ends})": None for pin in list_pins() if pin.ends_soon()}
+    if not ending:
+        return Check("versions", "ok", f"no support ends within {SOON_DAYS} days")
+    hint = f"Update mlbench, or pin newer versions in {user_pin_file()}"
+    listed = ", ".join(ending)
+    return Check("versions", "missing", f"support ends within {SOON_DAYS} days, or has ended: {listed}", hint)
 
 
 def _python() -> Check:
@@ -303,8 +216,9 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _package("gke", "google-cloud-container", "gke", "GKE clusters"),
     _package("eks", "boto3", "eks", "EKS clusters"),
     _package("aks", "azure-identity", "aks", "AKS clusters"),
+    _versions,
     _docker,
     _program("kind", "KIND clusters"),
-    _program("kubectl", "using a cluster yourself: mlbench kubeconfig export"),
+    _program("kubectl", "using a cluster yourself"),
     _program("helm", "create-cluster --chart-location"),
 )

@@ -104,7 +104,6 @@ class ClusterDetails:
     node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
     tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
     fabric: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of each worker: name, gbits; {}: none
-    topology_problem: str | None = fact(str)  # why the workers' network topology is unknown
     provisioning_class: str | None = fact(str)  # with which runs reserve the machines of all their workers at once
     runtime_class: str | None = fact(str)  # of pods with GPUs, where it is not the nodes' default
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
@@ -124,7 +123,6 @@ class ClusterDetails:
     owner: str | None = fact(str)  # who created it
     ttl: str | None = fact(str)  # as given, e.g. "8h"
     expires: int | float | None = fact(int, float)  # seconds since 1970, when `gc --expired` may delete it; None: never
-    end_problem: str | None = fact(str)  # why its cloud will not delete it
     options: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of its provider, by name
     plan: PlanRecord = field(default_factory=lambda: PlanRecord(), metadata=_DICT)
     helm_charts: list[HelmChartRecord] = field(default_factory=list, metadata=_LIST)

@@ -12,7 +12,7 @@ from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.compute import find_offer
 from providers.aks.discovery import discover_clusters
-from providers.aks.end_timer import AksEndIdentity, AksEndTimer, AksHold, EndTags, can_assign
+from providers.aks.end import AksHold, EndTags
 from providers.aks.errors import Message
 from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine, is_gpu_family
 from providers.aks.options import DEFAULT_REGION, AksDetails, AksOptions, split_zones
@@ -27,7 +27,6 @@ from providers.aks.resources import (
     WorkerPool,
     azure_of,
 )
-from providers.aks.rights import role_of
 from providers.aks.subnet import SubnetAccess
 from providers.base import ROLE_LABEL, WORKER, Plan, Resource, check_ranges, check_tags, read_options, registry_details
 from providers.cluster_end import describe_hold
@@ -55,7 +54,6 @@ class AksProvider:
     name = "aks"
     summary = "Kubernetes on Azure, with or without GPUs; costs money"
     options = AksOptions
-    compose_policy = staticmethod(role_of)
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
@@ -145,11 +143,8 @@ class AksProvider:
         if machine.gpus:
             found.append(plugin := DevicePlugin(plane.access, PLUGIN, [plane], group))
             needs.append(plugin)
-        if details.expires is not None:
-            identity = AksEndIdentity(group)
-            found += [identity, AksEndTimer(plane, identity)]
-            if count:
-                found.append(AksHold(pool, identity))
+        if details.expires is not None and count:
+            found.append(AksHold(pool, (pool,)))
         if count:
             ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, needs, group)
             found.append(ready)
@@ -175,23 +170,12 @@ class AksProvider:
         details = ClusterDetails.of(cluster)
         group = ResourceGroup(cluster, _azure(cluster))
         plane = ControlPlane(group, read_options(cluster, AksOptions))
-        if not details.end_problem:
-            return [EndTags(group), AksEndTimer(plane)]
         pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0, None, ())
         return [EndTags(group), *([AksHold(pool)] if pool.count else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Describe how the cluster expires without this machine, and what remains; checks whether roles may be
-        assigned."""
-        may = can_assign(_azure(cluster))
-        if may is False:
-            return describe_hold(cluster, "You are not allowed to assign roles in the subscription.")
-        condition = "" if may else ", if you are allowed to assign roles"
-        return (
-            "Then a CronJob deletes its resource group, and with it the cluster, its "
-            "machines, disks "
-            f"and load balancers{condition}. The registry of --registry auto remains until delete-cluster or gc."
-        )
+        """Describe what ends without this machine, and what remains."""
+        return describe_hold(cluster)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the resource groups with our tag in the subscription and region of `scope`."""
@@ -214,7 +198,7 @@ class AksProvider:
         pool = WorkerPool(plane, machine, nodes, None, ())
         size = PoolSize(pool, nodes)
         details = ClusterDetails.of(cluster)
-        hold = [AksHold(pool)] if details.expires is not None and details.end_problem else []
+        hold = [AksHold(pool)] if details.expires is not None else []
         size.needs = tuple(hold)
         ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane.group)] if nodes else []
         return [*hold, size, *ready]

@@ -1,19 +1,19 @@
 """Checks an Azure subscription before a cluster is created in it."""
 
-from collections.abc import Iterator
+import fnmatch
+from collections.abc import Iterator, Sequence
 
 from providers import doctor
 from providers.aks import api
 from providers.aks.api import Azure
 from providers.aks.compute import ALL_CPUS, SPOT_CPUS, list_offers, list_quotas
 from providers.aks.discovery import discover_clusters
-from providers.aks.errors import QUOTAS, register_command
+from providers.aks.errors import QUOTAS, Message, register_command
 from providers.aks.machines import GPU_MACHINES
 from providers.aks.options import DEFAULT_REGION
 from providers.aks.plan import list_versions
-from providers.aks.rights import list_denied, role_of
 from providers.checks import Check
-from providers.doctor import Checklist
+from providers.doctor import Checklist, load_policy
 
 # Services that must be registered in a subscription, and what they are for.
 SERVICES = {
@@ -60,7 +60,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
 
 def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     """Compare the actions of all commands with those granted by the caller's roles in the subscription."""
-    wanted = role_of(None)["Actions"]
+    wanted = load_policy("aks")["Actions"]
     path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
     granted = yield from checklist.ask("rights", lambda: azure.list_all(path, "list your permissions"), optional=True)
     if granted is not None:
@@ -100,3 +100,15 @@ def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
         left = int(quota["limit"]) - int(quota["currentValue"])
         found = f"{left} of {quota['limit']} vCPUs left"
         yield checklist.result(f"quota {name}", found, f"Request more at {QUOTAS}", missing=left <= 0)
+
+
+def list_denied(wanted: Sequence[str], granted: Sequence[Message]) -> list[str]:
+    """The actions that are not allowed by any of the granted permissions (with `actions` and `notActions`)."""
+    return [name for name in wanted if not any(_allows(permission, name) for permission in granted)]
+
+
+def _allows(permission: Message, action: str) -> bool:
+    def is_among(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
+
+    return is_among(permission.get("actions") or ()) and not is_among(permission.get("notActions") or ())

@@ -180,8 +180,7 @@ def register_command(words: str, subscription: str) -> str:
 def rights_hint(subscription: str) -> str:
     """The hint about the required role."""
     return (
-        f"You need the role Contributor on the subscription {subscription}: mlbench doctor aks --policy "
-        "  prints a narrower one"
+        f"You need the role Contributor on the subscription {subscription}: mlbench doctor aks   prints a narrower one"
     )
 
 

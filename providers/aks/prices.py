@@ -1,4 +1,4 @@
-"""Prices of Azure's machines from its public retail price list, for `mlbench prices update`."""
+"""Prices of Azure's machines from its public retail price list."""
 
 import json
 import os
@@ -9,31 +9,13 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError
 from providers.aks import api
 from providers.aks.errors import Message
-from providers.aks.machines import MACHINES
 from providers.base import TransientError
-from providers.pricing import FetchedPrices
 
 ENDPOINT = "https://prices.azure.com"
 VERSION = "2023-01-01-preview"
-SOURCE = "Azure retail prices"
 # Other offers for the same machine, by words in the product and size names.
 OTHER_PRODUCTS = ("windows", "cloud services")
 OTHER_SIZES = ("low priority", "expired")
-MACHINES_AT_ONCE = 12  # per request, because the filter must fit into a URL
-
-
-def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
-    """Prices per hour of all machines of the table in the regions, on demand and spot."""
-    on_demand: dict[str, dict[str, float]] = {}
-    spot: dict[str, dict[str, float]] = {}
-    names = list(MACHINES)
-    for region in regions:
-        for start in range(0, len(names), MACHINES_AT_ONCE):
-            for item in _list_items(region, names[start : start + MACHINES_AT_ONCE]):
-                if (amount := read_price(item)) is not None:
-                    table = spot if _is_spot(item) else on_demand
-                    table.setdefault(region, {})[item["armSkuName"]] = amount
-    return FetchedPrices("aks", SOURCE, on_demand, spot)
 
 
 def ask_price(machine: str, region: str, spot: bool) -> float | None:

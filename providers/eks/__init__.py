@@ -26,7 +26,7 @@ from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
 from providers.eks.discovery import discover_clusters
-from providers.eks.end_timer import EndTag, EndTimer, PlaneEnd, PlaneEndMoved, timers
+from providers.eks.end import EndTag, EndTimer, timers
 from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import (
     NOT_ON_DEMAND,
@@ -54,7 +54,6 @@ from providers.eks.nodes import (
 )
 from providers.eks.options import EksDetails, EksOptions
 from providers.eks.repository import ImageRepository, fetch_login
-from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
@@ -225,15 +224,10 @@ class EksProvider:
         if not options.no_volumes:
             found += volume_resources(plane, base)
         found += timers(ClusterDetails.of(cluster), [base, working])
-        expires = ClusterDetails.of(cluster).expires
-        if expires is not None or not options_known(cluster):
-            found.append(PlaneEnd(stack, [system.name, workers.name], expires or 0, (stack,)))
         if not workers.count:
             return found
         devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
         found += devices
-        if has_topology(machine.name):
-            found.append(NodeTopology(plane, working))
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
             found.append(GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, gpus, devices, working))
         return found
@@ -259,28 +253,16 @@ class EksProvider:
         plane = ControlPlane(cluster, aws, stack)
         expires = ClusterDetails.of(cluster).expires or 0
         groups = [NodeGroup(plane, stack, group, ()) for group in (system, workers)]
-        names = [system.name, workers.name]
-        return [
-            EndTag(plane),
-            *(EndTimer(group, expires, ()) for group in groups),
-            PlaneEndMoved(stack, names, expires, ()),
-        ]
+        return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Describe what AWS deletes by itself at the expiry, and what remains and costs money."""
+        """Describe what AWS removes by itself at the expiry, and what remains and costs money."""
         has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
-        gateway = " and the NAT gateway" if has_gateway else ""
+        gateway = " and NAT gateway" if has_gateway else ""
         return (
-            f"Then AWS itself terminates the machines, and deletes the control plane{gateway} within half an hour, if "
-            "you may create schedules in EventBridge Scheduler. Volumes of claims, load balancers and an image "
-            "repository remain until mlbench gc --expired or delete-cluster."
+            f"Then AWS terminates the machines. The control plane{gateway} will remain"
+            f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or delete-cluster."
         )
-
-    def compose_policy(self, command: str | None) -> Mapping[str, object]:
-        """The document of `mlbench doctor eks --policy`."""
-        from providers.eks.doctor import load_policy, policy_of
-
-        return policy_of(command) if command else load_policy()
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
@@ -309,8 +291,6 @@ class EksProvider:
         devices = _devices(cluster) if nodes else []
         found: list[Resource] = [size]
         found += [DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices]
-        if nodes and has_topology(workers.types[0]):
-            found.append(NodeTopology(plane, working, (size,)))
         return found
 
 

@@ -93,7 +93,7 @@ def _search_region(aws: Aws) -> list[Cluster]:
 def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
     if name := tags.get(CLUSTER_TAG):
         known = tags_by_cluster.setdefault(name, dict(tags))
-        # `mlbench extend` and `create-cluster --ttl` change only the EKS cluster's tag, so the latest expiry counts.
+        # Repeating `create-cluster` with another --ttl changes only the EKS cluster's tag, so the latest expiry counts.
         if (expiry_of(tags) or 0) > (expiry_of(known) or 0):
             known[EXPIRES_TAG] = tags[EXPIRES_TAG]
 

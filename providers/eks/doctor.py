@@ -1,23 +1,19 @@
 """Checks an AWS account in one region before a cluster is created in it."""
 
 import functools
-import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from providers import doctor
 from providers.checks import Check
-from providers.doctor import Checklist
+from providers.doctor import Checklist, load_policy, policy_file
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
 from providers.eks.discovery import discover_clusters
 from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
-from providers.rights import list_rights
 
 # A read request to each service that clusters need: without read permission, creating anything will fail, too.
 SERVICES: tuple[tuple[str, str, dict[str, object]], ...] = (
@@ -57,26 +53,6 @@ class Policy(TypedDict):
     Statement: list[Statement]
 
 
-def load_policy() -> Policy:
-    """The IAM policy that all commands together need. A test compares recorded calls with it."""
-    text = Path(__file__).with_name("policy.json").read_text("utf-8")
-    policy: Policy = json.loads(text)
-    return policy
-
-
-def policy_of(command: str) -> Policy:
-    """The part of the policy that one command needs. Raises UsageError for commands that do not use AWS."""
-    wanted = list_rights("eks", command, "rights of AWS")
-    policy = load_policy()
-    statements = []
-    for statement in policy["Statement"]:
-        patterns = list_actions(statement)
-        actions = [name for name in wanted if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        if actions:
-            statements.append(cast(Statement, {**statement, "Action": actions}))
-    return {"Version": policy["Version"], "Statement": statements}
-
-
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     """Check library, region, credentials, permissions, quotas and prices, in this order; yields one line per check.
 
@@ -112,18 +88,18 @@ def _place(location: str | None) -> tuple[str | None, str | None]:
 
 
 def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check]:
-    """Check every action of the policy of `doctor eks --policy` with IAM's policy simulator.
+    """Check every action of policy.json with IAM's policy simulator.
 
     Each statement is simulated with its own resources and conditions: the simulator's default resource is "*", which a
     permission for `role/mlbench-*` does not cover. It ignores policies of the organization.
     """
-    statements = load_policy()["Statement"]
+    statements = load_policy("eks")["Statement"]
     denied = yield from checklist.ask(
         "rights", lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True
     )
     if denied is None:
         return
-    hint = "mlbench doctor eks --policy   prints the policy to ask an administrator for"
+    hint = f"The policy to ask an administrator for: {policy_file('eks')}"
     count = len({action for statement in statements for action in _simulated_actions(statement)})
     found = f"IAM would deny {', '.join(sorted(denied))}" if denied else f"IAM allows all {count} actions"
     yield checklist.result("rights", found, hint if denied else None, missing=bool(denied))

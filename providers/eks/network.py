@@ -50,7 +50,6 @@ class Network:
     control_role: str
     machine_role: str
     volume_role: str  # "" for a stack of an older version
-    end_role: str  # likewise
     nat: str  # ID of its NAT gateway; "" without one
     public: frozenset[str]  # zones where machines get public addresses
 
@@ -158,7 +157,7 @@ class Stack(Resource):
         if "not authorized" in reason:
             raise CredentialError(
                 f'CloudFormation could not delete the stack {self.name}: "{reason}"',
-                hint="mlbench doctor eks --policy --for delete-cluster   prints the permissions to ask for",
+                hint="mlbench doctor eks   names the permissions that you lack",
             )
         try:
             clear_network(self.aws, self._vpcs())
@@ -185,7 +184,6 @@ class Stack(Resource):
                 made["ControlRole"],
                 made["MachineRole"],
                 made.get("VolumeRole", ""),
-                made.get("EndRole", ""),
                 made.get("Nat", ""),
                 given.public if given else frozenset(own),
             )

@@ -25,7 +25,7 @@ from providers.gke import api, orphans
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
 from providers.gke.discovery import discover_clusters
-from providers.gke.end_timer import EndLabel, GkeEndIdentity, GkeEndTimer, GkeHold, can_bind
+from providers.gke.end import EndLabel, GkeHold
 from providers.gke.fabric import NcclInstaller, NetworkObjects
 from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
@@ -44,7 +44,6 @@ from providers.gke.resources import (
     is_queued,
     setup_of,
 )
-from providers.gke.rights import role_of
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
@@ -65,7 +64,6 @@ class GkeProvider:
     summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
     list_orphans, orphan_command = staticmethod(orphans.list_orphans), staticmethod(orphans.orphan_command)
-    compose_policy = staticmethod(role_of)
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
@@ -149,11 +147,8 @@ class GkeProvider:
         found: list[Resource] = [plane, *networks, pool]
         if ClusterDetails.of(cluster).registry_made:
             found.insert(1, ImageRepository(plane))
-        if ClusterDetails.of(cluster).expires is not None:
-            identity = GkeEndIdentity(plane)
-            found += [identity, GkeEndTimer(plane, identity)]
-            if count and not options.flex_start:
-                found.append(GkeHold(pool, identity))
+        if ClusterDetails.of(cluster).expires is not None and count and not options.flex_start:
+            found.append(GkeHold(pool, (pool,)))
         kind = FabricKind(setup) if setup in list(FabricKind) else None
         if kind and networks:
             found.append(NetworkObjects(plane, kind, (plane, *networks)))
@@ -185,23 +180,12 @@ class GkeProvider:
         """The resources that store the cluster's expiry: its label, to be updated."""
         options, details = read_options(cluster, GkeOptions), ClusterDetails.of(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
-        if not details.end_problem:
-            return [EndLabel(plane), GkeEndTimer(plane)]
         pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0)
         return [EndLabel(plane), *([GkeHold(pool)] if pool.count and not options.flex_start else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Describe how the cluster expires without this machine, and what remains; checks whether the policy may be
-        changed."""
-        may = can_bind(_gke(cluster))
-        if may is False:
-            return describe_hold(cluster, "You are not allowed to change the IAM policy of the project.")
-        condition = "" if may else ", if you are allowed to change the project's IAM policy"
-        return (
-            f"A CronJob in the cluster deletes the whole cluster at the end{condition}. Disks of claims, load "
-            "balancers, an "
-            "image repository and the networks of --fast-network stay until mlbench gc --expired or delete-cluster."
-        )
+        """Describe what ends without this machine, and what remains."""
+        return describe_hold(cluster)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
@@ -232,7 +216,7 @@ class GkeProvider:
         pool = WorkerPool(plane, machine, nodes)
         size = PoolSize(pool, nodes)
         details = ClusterDetails.of(cluster)
-        hold = [GkeHold(pool)] if details.expires is not None and details.end_problem else []
+        hold = [GkeHold(pool)] if details.expires is not None else []
         size.needs = tuple(hold)
         ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane)] if nodes else []
         return [*hold, size, *ready]

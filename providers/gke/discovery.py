@@ -19,10 +19,8 @@ from providers.base import (
     registry_details,
 )
 from providers.gke.api import Gke, Message, region_of
-from providers.gke.end_timer import find_ended
 from providers.gke.families import fabric_facts
 from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
-from providers.gke.orphans import LABEL, PLACE_LABEL, list_balancers, list_claimed_disks, list_places
 from providers.gke.repository import list_repositories, registry_of
 from providers.gke.resources import WORKER_POOL
 
@@ -66,7 +64,6 @@ def _list_remains(
         details = {**details_from_tags(tags), **registry_details(AUTO, registry_of(project, place, name))}
         remains = _remains(name, project, place, details, registry=AUTO)
         yield replace(remains, created=str(found.get("createTime") or ""))
-    yield from _list_claimants(project, location, there | listed)
     for mark in find_marks(project):
         identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
         if identity in there | listed or location not in ("-", place):
@@ -81,32 +78,6 @@ def _remains(name: str, project: str, place: str, details: Mapping[str, object],
     located = {"region" if region_of(place) == place else "zone": place, "project": project, **options}
     known = {"project": project, "location": place, "nodes": 0, "options": located, **details}
     return Cluster(name, "gke", "failed", details=known, account=project, location=place)
-
-
-def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) -> Iterator[Cluster]:
-    """Clusters that deleted themselves and left disks of claims or load balancers.
-
-    Ignores names of other clusters.
-    """
-    names = find_ended(Gke(project, location)) - {name for name, _ in known}
-    try:
-        disks = list_claimed_disks(project) if names else []
-    except CredentialError:
-        disks = []
-    try:
-        balancers = list_balancers(project) if names else {}
-        places = list_places(project, balancers) if names & set(balancers.values()) else {}
-    except CredentialError:
-        balancers, places = {}, {}
-    found = {(labels.get(LABEL, ""), labels.get(PLACE_LABEL, "")) for disk in disks if (labels := disk.get("labels"))}
-    # Only the region of a load balancer is known, so the zone of a disk has priority.
-    placed = {(name, region_of(place)) for name, place in found}
-    found |= {(balancers[rule], region) for rule, region in places.items() if (balancers[rule], region) not in placed}
-    for name, place in sorted(found):
-        if name not in names or location not in ("-", place):
-            continue
-        # Its end timer has deleted it, so it has expired.
-        yield _remains(name, project, place, {"expires": int(time.time()) - 1})
 
 
 def _is_young(mark: NetworkMark) -> bool:

@@ -5,15 +5,14 @@ from typing import Any
 
 from providers import doctor
 from providers.checks import Check
-from providers.doctor import Checklist
+from providers.doctor import Checklist, load_policy
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
 from providers.gke.discovery import discover_clusters
-from providers.gke.end_timer import Project
 from providers.gke.options import DEFAULT_ZONE
+from providers.gke.project import Project
 from providers.gke.repository import node_account
-from providers.gke.rights import role_of
 
 # Roles with which machines can pull from the project's registries and write logs: GKE's own, and the one that older
 # organizations grant automatically.
@@ -37,7 +36,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
         return
     yield checklist.result("credentials", f"{_kind()}, project {name}")
     gke = Gke(name, zone)
-    wanted = role_of(None)["includedPermissions"]
+    wanted = load_policy("gke")["includedPermissions"]
     granted = yield from checklist.ask("rights", lambda: Project(gke).list_granted(wanted), optional=True)
     if granted is not None:
         denied = [right for right in wanted if right not in granted]

@@ -22,8 +22,8 @@ from providers.base import (
 )
 from providers.gke import api
 from providers.gke.api import Gke, Message, region_of
-from providers.gke.end_timer import Project
 from providers.gke.networks import LOCATION_TAG
+from providers.gke.project import Project
 from providers.gke.resources import ControlPlane
 
 ENDPOINT = "https://artifactregistry.googleapis.com"

@@ -110,7 +110,7 @@ def _without_helm(location: str) -> str:
     return (
         "Or make the cluster without the chart, render it where helm is, and apply it:\n"
         f"  helm template {chart} --namespace default --values values.yaml >chart.yaml\n"
-        "  mlbench kubeconfig export --file kubeconfig && kubectl --kubeconfig kubeconfig apply -f chart.yaml"
+        "  kubectl apply -f chart.yaml"
     )
 
 
@@ -243,8 +243,7 @@ class Release(Resource):
                 message += "\nNot ready: " + "; ".join(waiting)
         return _error_class_for(call.complaint)(
             message,
-            hint=f"mlbench kubeconfig export {self.cluster.name} --file kubeconfig && "
-            f"kubectl --kubeconfig kubeconfig --namespace {self.namespace} get pods,events",
+            hint=f"kubectl --namespace {self.namespace} get pods,events",
         )
 
     @contextmanager

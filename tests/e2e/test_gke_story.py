@@ -4,9 +4,7 @@ Google's side (cluster manager, sign-in, quotas) is tests/fakes/gke; the cluster
 that asks for Google's token and shows a certificate of the double's CA.
 """
 
-import json
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,29 +55,3 @@ def test_create_run_download_delete(kubernetes: Access, tmp_path: Path) -> None:
         assert gate.refused == 1
         mlbench(environment, "delete-cluster", "gke", "gke-story-2", "--yes")
         assert world.clusters == {}
-
-
-def test_the_kubernetes_half_of_a_first_day(kubernetes: Access, tmp_path: Path) -> None:
-    """All steps but those that need Google's registry: without docker on PATH they are not tried."""
-    google = Google(tmp_path / "google")
-    google.world.quotas["NVIDIA_T4_GPUS"] = (
-        0  # the machines have no real GPU for the probe, so the day goes on with CPUs
-    )
-    environment = {
-        **google.environment,
-        "MLBENCH_HOME": str(tmp_path / "home"),
-        "PATH": str(Path(sys.executable).parent),
-    }
-    evidence = tmp_path / "evidence"
-    with gated(kubernetes, google) as gate:
-        words = ("doctor", "gke", "--first-day", "--to", str(evidence), "--project", "demo-project", "--yes")
-        mlbench(environment, *words)
-        assert gate.passed > 0
-        assert (google.world.clusters, google.world.repositories) == ({}, {})
-    report = json.loads((evidence / "first-day.json").read_text())
-    assert report["left"] == []
-    steps = {item["name"]: item["exit_code"] for item in report["steps"] if item["name"] not in ("push", "run")}
-    assert steps["create"] == steps["extend"] == steps["list"] == steps["delete"] == steps["gone"] == steps["rest"] == 0
-    verdicts = {item["row"]: item["verdict"] for item in report["assumptions"]}
-    assert "refuted" not in verdicts.values()
-    assert verdicts["A policy must be written with the etag it was read with; otherwise 409"] == "confirmed"

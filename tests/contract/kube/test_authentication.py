@@ -16,7 +16,6 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
-from mlbench_cli.commands.kubeconfig import export
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube import api as api_module
 from mlbench_cli.kube import logins
@@ -24,7 +23,6 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.storage.store import Store
 from providers.attached import new_attached_cluster
 from tests.fakes.certificates import server_context, write_certificate
 from tests.fakes.kube_api import KubeApi
@@ -156,19 +154,6 @@ def test_a_kubeconfig_for_helm_holds_the_certificate_of_the_plugin(world: World)
     with Access.from_kubeconfig(other).client() as api:
         api.get(PODS)
     assert world.runs == 1
-
-
-def test_an_exported_kubeconfig_gets_the_certificate_from_mlbench(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    world.write_plugin(world.answer("one", FAR))
-    Store().record_cluster(new_attached_cluster("mine", world.kubeconfig, None, None))
-    export("mine", file=tmp_path / "exported")
-    with Access.from_kubeconfig(tmp_path / "exported").client() as api:
-        api.get(PODS)
-    assert set(world.server.subjects) == {"one"}
-    assert world.clients["one"].decode() not in (tmp_path / "exported").read_text()
 
 
 def test_nothing_of_a_key_is_written_to_a_disk(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

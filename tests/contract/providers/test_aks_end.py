@@ -1,10 +1,7 @@
 """The end of a cluster on AKS, what `doctor` and the printed role know, prices, and Azure's own models."""
 
-import os
 import re
-import subprocess
 import sys
-import time
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +14,14 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
 from providers.aks import AksProvider
 from providers.aks.options import AksOptions
-from providers.aks.rights import list_denied, role_of
-from providers.pricing import load_prices
-from providers.rights import load_rights
+from providers.doctor import load_policy
 from tests.contract.providers.test_aks import CREATE, DELETE, GROUP, make_cluster
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_facts import SUBSCRIPTION, Message
 from tests.fakes.azure_web import AzureDouble
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
-ACCOUNT = "system:serviceaccount:mlbench-end:mlbench-end"
+ALLOWED = set(load_policy("aks")["Actions"])
 
 
 @pytest.fixture
@@ -42,87 +37,13 @@ def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
-def fire(
-    double: AzureDouble, folder: Path, *, expires: float, account: str = ACCOUNT
-) -> subprocess.CompletedProcess[str]:
-    """Run the CronJob's container as Kubernetes would, with an end of the test's choice."""
-    job = double.kube.objects["cronjobs", "mlbench-end", "mlbench-end"]
-    template = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    (container,) = template["containers"]
-    assert template["nodeSelector"] == {"mlbench-role": "system"}
-    (source,) = template["volumes"][0]["projected"]["sources"]
-    assert source["serviceAccountToken"]["audience"] == "api://AzureADTokenExchange"
-    token = folder / "token"
-    token.write_text(account)
-    given = {item["name"]: item["value"] for item in container["env"]}
-    places = {name: double.environment[name] for name in ("MLBENCH_AZURE_ENDPOINT", "AZURE_AUTHORITY_HOST")}
-    trust = {"SSL_CERT_FILE": double.environment["REQUESTS_CA_BUNDLE"], "AZURE_FEDERATED_TOKEN_FILE": str(token)}
-    return subprocess.run(
-        [sys.executable, *container["command"][1:]],
-        env={**os.environ, **given, **places, **trust, "MLBENCH_EXPIRES": str(int(expires))},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-
-
-def test_the_clock_in_the_cluster_deletes_its_group_once_its_time_has_come(
-    mlbench: Any, azure_double: AzureDouble, world: World, tmp_path: Path
-) -> None:
-    done = mlbench(*CREATE, "--ttl", "2h")
-    assert done.code == 0, done.err
-    expires = ClusterDetails.of(Store().cluster("rel-2")).expires
-    job = azure_double.kube.objects["cronjobs", "mlbench-end", "mlbench-end"]
-    assert job["metadata"]["annotations"] == {"mlbench/expires": str(expires)}
-    early = fire(azure_double, tmp_path, expires=time.time() + 60)
-    assert (early.returncode, "s are left" in early.stdout) == (0, True)
-    assert GROUP in world.groups
-    other = fire(azure_double, tmp_path, expires=time.time() - 1, account="system:serviceaccount:default:default")
-    assert other.returncode == 1  # an account that the identity does not trust
-    assert world.groups[GROUP]["properties"]["provisioningState"] == "Succeeded"
-    late = fire(azure_double, tmp_path, expires=time.time() - 1)
-    assert late.returncode == 0, late.stderr
-    assert AksProvider().discover({})[0].state == "deleting"
-    while world.groups:
-        world.look(f"group {GROUP}")
-    assert (world.clusters, world.others) == ({}, {})
-    assert mlbench("gc", "aks", "--all", "--yes").code == 0
-
-
-def test_the_identity_of_the_end_may_change_nothing_but_its_group(
-    mlbench: Any, azure_double: AzureDouble, world: World, tmp_path: Path
-) -> None:
-    assert mlbench(*CREATE, "--ttl", "2h").code == 0
-    assert mlbench("create-cluster", "aks", "0", "safe", "--ttl", "none", "--yes").code == 0
-    container = azure_double.kube.objects["cronjobs", "mlbench-end", "mlbench-end"]["spec"]["jobTemplate"]["spec"][
-        "template"
-    ]["spec"]["containers"][0]
-    (path,) = [item for item in container["env"] if item["name"] == "MLBENCH_GROUP_PATH"]
-    path["value"] = path["value"].replace(GROUP, "mlbench-safe-0-eastus")
-    refused = fire(azure_double, tmp_path, expires=time.time() - 1)
-    assert (refused.returncode, "AuthorizationFailed" in refused.stderr) == (1, True)
-    assert "mlbench-safe-0-eastus" in world.groups
-
-
-def test_extend_moves_the_tag_and_the_clock(mlbench: Any, azure_double: AzureDouble, world: World) -> None:
-    assert mlbench(*CREATE, "--ttl", "1h").code == 0
-    before = int(world.groups[GROUP]["tags"]["mlbench-expires"])
-    done = mlbench("extend", "rel-2", "30m")
-    assert done.code == 0, done.err
-    assert int(world.groups[GROUP]["tags"]["mlbench-expires"]) == before + 1800
-    assert "mlbench-created" in world.groups[GROUP]["tags"]  # a PATCH replaces all tags
-    job = azure_double.kube.objects["cronjobs", "mlbench-end", "mlbench-end"]
-    assert job["metadata"]["annotations"] == {"mlbench/expires": str(before + 1800)}
-    assert AksProvider().discover({})[0].details["expires"] == before + 1800
-
-
-def test_the_workers_of_who_may_not_assign_roles_end_without_any_right(
+def test_the_workers_end_without_any_right_to_give_rights(
     mlbench: Any, azure_double: AzureDouble, world: World
 ) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
-    planned = mlbench(*CREATE, "--ttl", "1h", "--dry-run")
-    assert "You are not allowed to assign roles in the subscription. So only the workers expire" in planned.err
     done = mlbench(*CREATE, "--ttl", "1h")
     assert done.code == 0, done.err
-    assert "Nothing in the cloud deletes this cluster" in done.err
+    assert "The workers expire" in done.err
     end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
 
     def machines(moment: float) -> int:
@@ -131,19 +52,11 @@ def test_the_workers_of_who_may_not_assign_roles_end_without_any_right(
         return next(int(pool["count"]) for pool in world.pools() if pool["name"] == "workers")
 
     assert machines(end - 60) == 2
-    for words in (("scale-cluster", "rel-2", "3", "--yes"), ("extend", "rel-2", "1m")):
-        world.actions.clear()
-        done = mlbench(*words)
-        assert done.code == 0, done.err
-        assert sorted(world.actions - set(load_rights("aks")[words[0]])) == []
-    assert (machines(end + 30), machines(end + 90)) == (3, 0)
+    done = mlbench("scale-cluster", "rel-2", "3", "--yes")
+    assert done.code == 0, done.err
+    assert (machines(end - 30), machines(end + 90)) == (3, 0)
     assert mlbench(*DELETE).code == 0
     assert world.groups == {}
-
-
-def test_without_an_end_there_is_neither_identity_nor_role(mlbench: Any, world: World) -> None:
-    assert mlbench(*CREATE, "--ttl", "none").code == 0
-    assert world.others == {}
 
 
 # --- doctor and rights ----------------------------------------------------------------------------------------------
@@ -200,7 +113,6 @@ def test_an_endpoint_that_does_not_answer_is_told_within_the_deadline(
 COMMANDS = (
     (*CREATE, "--gpu-type", "t4", "--spot", "--ttl", "2h", "--compact-placement", "--zones", "1", "--registry", "auto"),
     ("scale-cluster", "rel-2", "3", "--yes"),
-    ("extend", "rel-2", "1h"),
     ("list-clusters", "--cloud"),
     ("gc", "aks", "--dry-run"),
     tuple(DELETE),
@@ -213,7 +125,6 @@ COMMANDS = (
 def test_every_request_of_every_command_is_allowed_by_the_printed_role(
     mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rights = load_rights("aks")
     for number, words in enumerate(COMMANDS):
         if "--all" in words:  # clusters that this machine does not know
             monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"elsewhere{number}"))
@@ -221,19 +132,7 @@ def test_every_request_of_every_command_is_allowed_by_the_printed_role(
         done = mlbench(*words)
         assert done.code == 0, (words, done.err)
         assert world.actions, words
-        assert sorted(world.actions - set(rights[words[0]])) == [], words
-
-
-def test_the_role_is_printed_for_an_administrator(mlbench: Any) -> None:
-    role = mlbench("doctor", "aks", "--policy").json
-    assert role["Actions"] == role_of(None)["Actions"]
-    assert mlbench("doctor", "aks", "--policy", "--for", "gc").json["Name"] == "mlbench gc"
-    wrong = mlbench("doctor", "aks", "--policy", "--for", "list-cluster")
-    assert (wrong.code, 'Did you mean "list-clusters"' in wrong.err) == (2, True)
-    granted = [{"actions": ["Microsoft.Compute/*/read"], "notActions": ["microsoft.compute/skus/read"]}]
-    assert list_denied(["Microsoft.Compute/skus/read", "Microsoft.Compute/locations/usages/read"], granted) == [
-        "Microsoft.Compute/skus/read"
-    ]
+        assert sorted(world.actions - ALLOWED) == [], words
 
 
 # --- a subnet of somebody else's ------------------------------------------------------------------------------------
@@ -249,15 +148,14 @@ def foreign_network(world: World) -> None:
 
 @pytest.mark.usefixtures("foreign_network")
 def test_a_cluster_in_a_subnet_has_a_role_there_as_long_as_it_exists(mlbench: Any, world: World) -> None:
-    rights = load_rights("aks")
     done = mlbench(*CREATE, "--ttl", "none", "--subnet", SUBNET)
     assert done.code == 0, done.err
-    assert sorted(world.actions - set(rights["create-cluster"])) == []
+    assert sorted(world.actions - ALLOWED) == []
     assert [path for path in world.others if path.startswith(f"{SUBNET.lower()}/providers/")]
     world.actions.clear()
     done = mlbench(*DELETE)
     assert done.code == 0, done.err
-    assert sorted(world.actions - set(rights["delete-cluster"])) == []
+    assert sorted(world.actions - ALLOWED) == []
     assert (list(world.groups), world.others) == (["net"], {})
 
 
@@ -334,20 +232,6 @@ def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(mlbench: 
 
 
 # --- prices ---------------------------------------------------------------------------------------------------------
-
-
-def test_prices_are_those_of_linux_machines_by_the_hour_on_demand_and_spot(mlbench: Any) -> None:
-    done = mlbench("prices", "update", "aks", "--region", "eastus")
-    assert done.code == 0, done.err
-    table = load_prices("aks")
-    assert table.price("Standard_D4s_v5", "eastus") == 0.192  # neither Windows nor cloud services nor low priority
-    assert table.price("Standard_D4s_v5", "eastus", spot=True) == 0.0384
-    assert table.price("Standard_NC4as_T4_v3", "eastus") == 0.526
-    assert table.price("Standard_NC4as_T4_v3", "eastus", spot=True) == 0.1052
-    assert table.price("Standard_ND96isr_H100_v5", "eastus") == 98.32
-    assert table.price("Standard_ND96isr_H200_v5", "eastus") is None  # unknown stays unknown
-    unknown = mlbench("prices", "update", "aks", "--region", "marsnorth")
-    assert (unknown.code, "no prices of aks for marsnorth" in unknown.err) == (2, True)
 
 
 def test_what_has_no_price_is_named(mlbench: Any) -> None:

@@ -258,7 +258,7 @@ AKS = {
     "no right half way": Case(
         CredentialError,
         "AuthorizationFailed",
-        "mlbench doctor aks --policy",
+        "mlbench doctor aks",
         spoil=lambda world: world.denied.add("Microsoft.ContainerService/managedClusters/agentPools/write"),
         recorded=True,
     ),

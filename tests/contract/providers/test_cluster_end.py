@@ -1,17 +1,14 @@
 """The end of a cluster: AWS keeps it itself, `extend` moves it everywhere, `gc` passes over no cloud in silence."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
-from providers.eks.aws import aws_in
 from providers.gke import GkeProvider, api
 from tests.contract.providers.eks_world import REGION
 from tests.fakes.aws_server import AwsClient
@@ -25,47 +22,23 @@ Command = Callable[..., Any]
 def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsClient) -> None:
     result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
     assert result.code == 0, result.err
-    assert "It expires after 2h. Then AWS itself terminates the machines" in result.err
-    assert "control plane" in result.err
+    assert "It expires after 2h. Then AWS terminates the machines" in result.err
+    assert "The control plane will remain" in result.err
     assert aws.pass_time(3600) == []
     assert sorted(aws.pass_time(7300)) == ["ends-1-system", "ends-1-workers"]
     assert command("delete-cluster", "eks", "ends-1", "--yes").code == 0
     assert aws.list_left("ends-1") == []
 
 
-def test_aws_deletes_the_control_plane_after_its_machines(
-    command: Command, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    result = command(*EKS[:3], "whole", *EKS[4:], "--ttl", "1h")
-    assert result.code == 0, result.err
-    assert "deletes the control plane within half an hour" in result.err
-    assert aws.call_schedules(3000) == []
-    assert command("extend", "whole-1", "1h").code == 0
-    assert aws.call_schedules(2 * 3600 - 600) == []
-    assert aws.call_schedules(2 * 3600 + 60) == ["whole-1-system", "whole-1-workers", "whole-1"]
-    # What is left costs nothing, and any machine finds it.
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))
-    result = command("gc", "eks", "--location", REGION, "--everybody", "--all", "--yes")
-    assert result.code == 0, result.err
-    assert aws.list_left("whole-1") == []
-    with pytest.raises(NotFoundError):
-        aws_in(REGION).call("scheduler", "get_schedule", Name="mlbench-whole-1-end-plane")
-
-
-def test_who_may_not_make_schedules_is_told_what_stays(command: Command, aws: AwsClient) -> None:
-    aws.order("me", "deny", action="scheduler:.*", times=99)
-    try:
-        result = command(*EKS[:3], "half", *EKS[4:], "--ttl", "1h")
-        assert result.code == 0, result.err
-        assert "Nothing in the cloud deletes this cluster" in result.err
-        assert "not authorized" in result.err
-        assert sorted(aws.pass_time(3700)) == ["half-1-system", "half-1-workers"]
-        assert aws.call_schedules(3700) == []
-        assert command("extend", "half-1", "1h").code == 0
-        assert command("delete-cluster", "eks", "half-1", "--yes").code == 0
-    finally:
-        aws.calm("me")
-    assert aws.list_left("half-1") == []
+def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -> None:
+    assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
+    assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "3h").code == 0
+    assert aws.pass_time(2 * 3600) == []
+    expires = ClusterDetails.of(Store().cluster("long-1")).expires
+    (found,) = [item for item in EksProvider().discover({"location": REGION}) if item.name == "long-1"]
+    assert ClusterDetails.of(found).expires == expires  # also for other machines
+    assert len(aws.pass_time(3 * 3600 + 60)) == 2
+    assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
 
 
 def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsClient) -> None:
@@ -80,20 +53,6 @@ def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsCli
     assert command("delete-cluster", "eks", "alone-1", "--yes").code == 0
 
 
-def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: AwsClient) -> None:
-    assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
-    result = command("extend", "long-1", "2h")
-    assert result.code == 0, result.err
-    assert aws.pass_time(2 * 3600) == []
-    expires = ClusterDetails.of(Store().cluster("long-1")).expires
-    assert expires is not None
-    assert abs(expires - time.time() - 3 * 3600) < 120
-    (found,) = [item for item in EksProvider().discover({"location": REGION}) if item.name == "long-1"]
-    assert ClusterDetails.of(found).expires == expires  # also for other machines
-    assert len(aws.pass_time(3 * 3600 + 60)) == 2
-    assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
-
-
 def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsClient) -> None:
     aws.rules(off_regions=["eu-central-1"])
     try:
@@ -103,23 +62,6 @@ def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsClient
     assert result.code == 2
     assert "The region eu-central-1 is not enabled for the account 123456789012" in result.err
     assert "aws account enable-region --region-name eu-central-1" in result.err
-
-
-def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsClient) -> None:
-    assert command(*EKS[:3], "never", *EKS[4:], "--ttl", "none").code == 0
-    assert aws.pass_time(1e6) == []
-    result = command("extend", "never-1", "2h")
-    assert (result.code, "does not expire" in result.err) == (2, True)
-    assert command("delete-cluster", "eks", "never-1", "--yes").code == 0
-
-
-def test_extend_sets_the_label_on_gke(command: Command, gke_world: World) -> None:
-    result = command("create-cluster", "gke", "1", "rel", "--ttl", "1h", "--yes")
-    assert result.code == 0, result.err
-    assert "A CronJob in the cluster deletes the whole cluster at the end" in result.err
-    before = int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"])
-    assert command("extend", "rel-1", "30m").code == 0
-    assert int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"]) == before + 1800
 
 
 # --- garbage collection ---------------------------------------------------------------------------------------------

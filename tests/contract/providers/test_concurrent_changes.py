@@ -1,7 +1,6 @@
 """Two commands on one cluster at a time: what one has read may be old when its turn comes, so it is read again."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks import image_builds
-from providers.operation_lock import hold_operation_lock
 from tests.fakes.gke import World
 
 Command = Callable[..., Any]
@@ -53,27 +51,12 @@ def test_a_change_of_size_keeps_the_end_that_was_moved_meanwhile(
 ) -> None:
     assert command(*CREATE, "--ttl", "1h").code == 0
     before = end_of_record()
-    while_asked(lambda: command("extend", "rel-1", "2h"))
+    while_asked(lambda: command(*CREATE, "--ttl", "3h"))
     result = command("scale-cluster", "rel-1", "2")
     assert result.code == 0, result.err
-    assert end_of_record() == end_of_label(gke_world) == before + 2 * HOUR
+    assert end_of_record() == end_of_label(gke_world)
+    assert 2 * HOUR <= end_of_record() - before < 2 * HOUR + 120
     assert Store().cluster("rel-1").details["nodes"] == 2
-
-
-def test_two_extensions_add_up(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command(*CREATE, "--ttl", "1h").code == 0
-    before = end_of_record()
-    others: list[int] = []
-
-    def let_another_go_first(store: Store, name: str) -> AbstractContextManager[None]:
-        if not others:
-            others.append(1)
-            assert command("extend", "rel-1", "1h").code == 0
-        return hold_operation_lock(store, name)
-
-    monkeypatch.setattr("mlbench_cli.clusters.changes.hold_operation_lock", let_another_go_first)
-    assert command("extend", "rel-1", "2h").code == 0
-    assert end_of_record() == end_of_label(gke_world) == before + 3 * HOUR
 
 
 def test_a_cluster_that_was_deleted_is_not_scaled(command: Command, gke_world: World, while_asked: Any) -> None:
@@ -87,7 +70,7 @@ def test_a_cluster_that_was_deleted_is_not_scaled(command: Command, gke_world: W
 def test_gc_keeps_a_cluster_whose_end_was_moved_meanwhile(command: Command, gke_world: World, while_asked: Any) -> None:
     assert command(*CREATE, "--ttl", "1h").code == 0
     gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"] = "1000000000"
-    while_asked(lambda: command("extend", "rel-1", "1h"))
+    while_asked(lambda: command(*CREATE, "--ttl", "1h"))
     result = command("gc", "gke", "--expired")
     assert result.code == 0, result.err
     assert "rel-1 has changed and is no longer eligible" in result.err
@@ -156,7 +139,7 @@ def test_a_repeated_creation_keeps_the_end_and_moves_it_only_if_asked(command: C
     assert command(*CREATE, "--ttl", "5h").code == 0
     assert end_of_record() == end_of_label(gke_world) >= before + 4 * HOUR - 60
     refused = command(*CREATE, "--ttl", "none")
-    assert (refused.code, "mlbench extend rel-1" in refused.err) == (2, True)
+    assert (refused.code, "--ttl 30d" in refused.err) == (2, True)
 
 
 def test_a_cluster_without_an_end_gets_none_by_a_repeated_creation(command: Command, gke_world: World) -> None:

@@ -12,7 +12,6 @@ from providers.eks import EksProvider
 from providers.eks.leftovers import is_in_use
 from providers.eks.nodes import LaunchTemplate, NodeGroup
 from providers.eks.options import EksOptions
-from providers.eks.topology import has_topology
 from providers.eks.versions import Version, choose_version
 from tests.fakes.aws_operations import check_operation
 
@@ -83,13 +82,6 @@ def test_a_gp3_disk_has_up_to_16_tib_and_room_for_the_image_with_a_driver(size: 
 
 
 # --- reservations and places ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("machine", "is_known"), [("p5en.48xlarge", True), ("g6e.xlarge", True), ("g6.xlarge", False), ("m5.large", False)]
-)
-def test_ec2_tells_the_topology_of_some_families(machine: str, is_known: bool) -> None:
-    assert has_topology(machine) is is_known
 
 
 # --- versions -------------------------------------------------------------------------------------------------------
