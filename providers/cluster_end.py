@@ -85,6 +85,10 @@ class WorkerHold(ClusterObjects):
         """Request that the pool has between 0 and as many machines as now, as the autoscaler finds."""
 
     @abstractmethod
+    def may_shrink(self) -> bool:
+        """Whether the pool may already shrink."""
+
+    @abstractmethod
     def poll_shrinking(self) -> Readiness:
         """How far that request is."""
 
@@ -103,8 +107,16 @@ class WorkerHold(ClusterObjects):
         return documents("kubernetes/worker-hold.yaml.j2", values)
 
     def find(self) -> ResourceStatus | None:
-        """None: applying it again does no harm."""
-        return None
+        """Compare the Job with the end and the number of workers; None if it or the pool has to change."""
+        wanted = self.documents()[-1]
+        found = self.read(wanted)
+        if found is None or any(is_true(condition(found, state)) for state in ("Failed", "Complete")):
+            return None
+        same = [
+            (found["metadata"].get("annotations") or {}).get("mlbench/expires") == str(self._expires),
+            found["spec"].get("parallelism") == self._count,
+        ]
+        return ResourceStatus("holding") if all(same) and self.may_shrink() else None
 
     def create(self) -> None:
         """Apply the Job, then let the pool shrink: pods that hold the machines come first."""

@@ -26,8 +26,12 @@ class AksHold(WorkerHold):
         """Enable autoscaling of the pool. A PUT resets omitted properties to their defaults."""
         what = f"let the {self.pool.kind} {self.pool.name} shrink"
         found = self.pool.azure.get(self.pool.path, what)["properties"]
-        limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count)}
+        limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count, int(found["count"]))}
         self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, {"properties": {**found, **limits}})
+
+    def may_shrink(self) -> bool:
+        what = f"show the {self.pool.kind} {self.pool.name}"
+        return bool(self.pool.azure.get(self.pool.path, what)["properties"].get("enableAutoScaling"))
 
     def poll_shrinking(self) -> Readiness:
         return self.pool.poll_operation("scaled down automatically")

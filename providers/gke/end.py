@@ -34,6 +34,10 @@ class GkeHold(WorkerHold):
         gke = self.pool.plane.gke
         self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
 
+    def may_shrink(self) -> bool:
+        found = self.pool.find_raw()
+        return found is not None and bool(found.autoscaling.enabled)
+
     def poll_shrinking(self) -> Readiness:
         return self.pool.poll_operation(self.operation, "scaled down automatically")
 

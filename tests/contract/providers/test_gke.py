@@ -72,7 +72,7 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
-        *("GKE cluster", "node pool", "identity of the end", "scheduled end", "hold on the workers"),
+        *("GKE cluster", "node pool", "hold on the workers"),
         *("workers", "GPU probe"),
     ]
     made = world.find_cluster("rel-2")
@@ -83,14 +83,12 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert workers.config.accelerators[0].gpu_driver_installation_config.gpu_driver_version.name == "LATEST"
     assert dict(workers.config.resource_labels) == dict(made.resource_labels)
     assert made.control_plane_endpoints_config.dns_endpoint_config.allow_external_traffic
-    # The token of the exported kubeconfig is one that Google gave.
-    assert mlbench("kubeconfig", "token").json["status"]["token"].startswith("token-")
     assert mlbench(*DELETE).code == 0
     assert world.clusters == {}
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
     kept = mlbench("status", "--cluster", "rel-2", "-o", "json").json["resources"]
     assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the cluster
-    assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster", "identity of the end"]
+    assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
 
 
 def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path: Path) -> None:
@@ -426,7 +424,7 @@ def test_credentials_that_are_refused_are_told(mlbench: Any, world: World) -> No
     mlbench(*CREATE)
     api.token.cache_clear()
     world.token_answer = {"error": "invalid_grant", "error_description": "Bad Request"}
-    done = mlbench("kubeconfig", "token")
+    done = mlbench("scale-cluster", "rel-2", "3", "--yes")
     assert done.code == 3
     assert "invalid_grant" in done.err
 
