@@ -59,7 +59,8 @@ def test_what_a_google_project_lacks(command: Command, gke_world: World) -> None
     done = command("doctor", "gke", "-o", "json")
     assert done.code == CredentialError.exit_code
     assert checks_of(done)["gke API container"]["hint"] == (
-        "gcloud services enable container.googleapis.com --project demo-project   switches the API on; it takes a few minutes"
+        "gcloud services enable container.googleapis.com --project demo-project   switches the API on; "
+        "it takes a few minutes"
     )
     assert checks_of(done)["gke API compute"]["state"] == "ok"  # it goes on
 
