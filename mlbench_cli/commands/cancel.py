@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 
-import typer
-
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.commands._dashboard import DashboardUrl, cancel_runs, connect, require_names
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 
 
@@ -21,23 +18,18 @@ class _Cancelled:
 
 
 def cancel(
-    context: typer.Context,
     names: Names = None,
     all_runs: All = False,
     states: States = None,
     tasks: Tasks = None,
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
-    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> None:
     """Stop runs and keep partial results. Finished runs are not changed.
 
     Canceling an experiment also cancels its queued runs. Resume it with mlbench run NAME.
     """
-    if dashboard is not None:
-        cancel_runs(connect(context, dashboard), require_names(names, "cancel"), output)
-        return
     client = Client(notice=console.note)
     chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
     for experiment in chosen.experiments:

@@ -1,5 +1,6 @@
 """`mlbench download`: a run's archive as one file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,15 +8,15 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.commands._dashboard import DashboardUrl, choose_files, connect, download_runs, require_names
+from mlbench_cli.commands._common import make_folder
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 from mlbench_cli.errors import UsageError
 
 FORMATS = ("text", "json")
+DEFAULT_FILE = Path("results.zip")
 
 
 def download(
-    context: typer.Context,
     names: Names = None,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="PATH", help="output file or folder; default: results.zip")
@@ -31,7 +32,6 @@ def download(
     tasks: Tasks = None,
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
-    dashboard: DashboardUrl = None,
 ) -> None:
     """Write the archives of finished runs to zip files.
 
@@ -42,10 +42,6 @@ def download(
     if partial and all_runs:
         raise UsageError("--partial needs run names.", hint="mlbench download NAME --partial")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
-    if dashboard is not None:
-        there = connect(context, dashboard, "to", "path", "force")
-        download_runs(there, require_names(names, "download"), target, force=force, as_json=as_json)
-        return
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter)
@@ -59,6 +55,24 @@ def download(
         console.out_json({"runs": documents} if len(chosen.runs) != 1 else documents[0], worst)
     if worst is not None:
         raise worst
+
+
+def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[str, Path]:
+    """The file of each run: `to`, or one in that folder. Raises UsageError for one file of several runs, or one that
+    exists."""
+    folder = to or Path()
+    if len(runs) == 1:
+        path = to or DEFAULT_FILE
+        files = {runs[0]: path / f"{runs[0]}.zip" if path.is_dir() else path}
+    elif folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
+    else:
+        make_folder(folder)
+        files = {run: folder / f"{run}.zip" for run in runs}
+    for file in files.values():
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
+    return files
 
 
 def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> dict[str, object]:

@@ -7,7 +7,6 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, show_clusters
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -17,20 +16,15 @@ from mlbench_cli.util.times import timestamp
 
 
 def list_clusters(
-    context: typer.Context,
     cloud: Annotated[
         bool, typer.Option("--cloud", help="also list clusters found in the clouds by their labels")
     ] = False,
-    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> None:
     """List clusters; * marks the default cluster.
 
     With --cloud, the list includes clusters that another machine or data directory created, also partly created ones.
     """
-    if dashboard is not None:
-        show_clusters(connect(context, dashboard), output)
-        return
     store = Store(notice=console.note)
     known = store.clusters()
     found, errors = _discover() if cloud else ([], {})

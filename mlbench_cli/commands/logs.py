@@ -10,7 +10,6 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.commands._common import Format, Output, UnreachableTimeout
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names, show_logs
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
@@ -24,7 +23,6 @@ _EVENT = contract.PREFIX.encode()
 
 
 def logs(
-    context: typer.Context,
     names: Names = None,
     rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without line prefixes")] = None,
     follow: Annotated[
@@ -43,7 +41,6 @@ def logs(
     states: States = None,
     tasks: Tasks = None,
     older_than: OlderThan = None,
-    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> None:
     """Print the logs of a run: what its ranks wrote to standard output and error.
@@ -56,16 +53,6 @@ def logs(
             "-o json prints one complete document, so it cannot be combined with --follow.",
             hint=f"mlbench logs {' '.join(names or ['NAME'])} --follow",
         )
-    if dashboard is not None:
-        there = connect(context, dashboard, "rank", "follow", "raw", "tail")
-
-        def make_printer(prefixed: bool) -> Printer:
-            is_terminal = console.is_terminal(sys.stdout)
-            return Printer(sys.stdout.buffer, prefixed=prefixed, raw=raw, is_terminal=is_terminal)
-
-        chosen_names = require_names(names, "logs")
-        show_logs(there, chosen_names, output, make_printer, rank=rank, follow=follow, raw=raw, tail=tail)
-        return
     set_unreachable_timeout(unreachable)
     chosen = Client(notice=console.note).select(
         names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than)

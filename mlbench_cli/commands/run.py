@@ -23,7 +23,6 @@ from mlbench_cli.commands._common import (
     require_goal_option,
     to_option,
 )
-from mlbench_cli.commands._dashboard import connect, dashboard_url_option, start_run
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
-_THERE = ("name", "workers", "file", "detach", "dry_run", "require_goal", "yes")  # usable with --dashboard-url
 _BESIDE_RUNS = ("file", "detach", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
 
 
@@ -126,7 +124,6 @@ def run(
         ),
     ] = None,
     yes: Yes = False,
-    dashboard: Annotated[str | None, dashboard_url_option(ADVANCED)] = None,
     output: Output = Format.text,
     to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
     only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,
@@ -144,14 +141,6 @@ def run(
     Repeat the command, or give only NAME, to resume an experiment: mlbench keeps finished runs, restarts interrupted
     ones, and adds runs for a higher --repeat or new matrix values.
     """
-    if dashboard is not None:
-        there = connect(context, dashboard, *_THERE, *(item.name for item in OPTIONS))
-        asked = _request(name, workers, file, options)
-        if missing := _missing(asked):
-            raise UsageError(
-                f"No {', no '.join(missing)} given.", hint="mlbench run NAME 1 2 --task TASK --dashboard-url URL"
-            )
-        return start_run(there, asked, output, detach=detach, dry_run=dry_run, require_goal=require_goal)
     set_unreachable_timeout(unreachable)
     client = Client(notice=console.note)
     if (several := _find_several(client, name, workers, file)) is not None:

@@ -17,6 +17,9 @@ from mlbench_cli.commands._common import Format, Output, complete_clusters, prin
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.runs.defaults import default_cluster
+from mlbench_cli.server.in_cluster import find_dashboard
+from providers import registry
 
 
 def serve(
@@ -53,7 +56,7 @@ def serve(
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help='tokens of other people, one per line: "read TOKEN" or "act TOKEN"; act needs --allow-actions',
+            help="file with the token of the dashboard; default: a new token at each start",
         ),
     ] = None,
     public_url: Annotated[
@@ -61,7 +64,7 @@ def serve(
         typer.Option(
             "--public-url",
             metavar="URL",
-            help="URL under which a proxy or ingress serves the dashboard; only tokens of --token-file are valid then",
+            help="URL under which a proxy or ingress serves the dashboard; needs --token-file",
         ),
     ] = None,
     max_workers: Annotated[
@@ -77,7 +80,7 @@ def serve(
 ) -> int:
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
 
-    The printed URL contains a new token at each start; keep it private. With --cluster, the dashboard shows only the
+    The printed URL contains the token of the dashboard; keep it private. With --cluster, the dashboard shows only the
     runs of that cluster, and finds runs that other machines start within 30 seconds. The dashboard reaches the cluster
     the way all commands do, so the cluster needs no public port.
     """
@@ -85,12 +88,11 @@ def serve(
         import uvicorn
 
         from mlbench_cli.server.app import make_app
-        from mlbench_cli.server.connections import GuardedProtocol
         from mlbench_cli.server.discovery import keep_discovering
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
-    from mlbench_cli.server.config import LOOPBACK, Limits, ServerConfig, read_grants, write_address
+    from mlbench_cli.server.config import LOOPBACK, Limits, ServerConfig, read_token, write_address
 
     is_loopback = _is_loopback(host)
     if (certificate is None) != (key is None):
@@ -103,10 +105,10 @@ def serve(
             f"--host {host}: without TLS, anyone on the network path can read the token.",
             hint="--tls-cert FILE --tls-key FILE, or ssh -L PORT:127.0.0.1:PORT, or --insecure",
         )
-    grants = read_grants(token_file) if token_file is not None else ()
+    token = secrets.token_urlsafe(24) if token_file is None else read_token(token_file)
     if public_url is not None:
         public_url = _check_public_url(public_url)
-        if not grants:
+        if token_file is None:
             raise UsageError("--public-url needs --token-file.", hint="--token-file FILE")
     with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
@@ -121,10 +123,9 @@ def serve(
         allows_actions=allows_actions,
         has_tls=certificate is not None,
         cluster=cluster,
-        grants=grants,
         public_url=public_url,
         limits=Limits(max_workers, max_cpus, max_gpus),
-        token="" if public_url else secrets.token_urlsafe(24),
+        token=token,
     )
     server = uvicorn.Server(
         uvicorn.Config(
@@ -135,7 +136,7 @@ def serve(
             server_header=False,
             date_header=False,
             lifespan="off",
-            http=GuardedProtocol,
+            http="h11",
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=32 * 1024,
@@ -145,9 +146,9 @@ def serve(
     )
     address = write_address(config)
     try:
-        print_answer(output, {"url": config.url, "client_url": config.client_url, "port": bound}, config.url)
+        print_answer(output, {"url": config.url, "port": bound}, config.url)
         sys.stdout.flush()  # whoever reads it through a pipe waits for it
-        _explain(config.client_url, is_loopback, allows_actions, certificate is not None)
+        _explain(is_loopback, allows_actions, certificate is not None)
         threading.Thread(target=warm_up, args=(config,), daemon=True).start()
         if is_remote:
             threading.Thread(target=keep_discovering, args=(config,), daemon=True).start()
@@ -158,16 +159,38 @@ def serve(
 
 
 def get_dashboard_url(output: Output = Format.text) -> None:
-    """Print the URL of the dashboard that is running on this machine, with its token."""
+    """Print the URL of the dashboard: of the one that runs on this machine, else of the current cluster's.
+
+    The dashboard of a cluster is one that the Helm chart charts/mlbench has installed. Its URL needs the token that it
+    was installed with.
+    """
     from mlbench_cli.server.config import read_address
 
     found = read_address(settings.data_dir())
-    if found is None:
+    if found is not None:
+        print_answer(output, {"url": found.url, "pid": found.pid}, found.url)
+        return
+    with Client(notice=console.note) as client:
+        cluster = default_cluster(client.store)
+    if cluster.provider in ("local", "slurm", "hosts"):
         raise NotFoundError("No dashboard is running on this machine.", hint="mlbench serve")
-    print_answer(output, {"url": found.url, "client_url": found.client_url, "pid": found.pid}, found.url)
+    there = find_dashboard(registry.load(cluster.provider).connect(cluster))
+    if there is None:
+        raise NotFoundError(
+            f"No dashboard is running on this machine or in the cluster {cluster.name}.",
+            hint="mlbench serve, or install charts/mlbench into the cluster",
+        )
+    document = {"url": there.url, "cluster": cluster.name, "namespace": there.namespace, "forward": there.forward}
+    print_answer(output, document, there.url)
+    if there.forward:
+        console.note(f"It has no address outside the cluster. To reach it: {there.forward}")
+    secret = (
+        f"kubectl --namespace {there.namespace} get secret {there.secret} -o jsonpath='{{.data.token}}' | base64 -d"
+    )
+    console.note(f"Add its token as ?token=TOKEN. To print it: {secret}")
 
 
-def _explain(client_url: str, is_loopback: bool, allows_actions: bool, has_tls: bool) -> None:
+def _explain(is_loopback: bool, allows_actions: bool, has_tls: bool) -> None:
     if not is_loopback:
         how = "with TLS" if has_tls else "WITHOUT TLS: anyone who can read the traffic can read the token"
         console.warn(f"Other machines can reach the dashboard, {how}.")
@@ -177,7 +200,6 @@ def _explain(client_url: str, is_loopback: bool, allows_actions: bool, has_tls: 
         else "It is read-only; start it with --allow-actions to control runs from it."
     )
     console.note(f"Open the URL above. {kind} Press Ctrl-C to stop it.")
-    console.note(f'Client of MLBench 3: ApiClient(in_cluster=False, url="{client_url}")')
 
 
 def _check_public_url(url: str) -> str:

@@ -7,9 +7,8 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names, show_status
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_one, show_rows, show_runs
+from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_runs
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.run import DAMAGED, Outcome, RunState
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN
@@ -19,7 +18,6 @@ STATES = (*RunState, ENDED, UNKNOWN, DAMAGED, *Outcome)
 
 
 def status(
-    context: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -62,7 +60,6 @@ def status(
             "--since", metavar="TIME", help="only runs created since this time, e.g. 2d or 2026-01-31T10:00:00Z"
         ),
     ] = None,
-    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> None:
     """Show the newest runs, or a run, experiment or cluster in detail."""
@@ -76,22 +73,6 @@ def status(
             "--state, --task and --since select runs and cannot be combined with NAME.",
             hint="mlbench status --state running",
         )
-    if dashboard is not None:
-        there = connect(context, dashboard, "metric", "watch", "verbose", "limit", "state", "task", "since")
-        show_status(
-            there,
-            require_names(names, "status") if names else (),
-            output,
-            limit=limit,
-            state=state,
-            task=task,
-            since=choice.since,
-            show=lambda document: show_one(document, metric, verbose),
-            show_rows=show_rows,
-            metric=metric,
-            watch=watch,
-        )
-        return
     client = Client(notice=console.note)
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster

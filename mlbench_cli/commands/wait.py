@@ -8,7 +8,6 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._common import Format, Output, RequireGoal, UnreachableTimeout
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names, wait_for
 from mlbench_cli.commands._report import Ended, Reporter, Unanswered, report_ended
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
 from mlbench_cli.config.settings import set_unreachable_timeout
@@ -17,7 +16,6 @@ from mlbench_cli.util.durations import parse_duration
 
 
 def wait(
-    context: typer.Context,
     names: Names = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="how long to wait, e.g. 15m")
@@ -29,7 +27,6 @@ def wait(
     tasks: Tasks = None,
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
-    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> int:
     """Wait for runs to end and print their results. The exit code is the highest of all runs, or 124 after --timeout.
@@ -39,9 +36,6 @@ def wait(
     """
     set_unreachable_timeout(unreachable)
     seconds = None if timeout is None else parse_duration(timeout)
-    if dashboard is not None:
-        there = connect(context, dashboard, "timeout", "require_goal")
-        return wait_for(there, require_names(names, "wait"), output, timeout=seconds, require_goal=require_goal)
     client = Client(notice=console.note)
     chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
     if not chosen.runs:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.server import original, pages, rest
+from mlbench_cli.server import pages, rest
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds
 from mlbench_cli.server.security import MAX_BODY_BYTES, BodyTooLong, Guard
@@ -18,7 +18,7 @@ from mlbench_cli.server.statuses import status_of
 def make_app(config: ServerConfig) -> ASGIApp:
     """The dashboard behind its guard. Its only state is the feeds of followed runs."""
     feeds = Feeds(config)
-    routes = [*rest.make_routes(config, feeds), *original.make_routes(config), *pages.make_routes(config)]
+    routes = [*rest.make_routes(config, feeds), *pages.make_routes(config)]
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, config)],
@@ -54,7 +54,7 @@ async def _explain_crash(request: Request, error: Exception) -> Response:
 
 
 def _answer(request: Request, status: int, message: str, hint: str | None = None) -> Response:
-    """A page for a browser; for programs JSON in the form of MLBench 3 ("message")."""
+    """A page for a browser, JSON for programs."""
     if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
-        return JSONResponse({"status": "ERROR", "message": message, "hint": hint, "data": {}}, status)
+        return JSONResponse({"message": message, "hint": hint}, status)
     return pages.render_problem(request, status, message, hint)

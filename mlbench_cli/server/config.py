@@ -7,7 +7,6 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,25 +15,8 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import write_atomically
 
 FILE = "dashboard.json"
-ROLE = "mlbench.role"  # in a request's scope: the role of its token
-ADMIT = "mlbench.admit"  # in a request's scope: called by the guard for a valid token
 MIN_TOKEN = 24  # characters
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-
-
-class Role(StrEnum):
-    """The rights of a token."""
-
-    READ = "read"
-    ACT = "act"  # may also start, stop and delete runs, if the dashboard allows actions
-
-
-@dataclass(frozen=True)
-class Grant:
-    """A token with its role, from a token file."""
-
-    token: str = field(repr=False)
-    role: Role
 
 
 @dataclass(frozen=True)
@@ -60,39 +42,26 @@ class Limits:
                     )
 
 
-def read_grants(path: Path) -> tuple[Grant, ...]:
-    """The tokens in a file with lines such as "read TOKEN" or "act TOKEN"; "#" starts a comment.
-
-    Raises UsageError for a file that other users can read, invalid lines and weak tokens.
-    """
+def read_token(path: Path) -> str:
+    """The token in a file. Raises UsageError for a file that other users can read, or a weak token."""
     try:
-        mode, text = path.stat().st_mode, path.read_text("utf-8")
+        mode, text = path.stat().st_mode, path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The token file {path} cannot be read: {error}.") from None
     if mode & 0o007:
         raise UsageError(f"Every user of this machine can access the token file {path}.", hint=f"chmod 600 {path}")
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) != 2 or words[0] not in tuple(Role):
-            raise UsageError(f"Line {number} of {path} is not a role and a token.", hint='"read TOKEN" or "act TOKEN"')
-        if len(words[1]) < MIN_TOKEN or not re.fullmatch(r"[A-Za-z0-9_.~-]+", words[1]):
-            raise UsageError(
-                f"The token in line {number} of {path} is weak: it needs {MIN_TOKEN} letters, digits, - or _.",
-                hint="openssl rand -hex 24",
-            )
-        found.append(Grant(words[1], Role(words[0])))
-    if not found:
-        raise UsageError(f"The token file {path} has no token.", hint='"read TOKEN" or "act TOKEN", one per line')
-    return tuple(found)
+    if len(text) < MIN_TOKEN or not re.fullmatch(r"[A-Za-z0-9_.~-]+", text):
+        raise UsageError(
+            f"The token in {path} is weak: it needs {MIN_TOKEN} letters, digits, - or _, and nothing else.",
+            hint=f"openssl rand -hex 24 > {path}",
+        )
+    return text
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """`names` are accepted host names. `cluster`: show only runs of this cluster.
-    `grants` are tokens of other users; the owner's `token` has all rights, and is empty if there is none.
+    `token` is what every request must have.
     `public_url` is the URL of the dashboard at a proxy or ingress, e.g. https://mlbench.example.com."""
 
     home: Path
@@ -103,18 +72,12 @@ class ServerConfig:
     allows_actions: bool = False
     has_tls: bool = False
     cluster: str | None = None
-    grants: tuple[Grant, ...] = ()
     public_url: str | None = None
     limits: Limits = Limits()
 
-    def role_of(self, given: str) -> Role | None:
-        """The role of a token; None for an unknown one. Takes constant time."""
-        data, role = given.encode("utf-8", "replace"), None
-        own = (Grant(self.token, Role.ACT),) if self.token else ()
-        for grant in (*self.grants, *own):
-            if hmac.compare_digest(data, grant.token.encode()):
-                role = grant.role
-        return role
+    def is_valid(self, given: str) -> bool:
+        """Whether `given` is the token. Takes constant time."""
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
     @property
     def scheme(self) -> str:
@@ -153,18 +116,13 @@ class ServerConfig:
     @property
     def url(self) -> str:
         """The address with the token, for a browser."""
-        return f"{self.address}?token={self.token}" if self.token else self.address
-
-    @property
-    def client_url(self) -> str:
-        """The `url` for the client of MLBench 3."""
-        return f"{self.names[0]}:{self.port}/t/{self.token}"
+        return f"{self.address}?token={self.token}"
 
 
 def write_address(config: ServerConfig) -> Path:
     """Store the address for other commands of this user."""
     path = config.home / FILE
-    document = {"schema_version": 1, "url": config.url, "client_url": config.client_url, "pid": os.getpid()}
+    document = {"schema_version": 1, "url": config.url, "pid": os.getpid()}
     write_atomically(path, (json.dumps(document) + "\n").encode())
     path.chmod(0o600)
     return path
@@ -175,7 +133,6 @@ class Address:
     """A running dashboard on this machine."""
 
     url: str
-    client_url: str
     pid: int
 
 
@@ -183,7 +140,7 @@ def read_address(home: Path) -> Address | None:
     """The running dashboard of this data folder; None if there is none."""
     try:
         document = json.loads((home / FILE).read_bytes())
-        found = Address(str(document["url"]), str(document["client_url"]), int(document["pid"]))
+        found = Address(str(document["url"]), int(document["pid"]))
         os.kill(found.pid, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None

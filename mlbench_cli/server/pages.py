@@ -32,7 +32,7 @@ from mlbench_cli.server.access import (
     open_checked,
 )
 from mlbench_cli.server.clusters import describe_cluster
-from mlbench_cli.server.config import ROLE, Role, ServerConfig
+from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
@@ -205,10 +205,8 @@ class _Pages:
         return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
     def new(self, request: Request) -> Response:
-        if not may_act(request, self._config):
-            raise UsageError(
-                "This dashboard is read-only for you.", hint="mlbench serve --allow-actions, and a token that may act"
-            )
+        if not self._config.allows_actions:
+            raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
         from task_images.comm.presets import PRESETS
 
         questions = read_questions(self._config)
@@ -316,19 +314,14 @@ def render(
     text = environment.get_template(template).render(
         title=title,
         version=__version__,
-        allows_actions=may_act(request, config),
-        is_read_only=config is not None and not may_act(request, config),
+        allows_actions=config is not None and config.allows_actions,
+        is_read_only=config is not None and not config.allows_actions,
         cluster=config.cluster if config else None,
         asset=asset_path,
         path=request.url.path,
         **values,
     )
     return HTMLResponse(text, status)
-
-
-def may_act(request: Request, config: ServerConfig | None) -> bool:
-    """Whether this request's token may start, stop and delete runs."""
-    return config is not None and config.allows_actions and request.scope.get(ROLE) is Role.ACT
 
 
 def render_problem(request: Request, status: int, message: str, hint: str | None) -> Response:
@@ -393,9 +386,9 @@ def _add_progress(handles: "Sequence[RunHandle]", rows: list[JsonObject]) -> Non
 
 
 def _last_lines(handle: RunHandle, rank: int) -> str:
-    """The end of the log of a failed rank."""
-    path = handle.folder / "logs" / f"rank-{rank}.log"
-    return "\n".join(read_page(path, -1, limit=8192).lines[-MAX_LAST_LINES:])
+    """The end of a failed rank's log."""
+    page = read_page(handle.folder / "logs" / f"rank-{rank}.log", -1, limit=8192)
+    return "\n".join(page.lines[-MAX_LAST_LINES:])
 
 
 def _pictures(report: "Report | None") -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from mlbench_cli.api import RunHandle
@@ -28,9 +28,7 @@ from mlbench_cli.server.access import (
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
 from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
-from mlbench_cli.server.openapi import describe_api
-from mlbench_cli.server.original import parse_since
-from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
+from mlbench_cli.util.durations import parse_since
 
 if TYPE_CHECKING:
     from mlbench_cli.runs.request import Request as Asked
@@ -41,7 +39,7 @@ Handler = Callable[[Request], Awaitable[Response] | Response]  # Starlette calls
 
 
 def make_routes(config: ServerConfig, feeds: Feeds) -> list[BaseRoute]:
-    """The table of the API; `openapi.describe_api` describes the same paths."""
+    """The table of the API."""
     rest = _Rest(config, feeds)
     table: tuple[tuple[str, str, Handler], ...] = (
         ("GET", "/api/v1/runs", rest.runs),
@@ -61,8 +59,6 @@ def make_routes(config: ServerConfig, feeds: Feeds) -> list[BaseRoute]:
         ("GET", "/api/v1/questions", rest.questions),
         ("GET", "/api/v1/tasks", rest.tasks),
         ("GET", "/api/v1/clusters", rest.clusters),
-        ("GET", "/api/v1/openapi.json", rest.openapi),
-        ("GET", "/metrics", rest.prometheus),
     )
     return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
@@ -94,7 +90,7 @@ class _Rest:
         since = query.get("since")
         table = find_run(self._config, request.path_params["name"]).metrics(
             query.getlist("name") or None,
-            since=None if since is None else parse_since(since),
+            since=None if since is None else parse_since(since, "since"),
             summarize=whole_number(query.get("summarize"), "summarize"),
             last=whole_number(query.get("last"), "last"),
             ranks=[whole_number(rank, "rank") for rank in query.getlist("rank")] or None,
@@ -157,12 +153,6 @@ class _Rest:
         found = list_clusters(self._config)
         named = [{"name": item.name, "provider": item.provider, "state": item.state} for item in found]
         return JSONResponse({"clusters": named})
-
-    def openapi(self, request: Request) -> Response:
-        return JSONResponse(describe_api())
-
-    def prometheus(self, request: Request) -> Response:
-        return PlainTextResponse(render_metrics(self._config), headers={"content-type": CONTENT_TYPE})
 
     # --- acting -----------------------------------------------------------------------------------------------------
 

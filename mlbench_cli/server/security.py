@@ -14,13 +14,12 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlbench_cli.server.config import ADMIT, ROLE, Role, ServerConfig
+from mlbench_cli.server.config import ServerConfig
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_QUERY_BYTES = 4096
 ACTION_HEADER = "x-mlbench-action"
 READING = ("GET", "HEAD")
-PREFIX = "/t/"
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -63,16 +62,14 @@ class Guard:
             return
         guarded = _adding_headers(send)
         try:
-            admitted = self._admit(scope)
+            self._admit(scope)
         except Refusal as refusal:
             await _answer(guarded, scope, refusal)
             return
-        if (admit := admitted.pop(ADMIT, None)) is not None:
-            admit()
-        await self._app(admitted, _limit_body(receive), guarded)
+        await self._app(scope, _limit_body(receive), guarded)
 
-    def _admit(self, scope: Scope) -> Scope:
-        """The request without its credentials. Raises Refusal."""
+    def _admit(self, scope: Scope) -> None:
+        """Check a request. Raises Refusal."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -82,9 +79,8 @@ class Guard:
         for length in headers.get("content-length", []):
             if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
                 raise Refusal(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
-        scope, is_ambient = self._authenticate(scope, headers)
-        self._check_method(scope["method"], headers, is_ambient, scope[ROLE])
-        return scope
+        is_ambient = self._authenticate(scope, headers)
+        self._check_method(scope["method"], headers, is_ambient)
 
     def _check_origin(self, headers: Mapping[str, list[str]]) -> None:
         """Require exactly one Host header, one of ours (DNS rebinding), and our own Origin and Sec-Fetch-Site, if
@@ -99,52 +95,39 @@ class Guard:
             if site not in ("none", "same-origin"):
                 raise Refusal(403, "Requests from other sites are not allowed.")
 
-    def _authenticate(self, scope: Scope, headers: Mapping[str, list[str]]) -> tuple[Scope, bool]:
-        """The request, and whether its credentials are sent automatically by a browser."""
-        path: str = scope["path"]
-        if path.startswith(PREFIX):
-            return self._by_prefix(scope, path)
-        if path == "/" and (given := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
+    def _authenticate(self, scope: Scope, headers: Mapping[str, list[str]]) -> bool:
+        """Require the token. Returns whether a browser sends these credentials by itself."""
+        if scope["path"] == "/" and (given := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
             self._by_link(given[0], headers["host"][0])
         kind, _, value = " ".join(headers.get("authorization", [])).partition(" ")
         if kind.lower() == "bearer":
-            return self._require(value.strip(), scope), False
+            self._require(value.strip())
+            return False
         if kind.lower() == "basic":
-            return self._require(_password(value), scope), "sec-fetch-site" in headers
-        return self._require(_cookie(headers, self._config.cookie), scope), True
-
-    def _by_prefix(self, scope: Scope, path: str) -> tuple[Scope, bool]:
-        """/t/TOKEN/api/... for MLBench 3's client, which sends no headers. Pages are not served under it."""
-        given, slash, rest = path.removeprefix(PREFIX).partition("/")
-        if not slash or not rest.startswith("api/"):
-            raise Refusal(404, "A token in the path works only for the API.")
-        raw = scope.get("raw_path", b"").split(b"/", 3)
-        changed = {**scope, "path": f"/{rest}", "raw_path": b"/" + (raw[3] if len(raw) > 3 else b"")}
-        return self._require(given, changed), False
+            self._require(_password(value))
+            return "sec-fetch-site" in headers
+        self._require(_cookie(headers, self._config.cookie))
+        return True
 
     def _by_link(self, given: str, host: str) -> None:
         """The printed address: exchange its token for a cookie and remove it from the URL."""
-        if self._config.role_of(given) is None:
+        if not self._config.is_valid(given):
             raise Refusal(401, EXPIRED)
         flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.is_secure(host) else "")
         cookie = f"{self._config.cookie}={given}; {flags}"
         raise Refusal(303, "Go on.", {"location": "/", "set-cookie": cookie})
 
-    def _require(self, given: str, scope: Scope) -> Scope:
-        role = self._config.role_of(given)
-        if role is None:
+    def _require(self, given: str) -> None:
+        if not self._config.is_valid(given):
             raise Refusal(401, EXPIRED if given else MISSING, {"www-authenticate": "Bearer"})
-        return {**scope, ROLE: role}
 
-    def _check_method(self, method: str, headers: Mapping[str, list[str]], is_ambient: bool, role: Role) -> None:
+    def _check_method(self, method: str, headers: Mapping[str, list[str]], is_ambient: bool) -> None:
         if method in READING:
             return
         if method not in ("POST", "DELETE"):
             raise Refusal(405, f"{method} is not supported here.")
         if not self._config.allows_actions:
             raise Refusal(405, "This dashboard is read-only. Start it with --allow-actions.")
-        if role is not Role.ACT:
-            raise Refusal(403, "This token is read-only. Actions need a token with the role act.")
         if is_ambient and ACTION_HEADER not in headers:
             raise Refusal(403, f"An action needs the header {ACTION_HEADER}.")
 
@@ -227,7 +210,7 @@ async def _answer(send: Send, scope: Scope, refusal: Refusal) -> None:
         text = escape(refusal.message)
         body = f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><p>{text}</p></html>'
     else:
-        kind, body = "application/json", json.dumps({"status": "ERROR", "message": refusal.message, "data": {}})
+        kind, body = "application/json", json.dumps({"message": refusal.message, "hint": None})
     headers = {"content-type": kind, "content-length": str(len(body.encode())), **refusal.headers}
     listed = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": listed})

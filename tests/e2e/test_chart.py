@@ -1,8 +1,9 @@
-"""The dashboard's Helm chart on a real cluster: it answers, its roles and limits hold, and it keeps its runs.
+"""The dashboard's Helm chart on a real cluster: it answers, its token and limits hold, and it keeps its runs.
 
 Like a user of the chart, with docker, kind, helm and kubectl: build the image, install, forward the port, start a run.
 """
 
+import http.client
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
 BASE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or "python:3.12-slim-bookworm"  # with Python and pip
 IMAGE = "localhost/mlbench-dashboard:e2e"
 CLUSTER, SPACE, RELEASE = "mlbench-e2e-chart", "team", "front"
-READ, ACT = "r" * 24, "a" * 24
+TOKEN = "t" * 24
 DEPLOYMENT = f"deployment/{RELEASE}-dashboard"
 
 pytestmark = [
@@ -91,21 +93,26 @@ class Team:
             process.wait(30)
             process.communicate()
 
-    def mlbench(self, *words: str, token: str = ACT, code: int = 0) -> str:
-        """What a command prints that talks to the dashboard and ends with `code`."""
-        environment = {**os.environ, "MLBENCH_HOME": str(self.folder / "home"), "MLBENCH_DASHBOARD_TOKEN": token}
-        url = f"http://127.0.0.1:{self.port}"
-        done = subprocess.run(
-            [sys.executable, "-m", "mlbench_cli", *words, "--dashboard-url", url],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
+    def ask(self, path: str, method: str = "GET", body: object = None, token: str = TOKEN) -> tuple[int, bytes]:
+        """An answer of the REST API."""
+        headers = {"Authorization": f"Bearer {token}"}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def wait_for(self, run: str) -> str:
+        """The outcome of a run, once it has one."""
+        limit = time.monotonic() + 600
+        while time.monotonic() < limit:
+            status, text = self.ask(f"/api/v1/runs/{run}")
+            if status == 200 and (outcome := json.loads(text)["outcome"]):
+                return str(outcome)
+            time.sleep(2)
+        raise AssertionError(f"{run} did not end")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +139,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         values = {
             "master.image.repository": repository,
             "master.image.tag": tag,
-            "tokens.text": f"read {READ}\nact {ACT}",
+            "token.text": TOKEN,
             "limits.workers": "2",
             "service.port": str(port),
         }
@@ -151,15 +158,15 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 
 
 def test_a_team_shares_the_dashboard_of_the_chart(team: Team, tmp_path: Path) -> None:
-    start = ("run", "there", "2", "--command", "sh -c 'echo rank {rank} is here'", "--image", IMAGE)
+    asked = {"name": "there", "workers": [2], "command": "sh -c 'echo rank {rank} is here'", "image": IMAGE}
     with team.forward():
-        assert "here" in team.mlbench("list-clusters", token=READ)
-        assert "is read-only" in team.mlbench(*start, token=READ, code=3)
-        team.mlbench("status", token="x" * 24, code=3)
-        assert "2" in team.mlbench("run", "big", "3", "--command", "true", "--image", IMAGE, code=2)
-        team.mlbench(*start)
-        assert "rank 1 is here" in team.mlbench("logs", "there", "--rank", "1", token=READ)
-        team.mlbench("download", "there-2", "--to", str(tmp_path / "there.zip"), token=READ)
+        assert team.ask("/api/v1/clusters", token="x" * 24)[0] == 401
+        assert b'"here"' in team.ask("/api/v1/clusters")[1]
+        assert team.ask("/api/v1/runs", "POST", {**asked, "name": "big", "workers": [3]})[0] == 400
+        assert team.ask("/api/v1/runs", "POST", asked)[0] == 201
+        assert team.wait_for("there-2") == "completed"
+        assert b"rank 1 is here" in team.ask("/api/v1/runs/there-2/logs?rank=1")[1]
+        (tmp_path / "there.zip").write_bytes(team.ask("/api/v1/runs/there-2/archive")[1])
     assert find_problems(tmp_path / "there.zip") == []
 
 
@@ -167,4 +174,12 @@ def test_a_new_pod_has_the_runs_of_the_one_before(team: Team) -> None:
     team.kubectl("rollout", "restart", DEPLOYMENT)
     team.wait_until_ready()
     with team.forward():
-        assert "completed" in team.mlbench("status", "there-2", token=READ)
+        assert team.wait_for("there-2") == "completed"
+
+
+def test_get_dashboard_url_finds_it(team: Team) -> None:
+    homes = {"MLBENCH_HOME": str(team.folder / "home"), "KUBECONFIG": str(team.folder / "kubeconfig")}
+    for words in (["attach-cluster", "shared", "--namespace", SPACE], ["set-cluster", "shared"]):
+        call(sys.executable, "-m", "mlbench_cli", *words, folder=ROOT, stdin=None, **homes)
+    found = call(sys.executable, "-m", "mlbench_cli", "get-dashboard-url", folder=ROOT, stdin=None, **homes)
+    assert found == f"http://127.0.0.1:{team.port}/\n"

@@ -37,7 +37,6 @@ class Dashboard:
     port: int
     token: str
     url: str
-    client_url: str
     pid: int
 
     def ask(
@@ -86,7 +85,7 @@ def serve(home: Path, *options: str) -> Iterator[Dashboard]:
                 break
         document = json.loads(text)
         token = document["url"].partition("token=")[2]
-        yield Dashboard(home, document["port"], token, document["url"], document["client_url"], process.pid)
+        yield Dashboard(home, document["port"], token, document["url"], process.pid)
     finally:
         process.terminate()
         process.wait(PATIENCE)

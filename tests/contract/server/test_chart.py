@@ -16,8 +16,8 @@ from providers.attached import RULES
 from tests.contract.server.dashboards import serve
 
 CHART = Path(__file__).parents[3] / "charts" / "mlbench"
-READ = "r" * 24
-SET = ["master.image.repository=example/dashboard", "tokens.text=read " + READ]
+TOKEN = "r" * 24
+SET = ["master.image.repository=example/dashboard", "token.text=" + TOKEN]
 KINDS = {
     "Deployment": "V1Deployment",
     "Service": "V1Service",
@@ -67,7 +67,7 @@ def test_it_uses_options_that_serve_has() -> None:
             "publicUrl=https://m.example.com",
         ),
         ("ingress.enabled=true", "ingress.host=m.example.com", "ingress.tlsSecretName=tls", "ingress.className=nginx"),
-        ("persistence.existingClaim=old", "tokens.existingSecret=mine", "rbac.create=false", "allowActions=false"),
+        ("persistence.existingClaim=old", "token.existingSecret=mine", "rbac.create=false", "allowActions=false"),
     ],
 )
 def test_its_objects_are_valid(values: tuple[str, ...]) -> None:
@@ -96,8 +96,8 @@ def test_limits_become_options() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (["tokens.text=read x"], "Set master.image.repository"),
-        ([SET[0]], "Set tokens.existingSecret"),
+        (["token.text=x"], "Set master.image.repository"),
+        ([SET[0]], "Set token.existingSecret"),
         ([*SET, "publicUrl=https://m.example.com"], "set tls.secretName"),
         ([*SET, "ingress.enabled=true", "ingress.host=m"], "set ingress.tlsSecretName"),
         ([*SET, "limits.nodes=3"], "nodes"),
@@ -112,14 +112,14 @@ def test_values_that_cannot_work_are_rejected(values: list[str], reason: str) ->
 
 
 def test_serve_behind_an_ingress(tmp_path: Path) -> None:
-    """Only the file's tokens are valid, the public name is accepted, and its cookie is for HTTPS only."""
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"act {READ}\n")
-    tokens.chmod(0o600)
+    """Only the file's token is valid, the public name is accepted, and its cookie is for HTTPS only."""
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
     (tmp_path / "home").mkdir()
     options = (
         "--token-file",
-        str(tokens),
+        str(token),
         "--public-url",
         "https://m.example.com",
         "--allow-actions",
@@ -127,15 +127,15 @@ def test_serve_behind_an_ingress(tmp_path: Path) -> None:
         "2",
     )
     with serve(tmp_path / "home", *options) as dashboard:
-        assert dashboard.url == "https://m.example.com/"
-        mine = {"Authorization": f"Bearer {READ}"}
+        assert dashboard.url == f"https://m.example.com/?token={TOKEN}"
+        mine = {"Authorization": f"Bearer {TOKEN}"}
         assert dashboard.ask("/api/v1/runs", headers=mine, token=False, host="m.example.com").status == 200
         assert dashboard.ask("/api/v1/runs", headers=mine, token=False, host="other.example.com").status == 421
         for empty in ({"Authorization": "Bearer "}, {"Cookie": "mlbench="}, {}):
             assert dashboard.ask("/api/v1/runs", headers=empty, token=False, host="m.example.com").status == 401
-        public = dashboard.ask(f"/?token={READ}", token=False, host="m.example.com").headers["set-cookie"]
+        public = dashboard.ask(f"/?token={TOKEN}", token=False, host="m.example.com").headers["set-cookie"]
         assert "; Secure" in public
-        assert "; Secure" not in dashboard.ask(f"/?token={READ}", token=False).headers["set-cookie"]
+        assert "; Secure" not in dashboard.ask(f"/?token={TOKEN}", token=False).headers["set-cookie"]
         body = b'{"name": "big", "workers": [3], "command": "true", "share_machine": true}'
         answer = dashboard.ask("/api/v1/runs?check=true", "POST", mine, body, token=False)
         assert (answer.status, "the limit of this dashboard is 2" in answer.document["message"]) == (400, True)

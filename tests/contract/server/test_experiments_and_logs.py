@@ -43,7 +43,7 @@ def test_a_file_of_runs_is_one_experiment_with_its_progress(tmp_path: Path, monk
     assert ("study-good-1" in whole, "study-bad-1" in whole, "alone" in other) == (True, True, False)
 
 
-PAGES = ("/", "/listing", "/experiments", "/experiment-list", "/runs/demo-1", "/api/v1/runs", "/api/runs/", "/metrics")
+PAGES = ("/", "/listing", "/experiments", "/experiment-list", "/runs/demo-1", "/api/v1/runs")
 
 
 @pytest.mark.parametrize("damage", ["newer", "forbidden", "broken"])
@@ -78,7 +78,7 @@ def test_a_store_that_another_process_writes_to_is_shown_and_refuses_actions_wit
     headers = {"Content-Type": "application/json", "X-Mlbench-Action": "1"}
     assert acting.ask("/api/v1/runs").status == 200
     with lock_out(acting.home, "writers"):
-        for page in ("/", "/listing", "/experiment-list", "/api/v1/runs", "/metrics"):
+        for page in ("/", "/listing", "/experiment-list", "/api/v1/runs"):
             assert acting.ask(page, headers={"Accept": "text/html"}).status == 200
         answer = acting.ask("/api/v1/runs", "POST", headers, json.dumps(wanted).encode())
         assert (answer.status, "is locked: another process" in answer.document["message"]) == (503, True)
