@@ -11,7 +11,7 @@ from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.util.times import now
@@ -143,7 +143,8 @@ class OpenExperiment:
         from mlbench_cli.runs.recording import document_writer, record
 
         experiment = self.plan.experiment
-        record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment))
+        repeats = max((repeat_of(run.name) for run in self.plan.runs), default=1)
+        record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))
 
     @property
     def dies_with_client(self) -> bool:

@@ -63,7 +63,7 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(Leaf.LABEL, "name cluster engine task preset backend functional_only cluster_kind price"),
     **_leaves(Leaf.CHECKED, "argv image task_path"),
     **_leaves(Leaf.PARTS, "parameters method kubernetes"),
-    **_leaves(Leaf.CHOICE, "data_dir"),
+    **_leaves(Leaf.CHOICE, "data_dir include_files kubernetes.runtime_class"),
     **_leaves(
         Leaf.VALUE,
         "kubernetes.memory kubernetes.server_memory kubernetes.shm kubernetes.start_timeout kubernetes.hold_seconds "

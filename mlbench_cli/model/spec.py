@@ -66,6 +66,12 @@ def check_name(name: str, what: str = "run name") -> str:
     return name
 
 
+def repeat_of(name: str) -> int:
+    """The number of a repeat: 3 of "demo-2-r3", and 1 of any other name."""
+    found = _REPEAT.fullmatch(name)
+    return 1 if found is None else int(name.rpartition("-r")[2])
+
+
 def common_name(name: str) -> str | None:
     """What repeats of a run have in common in their names: "demo-2" of "demo-2-r3"; None for any other name."""
     found = _REPEAT.fullmatch(name)

@@ -57,6 +57,7 @@ class ReceiptCheck:
 
     problems: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    reason: str = ""  # as it follows from the archives, whatever the receipt says
 
     @property
     def is_derived(self) -> bool:
@@ -136,8 +137,9 @@ def check_receipt(receipt: Receipt, archives: Iterable[Archive]) -> ReceiptCheck
         "original": _describe_runs(sides[0]),
         "reproduction": _describe_runs(sides[1]),
     }
-    has_words = document["mlbench"] == __version__
-    return ReceiptCheck(tuple(_find_contradictions(clean_values(expected), document, "", has_words)))
+    if document["mlbench"] != __version__:  # its words may be those of another version: those of this one are shown
+        expected = _without_words(expected)
+    return ReceiptCheck(tuple(_find_contradictions(clean_values(expected), document, "")), reason=found.reason)
 
 
 def sign_receipt(path: Path, key: Path, *, force: bool = False) -> None:
@@ -173,19 +175,24 @@ def _describe_runs(archives: Sequence[Archive]) -> list[JsonObject]:
     ]
 
 
-def _find_contradictions(expected: Any, found: Any, path: str, has_words: bool) -> Iterable[str]:
+def _without_words(document: Any) -> Any:
+    if isinstance(document, Mapping):
+        return {key: _without_words(value) for key, value in document.items() if key not in _WORDING}
+    return [_without_words(item) for item in document] if isinstance(document, list) else document
+
+
+def _find_contradictions(expected: Any, found: Any, path: str) -> Iterable[str]:
     """Where a receipt says something else than its archives, one sentence each."""
     if isinstance(expected, Mapping):
         for key, value in expected.items():
-            if has_words or key not in _WORDING:
-                inner = found.get(key) if isinstance(found, Mapping) else None
-                yield from _find_contradictions(value, inner, f"{path}.{key}" if path else key, has_words)
+            inner = found.get(key) if isinstance(found, Mapping) else None
+            yield from _find_contradictions(value, inner, f"{path}.{key}" if path else key)
     elif isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
             yield f'"{path}" does not have the entries that follow from the archives'
             return
         for index, pair in enumerate(zip(expected, found, strict=True)):
-            yield from _find_contradictions(*pair, f"{path}[{index}]", has_words)
+            yield from _find_contradictions(*pair, f"{path}[{index}]")
     elif not _agree(expected, found):
         yield f'"{path}" is {brief(found)}, but the archives give {brief(expected)}'
 

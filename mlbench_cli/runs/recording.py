@@ -46,9 +46,11 @@ def plan_experiment(
     return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
 
 
-def document_writer(command_line: Sequence[str], experiment: Experiment) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program, and puts the files of a
-    user's command beside it."""
+def document_writer(
+    command_line: Sequence[str], experiment: Experiment, repeats: int | None = None
+) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program, and the number of
+    repeats that were asked for, and puts the files of a user's command beside it."""
     from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
 
     known: dict[tuple[str, tuple[str, ...]], tuple[JsonObject, CommandCode | None]] = {}
@@ -67,7 +69,7 @@ def document_writer(command_line: Sequence[str], experiment: Experiment) -> Call
         if key not in known:
             known[key] = collect(run.spec)
         document, code = known[key]
-        write_run_document(run, document)
+        write_run_document(run, document, repeats)
         if code is not None and not run.spec.anonymous:
             copy_code(code, run.folder)
 

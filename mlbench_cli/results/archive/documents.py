@@ -50,6 +50,7 @@ class RunDocument(TypedDict):
     task: dict[str, Any] | None  # TaskRules.to_dict; None for a custom command or an unknown task
     mlbench: str
     provenance: dict[str, Any] | None
+    repeats: NotRequired[int]  # how many runs of this setting and size the command asked for
 
 
 class SecondsDocument(TypedDict):
@@ -145,7 +146,7 @@ class EnvironmentDocument(TypedDict):
 # --- run.json -------------------------------------------------------------------------------------------------------
 
 
-def run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> RunDocument:
+def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> RunDocument:
     """run.json without its schema version, as plain JSON values."""
     spec = run.spec
     rules = find_rules(spec.task, spec.preset)
@@ -158,12 +159,13 @@ def run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> RunDo
         "task": None if rules is None else rules.to_dict(),
         "mlbench": __version__,
         "provenance": None if provenance is None else dict(provenance),
+        **({} if repeats is None else {"repeats": repeats}),  # type: ignore[typeddict-item]
     }
 
 
-def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> None:
+def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> None:
     """Write run.json into the run's folder, before anything is started."""
-    document = format_document(run_document(run, provenance))
+    document = format_document(run_document(run, provenance, repeats))
     try:
         RunFolder(run.folder).write(RUN, document)
     except OSError as error:

@@ -149,7 +149,7 @@ def _worker(moment: Schema) -> Schema:
 
 SCHEMAS: Mapping[str, Schema] = {
     run_folder.RUN: _object(
-        {"task": _optional(_ANY_OBJECT), "mlbench": _TEXT, "provenance": _optional(_ANY_OBJECT)},
+        {"task": _optional(_ANY_OBJECT), "mlbench": _TEXT, "provenance": _optional(_ANY_OBJECT), "repeats": _COUNT},
         id=_TEXT,
         name=_TEXT,
         created=_MOMENT,

@@ -17,9 +17,10 @@ from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError
+from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE, find_signature_problem
 from mlbench_cli.results.report.write import figure_csv
 from mlbench_cli.results.site.claims import Claim, Contest, ReceiptNote, attach_receipts, make_contests
-from mlbench_cli.results.site.entries import MANY, Entry, Refusal, Sources, find_sources, read_entries
+from mlbench_cli.results.site.entries import MANY, Entry, Refusal, Sources, find_sources, is_plain, read_entries
 from mlbench_cli.results.site.pages import (
     FOLDER,
     SCRIPT,
@@ -192,27 +193,42 @@ def _read_receipt(path: Path, entries: dict[str, Entry], site: Path, options: Si
         raise UsageError(f"it does not follow from its archives: {checked.problems[0]}")
     document: dict[str, Any] = dict(receipt.document)
     signer = None
-    if options.signers is not None and receipt.signature_path.is_file():
+    if options.signers is not None and is_plain(receipt.signature_path):
         try:
             signer = receipts.check_receipt_origin(receipt, options.signers).principal
         except OriginError:
             signer = None
+    signature = _read_signature(receipt)
     digest = hashlib.sha256(receipt.data).hexdigest()
     file = f"receipts/{digest[:16]}.json"
     (site / "receipts").mkdir(exist_ok=True)
     (site / file).write_bytes(receipt.data)
-    if receipt.signature_path.is_file():
-        shutil.copyfile(receipt.signature_path, site / f"{file}.sig")
+    if signature is not None:
+        (site / f"{file}.sig").write_bytes(signature)
     return ReceiptNote(
         file=file,
         verdict=str(document["verdict"]),
-        reason=str(document["reason"]),
+        reason=checked.reason,
         margin=float(document["margin"]),
         created=str(document["created"]),
         original=tuple(str(run["digest"]) for run in document["original"]),
         reproduction=tuple(str(run["digest"]) for run in document["reproduction"]),
         signer=signer,
     )
+
+
+def _read_signature(receipt: receipts.Receipt) -> bytes | None:
+    """The signature beside a receipt, if there is one. Raises UsageError for anything else of that name."""
+    path = receipt.signature_path
+    if not path.is_symlink() and not path.exists():
+        return None
+    if not is_plain(path):
+        raise UsageError(f"{path.name} is a link or no regular file")
+    with open(path, "rb") as file:
+        data = file.read(MAX_SIGNATURE_BYTES + 1)
+    if problem := find_signature_problem(data[:MAX_SIGNATURE_BYTES], RECEIPT_NAMESPACE):
+        raise UsageError(f"{path.name}: {problem}")
+    return data
 
 
 def _add_assets(site: Path, options: SiteOptions) -> None:

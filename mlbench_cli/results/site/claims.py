@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from mlbench_cli.results.analysis.comparability import ComparisonKey
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of, value_range
@@ -60,7 +59,12 @@ class Claim:
     @property
     def machine(self) -> str:
         """The machines of the ranks as a phrase."""
-        return self.entries[0].said.get("hardware") or self.entries[0].machine
+        return self.entries[0].machine
+
+    @property
+    def submitter_says(self) -> str:
+        """The submitter's own name of the hardware, which nothing proves; empty without one."""
+        return self.entries[0].said.get("hardware", "")
 
     @property
     def method(self) -> str:
@@ -191,6 +195,7 @@ class Claim:
             "goal": self.facts["goal"] or None,
             "division": self.division,
             "machine": self.machine,
+            "submitter_says": self.submitter_says or None,
             "method": self.method,
             "network": self.network or None,
             "workers": self.point.workers,
@@ -286,10 +291,11 @@ def make_contests(
 
 def _repeats_of(entry: Entry) -> tuple[str, ComparisonKey, int]:
     """The key of a claim's repeats: folder, setting and number of workers."""
-    return str(Path(entry.source).parent), entry.measurement.key, entry.measurement.workers
+    return entry.place, entry.measurement.key, entry.measurement.workers
 
 
 def _split(entries: Sequence[Entry]) -> list[Job]:
+    """The jobs of entries. Their groups may hold the runs of several folders: `_claims` keeps these apart."""
     series = group_runs(entry.measurement for entry in entries)
     prices = {entry.name: entry.price for entry in entries if entry.price is not None}
     return split_jobs(series, prices, published=False)
@@ -299,12 +305,18 @@ def _claims(job: Job, entries: Sequence[Entry], worker_hour: float | None) -> It
     by_source = {entry.measurement.source: entry for entry in entries}
     for group in job.groups:
         for point in group.points:
-            own = tuple(by_source[run.source] for run in (*point.good, *point.bad))
-            yield Claim(_identify(group.facts, point.workers), group, point, own, worker_hour)
+            places: dict[str, list[Entry]] = {}
+            for run in (*point.good, *point.bad):
+                places.setdefault(by_source[run.source].place, []).append(by_source[run.source])
+            for place, own in places.items():
+                kept = {entry.measurement.source for entry in own}
+                good, bad = (tuple(run for run in runs if run.source in kept) for runs in (point.good, point.bad))
+                identity = _identify(group.facts, point.workers, place if len(places) > 1 else "")
+                yield Claim(identity, group, Point(point.workers, good, bad), tuple(own), worker_hour)
 
 
-def _identify(facts: Mapping[str, str], workers: int) -> str:
-    text = json.dumps([sorted(facts.items()), workers])
+def _identify(facts: Mapping[str, str], workers: int, place: str) -> str:
+    text = json.dumps([sorted(facts.items()), workers, *([place] if place else [])])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

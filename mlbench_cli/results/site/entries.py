@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class Entry:
     price       US dollars that the run cost; None if no price is known. `has_own_price`: its submitter named it
     disclosed   personal information by kind: host names, command line, number of packages
     said        entry.json next to it: the submitter's statements, without figures
+    repeats     how many repeats its command asked for; 0: not recorded
     """
 
     digest: str
@@ -69,6 +71,12 @@ class Entry:
     origin: str  # why no valid signature was found; empty if there is one
     disclosed: Mapping[str, tuple[str, ...]]
     said: Mapping[str, str]
+    repeats: int = 0
+
+    @property
+    def place(self) -> str:
+        """The folder of its claim: runs of different folders are never put together."""
+        return str(Path(self.source).parent)
 
 
 class Refusal(NamedTuple):
@@ -111,7 +119,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
         if folder.is_file() or (folder / run_folder.SUMS).is_file():
             archives[folder] = None
             continue
-        if (folder / WITHDRAWN).is_file():
+        if is_plain(folder / WITHDRAWN):
             withdrawn += _read_withdrawn(folder / WITHDRAWN)
         for place, names, files in os.walk(folder):
             names.sort()
@@ -122,10 +130,11 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             here = Path(place).absolute()
             names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
             for name in sorted(files):
+                path = Path(place, name)
                 if name.endswith(".zip"):
-                    archives[Path(place, name)] = None
-                elif name.endswith(".json") and name != ENTRY:
-                    documents[Path(place, name)] = None
+                    archives[path] = None
+                elif name.endswith(".json") and name != ENTRY and is_plain(path):
+                    documents[path] = None
     return Sources(tuple(archives), tuple(documents), tuple(withdrawn))
 
 
@@ -142,6 +151,8 @@ def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Ite
 
 def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
     """The archive at `path`, copied to the site first, so that the served file is the verified one."""
+    if not path.is_dir() and not is_plain(path):
+        return Refusal(str(path), "special", "it is a link or no regular file")
     copy = site / ARCHIVES / f".{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:24]}.zip"
     try:
         if path.is_dir():
@@ -166,6 +177,9 @@ def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
     except OSError as error:
         copy.unlink(missing_ok=True)
         return Refusal(str(path), "unreadable", f"it cannot be read: {error.strerror or error}")
+    except (ArithmeticError, ValueError, TypeError, LookupError) as error:  # numbers that nothing can be made of
+        copy.unlink(missing_ok=True)
+        return Refusal(str(path), "unusable", f"it has no figures: {type(error).__name__}: {one_line(str(error), 200)}")
 
 
 def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Entry:
@@ -174,7 +188,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
     with open(copy, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     signer, origin = _find_signer(archive, signers)
-    price = (result["price"] or {}).get("amount")
+    price, source = ((result["price"] or {}).get(name) for name in ("amount", "source"))
     measurement = measure(archive)
     plain = name if _FILE_NAME.fullmatch(name) else "archive"
     return Entry(
@@ -190,9 +204,10 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         seed=int(run["spec"].get("seed", 0)),
         machine=measurement.key.machine or "unknown machine",
         measurement=measurement,
-        price=float(price) if isinstance(price, int | float) else None,
+        price=float(price) if isinstance(price, int | float) and price >= 0 else None,
         energy=find_energy(archive),
-        has_own_price=(result["price"] or {}).get("source") == OWN_PRICE["source"],
+        has_own_price=run["spec"]["engine"] != "kubernetes" or source == OWN_PRICE["source"],
+        repeats=int(run.get("repeats") or 0),
         wall_seconds=float(result["wall_seconds"] or 0.0),
         summary=str(result["summary"]),
         official_line=result["official_line"],
@@ -239,12 +254,21 @@ def _find_signer(archive: Archive, signers: Path | None) -> tuple[str | None, st
 
 def _read_said(path: Path) -> dict[str, str]:
     """The cleaned text of entry.json. Raises UsageError if it is invalid."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_ENTRY_BYTES + 1)
-    except FileNotFoundError:
+    if not path.is_symlink() and not path.exists():
         return {}
+    if not is_plain(path):
+        raise UsageError(f"{path} is a link or no regular file.")
+    with open(path, "rb") as file:
+        data = file.read(MAX_ENTRY_BYTES + 1)
     return parse_said(path, data)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a regular file and no link: only those are read from a submitter's folder, and published."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def parse_said(path: Path, data: bytes) -> dict[str, str]:

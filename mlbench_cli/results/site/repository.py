@@ -42,6 +42,7 @@ TEMPLATES = Path(__file__).parent / "repository"
 RESULTS, RULES, SIGNERS = "results", "rules", "allowed_signers"
 LARGE = ".lfs.zip"  # the names of archives that git LFS keeps, see .gitattributes
 MAX_MISSING = 5  # repeats listed by name
+MAX_REPEATS = 10_000  # that a claim can be asked for
 _REPEAT = re.compile(r"(.+)-r(\d+)")
 _CLAIM = re.compile(r"\d{4}-\d{2}-\d{2}_[a-z0-9][a-z0-9._-]{0,60}")
 
@@ -107,6 +108,11 @@ def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
         Objection(_relative(path, folder), "it belongs to no claim: there is no archive next to it")
         for path in stray
         if path.name != ".gitkeep"
+    ]
+    objections += [
+        Objection(_relative(path, folder), "it is a link or no regular file")
+        for path in sorted(folder.rglob("*"))
+        if ".git" not in path.parts and (path.is_symlink() or not (path.is_file() or path.is_dir()))
     ]
     for claim in claims:
         objections += _check_claim(claim, folder, work, known)
@@ -225,12 +231,16 @@ def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterat
 
 
 def _missing_repeats(entries: Sequence[Entry]) -> list[str]:
-    """Names of missing repeats, e.g. NAME-r2 if there are NAME-r1 and NAME-r3."""
+    """Names of missing repeats: of those that the command asked for, and below the highest number that is there."""
     found: dict[str, set[int]] = {}
+    asked: dict[str, int] = {}
     for entry in entries:
         if match := _REPEAT.fullmatch(entry.name):
             found.setdefault(match[1], set()).add(int(match[2]))
-    missing = (f"{name}-r{number}" for name, own in found.items() for number in range(1, max(own)) if number not in own)
+            asked[match[1]] = max(asked.get(match[1], 0), int(match[2]), min(entry.repeats, MAX_REPEATS))
+    missing = (
+        f"{name}-r{number}" for name, own in found.items() for number in range(1, asked[name] + 1) if number not in own
+    )
     return list(islice(missing, MAX_MISSING))
 
 
