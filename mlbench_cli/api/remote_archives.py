@@ -3,17 +3,20 @@
 import hashlib
 import http.client
 import os
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 from mlbench_cli.api.workspace import Workspace
-from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.errors import NotFoundError, UnreachableError, UsageError
 from mlbench_cli.util.text import one_line
 
 MAX_BYTES = 2 << 30
 ANSWER_SECONDS = 60.0  # without a byte, after which a server is given up
+MIN_RATE = 4096  # bytes per second on average, after the first ANSWER_SECONDS
+ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
 _SCHEMES = ("http", "https")
 
@@ -32,7 +35,10 @@ def fetch_archive(url: str, workspace: Workspace) -> Path:
     folder = workspace.store.folder / "fetched"
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{os.urandom(6).hex()}.part"
-    workspace.notify(f"Fetching {one_line(url)} (gives up after {ANSWER_SECONDS:g} s without an answer) ...")
+    workspace.notify(
+        f"Fetching {one_line(url)} (gives up after {ANSWER_SECONDS:g} s without an answer, "
+        f"or below {MIN_RATE} bytes/s) ..."
+    )
     try:
         digest = _fetch(url, part)
         path = folder / f"{digest[:16]}.zip"
@@ -75,14 +81,19 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 def _fetch(url: str, path: Path) -> str:
     request = urllib.request.Request(url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
-    sha, done = hashlib.sha256(), 0
+    sha, done, begun = hashlib.sha256(), 0, time.monotonic()
     with urllib.request.build_opener(_SafeRedirects).open(request, timeout=ANSWER_SECONDS) as answer:
         declared = answer.headers.get("Content-Length")
         with open(path, "wb") as file:
-            while chunk := answer.read(_CHUNK):
+            while chunk := answer.read1(_CHUNK):  # what has arrived: `read` would wait for all of a chunk
+                if not done and not (ZIP.startswith(chunk[:4]) or chunk.startswith(ZIP)):
+                    raise UsageError(f"{one_line(url)} is not an archive: it does not begin like a zip.")
                 done += len(chunk)
                 if done > MAX_BYTES:
-                    raise MlbenchError(f"{one_line(url)} has more than {MAX_BYTES} bytes.")
+                    raise UsageError(f"{one_line(url)} has more than {MAX_BYTES} bytes, the limit of an archive.")
+                seconds = time.monotonic() - begun
+                if seconds > ANSWER_SECONDS and done < MIN_RATE * seconds:
+                    raise TimeoutError(f"it sent {done} bytes in {seconds:.0f} s, less than {MIN_RATE} bytes/s")
                 sha.update(chunk)
                 file.write(chunk)
     if declared is not None and declared.isdecimal() and done < int(declared):

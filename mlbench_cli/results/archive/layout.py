@@ -42,6 +42,7 @@ DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # derived by the
 MAX_FILES = 250_000
 MAX_NAME_BYTES = 1024
 MAX_PART_BYTES = 255
+MAX_FOLDER_BYTES = 2048  # of a path in the run's folder: systems have limits for whole paths
 MAX_DOCUMENT_BYTES = 16 << 20  # one JSON document, or one line of a .jsonl file
 MAX_SUMS_BYTES = 64 << 20
 CHUNK = 1 << 20
@@ -160,9 +161,10 @@ def remove_temporary_files(folder: Path) -> None:
 def make_portable(folder: Path) -> list[Finding]:
     """Rename files with invalid names, and move links and devices aside. Idempotent."""
     findings = []
-    for parent, folders, _ in os.walk(folder):
-        for name in folders:
-            _let_read(Path(parent, name), stat.S_IRWXU)
+    for name in list(_open_folders(folder)):
+        _put_aside(folder, name)
+        shown = f"{ascii(name)[1:61]}..."
+        findings.append(Finding("file_left_out", f"The folder {shown} is nested too deeply; it was left out."))
     found = sorted(walk(folder))
     colliding = find_collisions(os.fsencode(name).decode("utf-8", "replace") for name, _ in found)
     for name, mode in found:
@@ -187,6 +189,19 @@ def make_portable(folder: Path) -> list[Finding]:
         if stat.S_ISREG(mode):
             _let_read(folder / name, stat.S_IRUSR)
     return findings
+
+
+def _open_folders(folder: Path, below: str = "") -> Iterator[str]:
+    """Make all folders readable. Yields those that are too deep to be read by their paths, which it does not enter."""
+    with os.scandir(folder / below) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        inner = f"{below}/{name}" if below else name
+        if len(os.fsencode(inner)) > MAX_FOLDER_BYTES:
+            yield inner
+            continue
+        _let_read(folder / inner, stat.S_IRWXU)
+        yield from _open_folders(folder, inner)
 
 
 def _put_aside(folder: Path, name: str) -> None:

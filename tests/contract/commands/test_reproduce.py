@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli import api
+from mlbench_cli.api import remote_archives
 from mlbench_cli.app import run
 from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.model.run import Cluster
@@ -302,3 +305,31 @@ def test_an_archive_is_fetched_and_named_by_its_digest(folder: Path, server: str
 def test_addresses_that_are_of_no_use_are_refused(url: str, code: int, message: str, capsys: Captured) -> None:
     assert run(["reproduce", url]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"PK\x03\x04", b"<html>"])
+def test_a_server_that_sends_too_slowly_or_something_else_is_given_up(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    class Slow(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+            with suppress(OSError):
+                for _ in range(100):
+                    self.wfile.write(b"x")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+
+    monkeypatch.setattr(remote_archives, "ANSWER_SECONDS", 0.5)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    begun = time.monotonic()
+    code = run(["reproduce", f"http://127.0.0.1:{server.server_address[1]}/a.zip"])
+    server.shutdown()
+    server.server_close()
+    assert code == (10 if body.startswith(b"PK") else 2)
+    assert ("bytes/s" if code == 10 else "is not an archive") in capsys.readouterr().err
+    assert time.monotonic() - begun < 4
+    assert not list((Store().folder / "fetched").iterdir())

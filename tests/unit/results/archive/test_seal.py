@@ -406,3 +406,19 @@ def _within(extra: int, action) -> bool:  # type: ignore[no-untyped-def]
             os._exit(1)
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
+
+
+def test_output_that_is_nested_too_deeply_is_left_out_by_name(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    (tmp_path / "run" / "output" / "rank-0").mkdir(parents=True)
+    here = os.open(tmp_path / "run" / "output" / "rank-0", os.O_RDONLY)
+    for _ in range(60):  # 6,000 characters, which no path can have
+        os.mkdir("d" * 100, dir_fd=here)
+        inner = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    found = seal(run, observation_of())
+    assert [finding.code for finding in found.findings] == ["file_left_out"]
+    assert len(found.findings[0].summary) < 200
+    assert find_problems(tmp_path / "run") == []
