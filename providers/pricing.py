@@ -44,7 +44,7 @@ class PriceTable:
             for place in (region, ANY_REGION):
                 amount = layer.get(kind, {}).get(place, {}).get(item)
                 if amount is not None:
-                    as_of = layer.get("as-of", {}).get(item, layer.get("date"))
+                    as_of = layer.get("as-of-spot" if spot else "as-of", {}).get(item, layer.get("date"))
                     return float(amount), None if as_of is None else str(as_of)
         return None
 

@@ -30,7 +30,7 @@ from providers.base import (
     Resource,
 )
 from providers.operation_errors import delete_command
-from providers.operation_lock import hold_operation_lock
+from providers.operation_lock import hold_operation_lock, is_operation_running
 
 if TYPE_CHECKING:
     from providers.helm.install import Installation
@@ -458,8 +458,28 @@ def require_account(provider: Provider, cluster: Cluster) -> None:
 # --- garbage collection -----------------------------------------------------------------------------------------------
 
 
+def list_abandoned(store: Store, search: Search, names: Sequence[str] | None) -> list[Cluster]:
+    """Recorded clusters whose creation nobody continues: the client was killed. As their cloud shows them, if it
+    does; those of clouds that could not be searched are left out."""
+    creators = [name for name in names or registry.creators() if name not in search.errors]
+    records = [
+        cluster
+        for cluster in store.clusters()
+        if cluster.state == "creating"
+        and cluster.provider in creators
+        and not is_operation_running(store, cluster.name)
+    ]
+    shown = [[item for item in search.found if item.identity.matches(record.identity)] for record in records]
+    return [found[0] if found else record for record, found in zip(records, shown, strict=True)]
+
+
 def removal_reason(
-    cluster: Cluster, known: Sequence[ClusterIdentity], *, only_expired: bool, include_unknown: bool
+    cluster: Cluster,
+    known: Sequence[ClusterIdentity],
+    *,
+    only_expired: bool,
+    include_unknown: bool,
+    abandoned: Sequence[ClusterIdentity] = (),
 ) -> str | None:
     """Why `gc` deletes the cluster: "expired", "partly created", "partly deleted", "unknown here"; None if not."""
     expires = ClusterDetails.of(cluster).expires
@@ -467,6 +487,8 @@ def removal_reason(
         return "expired"
     if only_expired:
         return None
+    if is_known(cluster, abandoned):
+        return "partly created"
     if cluster.state in ("failed", "deleting"):
         return "partly created" if cluster.state == "failed" else "partly deleted"
     return "unknown here" if include_unknown and not is_known(cluster, known) else None

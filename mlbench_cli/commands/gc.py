@@ -18,6 +18,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
+from providers import registry
 from providers.operation_lock import hold_operation_lock
 
 
@@ -51,11 +52,16 @@ def gc(
     scope = clusters.search_scope(project, location)
     search = clusters.search_everywhere(store, providers, scope)
     known = [cluster.identity for cluster in store.clusters()]
-    due = [
-        (cluster, why)
-        for cluster in search.found
-        if (why := clusters.removal_reason(cluster, known, only_expired=expired, include_unknown=everything))
-    ]
+    left = clusters.list_abandoned(store, search, [registry.ALIASES.get(name, name) for name in providers or ()])
+    abandoned = [cluster.identity for cluster in left]
+
+    def reason(cluster: Cluster) -> str | None:
+        return clusters.removal_reason(
+            cluster, known, only_expired=expired, include_unknown=everything, abandoned=abandoned
+        )
+
+    found = [*search.found, *(cluster for cluster in left if cluster not in search.found)]
+    due = [(cluster, why) for cluster in found if (why := reason(cluster))]
     chosen = [
         (cluster, why)
         for cluster, why in due
@@ -91,7 +97,7 @@ def gc(
             fresh = cluster_changes.find_again(store, cluster)
             if fresh is None:
                 return "is gone"
-            if not clusters.removal_reason(fresh, known, only_expired=expired, include_unknown=everything):
+            if not reason(fresh):
                 return "has changed and is no longer eligible"
             if not force and _keep_unfetched(store, [(fresh, "")]):
                 kept.append(fresh)

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mlbench_cli.storage.store import Store
 from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, tools
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
+from providers.operation_lock import hold_operation_lock
 from tests import NIGHTLY
 from tests.fakes.kind_tools import World
 
@@ -401,3 +403,29 @@ def test_the_script_that_shapes_links_says_what_a_node_lacks(world: World) -> No
     script = (templates.FOLDER / "kubernetes" / "shape.sh").read_text()
     with pytest.raises(CapacityError, match="the node has no container abc"):
         KindProvider().run_on_node(cluster, f"{cluster.name}-worker", script, ["abc", "1000000", "0", "3000", "9000"])
+
+
+def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, command: Callable[..., Any]) -> None:
+    store = Store()
+    cluster = replace(_make(_cluster()), state="creating")
+    store.record_cluster(cluster)
+    store.record_cluster(_cluster("gone-1"))  # killed before anything was made
+    with hold_operation_lock(store, "demo-2"):  # somebody still works on it
+        assert command("gc", "kind", "--everybody", "--yes").code == 0
+    assert [item.name for item in store.clusters()] == ["local", "demo-2"]
+    assert world.left != []
+    assert command("gc", "kind", "--everybody", "--yes").code == 0
+    assert [item.name for item in store.clusters()] == ["local"]
+    assert world.left == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "kubernetes", "says"),
+    [("v0.30.0", "1.35", "needs kind 0.31"), ("v0.31.0", "1.36", "needs kind 0.32"), ("v0.32.0", "1.36", None)],
+)
+def test_a_kind_that_is_too_old_for_a_version_is_refused(kind: str, kubernetes: str, says: str | None) -> None:
+    if says is None:
+        tools.require_image_support(kind, kubernetes)
+        return
+    with pytest.raises(UsageError, match=says):
+        tools.require_image_support(kind, kubernetes)
