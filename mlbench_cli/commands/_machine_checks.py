@@ -71,15 +71,17 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
             if facts.container
             else Check(f"{name}: containers", "missing", "neither pyxis nor apptainer", "--image needs one of them.")
         )
-        free = discovery.free_nodes(channel, details)
-        if not free:
-            yield Check(f"{name}: nodes", "missing", "no node is free, so none was probed", "Try again later.")
+        nodes = discovery.count_nodes(channel, details)
+        if not nodes.idle:
+            why = f"no node is idle, so none was probed ({nodes.phrase or 'none is known'})"
+            yield Check(f"{name}: nodes", "missing", why, "Try again later.")
             return
-        probes = discovery.probe_nodes(channel, details, free)
+        probes = discovery.probe_nodes(channel, details, nodes)
         discovery.check_probes(probes, details)
         torch = probes[0].torch or "no torch"
         state = "ok" if probes[0].torch else "missing"
-        found = f"{len(probes)} probed: all see {details.folder}; Python {probes[0].python}, {torch}"
+        others = f"; {nodes.phrase}" if nodes.phrase else ""
+        found = f"{len(probes)} probed{others}: all see {details.folder}; Python {probes[0].python}, {torch}"
         yield Check(f"{name}: nodes", state, found, "Tasks need torch: attach with --python PATH or --setup FILE.")
     finally:
         channel.close()

@@ -10,7 +10,7 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, read_text_file, record
-from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.util.text import counted
@@ -87,16 +87,19 @@ def attach_slurm(
         )
         discovery.check_choice(channel, facts, details)
         chosen = facts.partitions[partition or facts.default_partition or ""]
-        probes = []
+        probes: list[discovery.NodeProbe] = []
+        counted_nodes: discovery.NodeCount | None = None
         if probe:
-            free = discovery.free_nodes(channel, details)
-            if not free:
-                raise CapacityError(
-                    "No node of the partition is free, so mlbench cannot check the shared folder.",
-                    hint="Try again later, or add --no-probe.",
+            counted_nodes = discovery.count_nodes(channel, details)
+            if counted_nodes.idle:
+                probes = discovery.probe_nodes(channel, details, counted_nodes)
+                discovery.check_probes(probes, details)
+            else:
+                console.warn(
+                    f"No node of the partition is idle ({counted_nodes.phrase or 'none is known'}), so none was "
+                    "probed: "
+                    "whether they see the shared folder is not known. Later: mlbench doctor slurm"
                 )
-            probes = discovery.probe_nodes(channel, details, free)
-            discovery.check_probes(probes, details)
     finally:
         channel.close()
     record_details = {
@@ -136,17 +139,27 @@ def attach_slurm(
     if probe and not any(item.torch for item in probes):
         console.warn(f"{python} on the nodes has no torch, which tasks need. Use --python PATH or --setup FILE.")
     unprobed = chosen["nodes"] - len(probes)
-    if unprobed:
-        console.note(f"{counted(unprobed, 'node was', 'nodes were')} not probed{' (busy)' if probe else ''}.")
+    if unprobed > 0 and probes:
+        why = f" ({counted_nodes.phrase})" if counted_nodes is not None and counted_nodes.phrase else ""
+        console.note(f"{counted(unprobed, 'node was', 'nodes were')} not probed{why}.")
     console.out(
         f"The cluster {name} is Slurm {facts.version}, partition {partition or facts.default_partition} with "
         f"{counted(chosen['nodes'], 'node')}; commands now use it."
     )
 
 
+# Slurm reads these as patterns, quotes or comments of a batch script, and mounts as separators.
+UNFIT = "%\\#:,\"'`"
+
+
 def _absolute(path: str, home: str) -> str:
     if path.startswith("~/") or path == "~":
         path = home + path[1:]
-    if not path.startswith("/") or any(letter in path for letter in "\n\0:,"):
-        raise UsageError(f"--shared {path!r:.80} is not an absolute path without : and ,.", hint="--shared /scratch/me")
+    if not path.startswith("/"):
+        raise UsageError(f"--shared {path!r:.80} is not an absolute path.", hint="--shared /scratch/me")
+    if wrong := next((letter for letter in path if letter in UNFIT or letter.isspace() or ord(letter) < 32), None):
+        raise UsageError(
+            f"--shared {path!r:.80} contains {wrong!r}, which Slurm cannot have in the names of a job's files.",
+            hint="Choose a folder without blanks, quotes, and the characters % # : , and backslash.",
+        )
     return os.path.normpath(path)

@@ -76,7 +76,7 @@ def parse_jobs(text: str) -> dict[str, JobReport]:
     jobs = {}
     for line in text.splitlines():
         parts = line.split(SEPARATOR, 5)
-        if len(parts) == 6 and parts[0].isdigit() and parts[1]:
+        if len(parts) == 6 and _is_number(parts[0]) and parts[1].strip():
             number, state, started, ended, nodes, reason = parts
             times = _seconds(started), _seconds(ended)
             jobs[number] = JobReport(number, state.split()[0].rstrip("+"), reason.strip(), nodes, *times)
@@ -92,7 +92,7 @@ def find_jobs(channel: Channel, name: str, comment: str) -> list[str]:
     for line in answer.out.splitlines():
         number, state, reason, text = [*line.split(SEPARATOR, 3), "", "", ""][:4]
         refused = state == "FAILED" and reason == "BadConstraints"
-        if number.isdigit() and text == comment and not refused:
+        if _is_number(number) and text == comment and not refused:
             found.append(int(number))
     return [str(number) for number in sorted(found)]
 
@@ -119,27 +119,58 @@ def no_controller(answer: Answer) -> UnreachableError:
     )
 
 
+# Slurm's own texts (src/common/slurm_errno.c, slurmctld's reasons) -> what they mean. The first that is found counts.
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|timed out|zero bytes|controller not responding|"
+    r"resource temporarily unavailable|"
+    r"standby mode|authentication error|munge|connection refused|connection reset|unable to accept job|"
+    r"unexpected (?:message|missing socket)|transport endpoint|no route to host",
+    re.IGNORECASE,
+)
+_LIMIT = re.compile(r"\b(?:Assoc|QOS)(?:Max|Min|Grp|Time)\w*|accounting/QOS policy|MaxJobCount|too many jobs")
+_PERMISSION = re.compile(
+    r"not permitted|permission denied|invalid account|invalid qos|invalid wckey|invalid user|not allowed|"
+    r"account or account/partition",
+    re.IGNORECASE,
+)
+_MISTAKE = re.compile(
+    r"invalid partition|time limit is invalid|time limit specification|unrecognized option|invalid directive|"
+    r"invalid option|invalid --|unknown option|dos line breaks|invalid job name|requires an argument|invalid job array",
+    re.IGNORECASE,
+)
+
+
 def explain_refusal(answer: Answer) -> MlbenchError:
-    """The error for a rejection by sbatch, from its message. Pure."""
+    """The error for a rejection by sbatch, by Slurm's own texts: a limit or lack of nodes is 5, a missing right 3, a
+    controller that cannot answer 10, a wrong request 2. What is unknown may pass by itself. Pure."""
     text = " ".join(answer.err.split())
-    words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "") or "no reason given"
     attach = "mlbench attach-slurm NAME"
-    if "Unable to contact slurm controller" in text or "Socket timed out" in text or answer.code is None:
+    if answer.code is None or _UNREACHABLE.search(text):
         return no_controller(answer)
-    if "invalid partition" in text.lower():
-        return UsageError(f"Slurm does not know the partition: {words}", hint=f"sinfo -s; then {attach} --partition P")
-    if "account" in text.lower():
-        return CredentialError(
-            f"Slurm rejects the account: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} --account A"
+    if _LIMIT.search(text):
+        return CapacityError(
+            f"A limit of your account or QOS is reached. Slurm says: {words}",
+            hint="squeue --me; sacctmgr show assoc user=$USER   Wait for your other jobs, or ask for less.",
         )
-    if "qos" in text.lower():
-        return CredentialError(f"Slurm rejects the QOS: {words}", hint=f"sacctmgr show qos; then {attach} --qos Q")
-    for sign in ("configuration is not available", "generic resource", "Memory specification", "feature", "node name"):
-        if sign.lower() in text.lower():
-            return CapacityError(f"Slurm cannot provide what the run requests: {words}", hint="sinfo -N -l")
-    if "time limit" in text.lower():
-        return UsageError(f"Slurm rejects the time limit: {words}", hint="--timeout SECONDS; see: sinfo -o '%P %l'")
-    return UsageError(f"Slurm rejects the job: {words}", hint="mlbench run ... --dry-run prints the script")
+    if _PERMISSION.search(text):
+        options = "--account A, --qos Q or --partition P"
+        return CredentialError(
+            f"Slurm does not permit the job: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} {options}"
+        )
+    if _MISTAKE.search(text):
+        return UsageError(
+            f"Slurm rejects the request: {words}",
+            hint=f"sinfo -o '%P %l'; --timeout SECONDS, or {attach} --partition P; --dry-run prints the script",
+        )
+    return CapacityError(f"Slurm says: {words}", hint="sinfo -N -l; mlbench run ... --dry-run   prints the script")
+
+
+def find_number(text: str) -> str | None:
+    """The job's number in the output of `sbatch --parsable`: the last line that is NUMBER or NUMBER;CLUSTER. Sites
+    print their own lines before and after it."""
+    found = re.findall(r"^\s*([0-9]+)(?:;[^\s;]+)?\s*$", text, re.MULTILINE)
+    return str(found[-1]) if found else None
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
@@ -159,7 +190,7 @@ def parse_partitions(text: str) -> dict[str, PartitionRecord]:
     partitions: dict[str, PartitionRecord] = {}
     for line in text.splitlines():
         parts = line.strip().split(SEPARATOR)
-        if len(parts) != 5 or not parts[2].isdigit():
+        if len(parts) != 5 or not _is_number(parts[2]):
             continue
         name, limit, nodes, gres, mark = parts
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^,:()]+)?:(\d+)", gres))
@@ -180,6 +211,10 @@ def parse_limit(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _seconds(text: str) -> float | None:

@@ -47,19 +47,32 @@ _SOON = ("None", "Priority", "Resources")
 def explain_pending(job: JobReport) -> Finding:
     """Why a job is pending, in words."""
     reason = job.reason or "None"
+    if "requeued held" in reason:
+        hint, permanent = f"Its nodes could not start it: scontrol release {job.id}, or mlbench cancel NAME.", True
+        return _pending(job, reason, hint, permanent)
     first = reason.replace("(", "").split(",")[0].split(" ")[0]
     hint, permanent = _REASONS.get(first, ("", False))
-    if not hint and first.startswith(("QOS", "Assoc", "MaxJobs", "MaxSubmit")):
-        permanent = first.endswith("PerJob") or "PerJob" in first
+    if not hint and first.startswith(
+        ("QOS", "Assoc", "MaxJobs", "MaxSubmit", "MaxCpu", "MaxNode", "MaxGRES", "MaxMem")
+    ):
+        permanent = any(word in first for word in ("PerJob", "PerNode", "Min", "WallDuration", "NotSatisfied"))
         whose = "of its QOS" if first.startswith("QOS") else "of its account"
         hint = f"A limit {whose} is reached: " + (
-            "ask for less." if permanent else "it is waiting, or attach another one."
+            "it never starts: ask for less, or attach another one."
+            if permanent
+            else "it is waiting, or attach another one."
         )
+    return _pending(
+        job, reason, hint or "Slurm's own word for the reason: squeue --start; scontrol show job " + job.id, permanent
+    )
+
+
+def _pending(job: JobReport, reason: str, hint: str, permanent: bool) -> Finding:
     code = "unschedulable" if permanent else "pending"
     return Finding(
         code,
         f"Slurm's job {job.id} is pending: {reason}.",
-        hint=hint or "squeue --start; scontrol show job " + job.id,
+        hint=hint,
         permanent=permanent,
         retryable=not permanent,
         evidence={"job": job.id, "state": job.state, "reason": reason},
@@ -111,7 +124,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         return (Ending.CANCELLED if is_begun else Ending.NEVER_STARTED), "cancelled_by_other", summary, again
     if job.state == "FAILED" and not is_begun:
         if job.reason == "JobLaunchFailure":
-            summary = f"Slurm could not start the job {number}: its folder is not writable on {nodes}."
+            summary = f"Slurm could not start the job {number} on {nodes}; often its folder is not writable there."
             return Ending.NEVER_STARTED, "output_unwritable", summary, "Check that the shared folder is mounted there."
         if job.reason == "BadConstraints":
             summary = f"Slurm refused the job {number}: no node has what it requests."
@@ -128,6 +141,16 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         )
     summary = f"The job {number} ended ({job.state}), but the files of its ranks are missing."
     return Ending.LOST, "evidence_missing", summary, again
+
+
+def setup_failed(text: str) -> Finding:
+    """The finding of a job in which a line of --setup failed, from what its script noted."""
+    return Finding(
+        "setup_failed",
+        f"A line of --setup failed, so no rank was started: {text[:300]}.",
+        hint="Correct the lines: mlbench attach-slurm NAME --setup FILE; manifests/batch.log has their output.",
+        evidence={"failed": text[:300]},
+    )
 
 
 def find_memory_kill(log: str, number: str) -> Finding | None:

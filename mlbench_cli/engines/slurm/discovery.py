@@ -1,5 +1,6 @@
 """Facts about a Slurm cluster, collected when it is attached and by `mlbench doctor slurm`."""
 
+import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm import controller
+from mlbench_cli.engines.slurm.script import CLEAN, SETUP_FAILED, watch_setup
 from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
 
 PROBE_SECONDS = 60.0
@@ -150,29 +152,72 @@ def _user(channel: Channel) -> str:
     return controller.ask(channel, ["id", "-un"]).out.strip()
 
 
-def probe_nodes(channel: Channel, details: SlurmDetails, nodes: int) -> list[NodeProbe]:
-    """One short job on `nodes` nodes: whether each sees the folder, and its versions.
+@dataclass(frozen=True)
+class NodeCount:
+    """The nodes of a partition that can run a job now, by Slurm's own states; `others`: state -> how many.
 
-    Raises CapacityError if the nodes are not free now.
+    `not_idle` are the others as a host list: powered-down nodes among them would be started.
+    """
+
+    idle: int
+    others: Mapping[str, int]
+    not_idle: str
+
+    @property
+    def phrase(self) -> str:
+        """ "1 is drained, 8 are powered down"; empty if there are no others."""
+        words = {"~": "powered down", "#": "powering up", "%": "powering down", "!": "powering down", "$": "reserved"}
+        found: dict[str, int] = {}
+        for state, count in self.others.items():
+            name = words.get(state[-1:], state.rstrip("*@^-+"))
+            found[name] = found.get(name, 0) + count
+        return ", ".join(f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in sorted(found.items()))
+
+
+def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> list[NodeProbe]:
+    """One short job on the idle nodes, as many of them as Slurm gives: whether each sees the folder, and its versions.
+
+    It starts no powered-down node, and leaves no job. The lines of --setup run in the shell and environment of a run's
+    job. Raises UsageError if one of them fails, CapacityError if no node is free now.
     """
     token, path = secrets.token_hex(8), f"{details.folder}/probe-{secrets.token_hex(4)}/token"
     channel.call("put", token.encode(), path=path, mode=0o644)
     python = details.python
-    if details.setup:
-        raw = f'{details.setup}\nexec /bin/sh -c "$@"'
-        words = ["/bin/bash", "-c", raw, "setup", _PROBE, path, python, _VERSIONS]
-    else:
-        words = ["/bin/sh", "-c", _PROBE, path, python, _VERSIONS]
-    argv = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", "--time=0-00:01:00", "--immediate=30", "--chdir=/"]
+    # In each node's login shell, as the batch script of a run on its first node.
+    raw = f'{watch_setup(details.setup)}\nexec /bin/sh -c "$@"'
+    words = ["/bin/bash", "-lc", raw, "setup", _PROBE, path, python, _VERSIONS]
+    name = f"mlbench-probe-{secrets.token_hex(4)}"
+    argv = [
+        "--ntasks-per-node=1",
+        "--time=0-00:01:00",
+        "--immediate=30",
+        "--chdir=/",
+    ]
     argv += [f"--partition={details.partition}"] if details.partition else []
     argv += [f"--account={details.slurm_account}"] if details.slurm_account else []
     argv += [f"--qos={details.qos}"] if details.qos else []
     argv += [f"--constraint={details.constraint}"] if details.constraint else []
+    argv += [f"--exclude={found.not_idle}"] if found.not_idle else []
+    answer = controller.Answer(None, "", "")
     try:
-        answer = controller.ask(channel, [*argv, "--job-name=mlbench-probe", *words], seconds=PROBE_SECONDS)
+        for count in dict.fromkeys((found.idle, 1)):  # one at least, if others take nodes, or a limit is lower
+            command = [*CLEAN, "srun", f"--nodes={count}", *argv, f"--job-name={name}", *words]
+            answer = controller.ask(channel, command, seconds=PROBE_SECONDS)
+            if answer.code in (0, None) or SETUP_FAILED in answer.err:
+                break
     finally:
+        if answer.code != 0:  # srun was killed, or gave up: its job may still wait for nodes, or run
+            controller.ask(channel, ["scancel", f"--name={name}"])
         controller.ask(channel, ["rm", "-r", path.rpartition("/")[0]])
     probes = parse_probes(answer.out, token)
+    if failed := [line for line in answer.err.splitlines() if SETUP_FAILED in line]:
+        lines = [line.strip() for line in answer.err.splitlines() if line.strip()]
+        said = [line for line in lines if SETUP_FAILED not in line and not line.startswith("srun: ")]
+        raise UsageError(
+            f"A line of --setup failed on the nodes: {failed[0].rpartition(SETUP_FAILED)[2].strip(': ')}."
+            f"{' It said: ' + said[-1][:200] if said else ''}",
+            hint="The lines run in a login shell (bash -l) without your session's variables and functions.",
+        )
     if not probes:
         if answer.code is None or "Unable to allocate" in answer.err or "immediate" in answer.err.lower():
             last = (answer.err.strip().splitlines() or [f"no answer within {PROBE_SECONDS:g} s"])[-1]
@@ -221,12 +266,38 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
             )
 
 
-def free_nodes(channel: Channel, details: SlurmDetails) -> int:
-    """The number of idle nodes of the partition."""
-    argv = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
+def count_nodes(channel: Channel, details: SlurmDetails) -> NodeCount:
+    """The nodes of the partition that can run a job now, and the others, by exact state: `sinfo -t idle` also counts
+    nodes that are drained, reserved, planned or powered down."""
+    argv = ["sinfo", "-h", "-o", "%D|%T|%N|%f"]
     argv += ["-p", details.partition] if details.partition else []
-    answer = controller.ask(channel, argv)
-    return sum(int(line) for line in answer.out.split() if line.isdigit())
+    return parse_nodes(controller.ask(channel, argv).out, details.constraint)
+
+
+def parse_nodes(text: str, constraint: str | None = None) -> NodeCount:
+    """Lines "count|state|nodes|features" of sinfo. Nodes without the features of `constraint` count as others."""
+    idle, others, names = 0, dict[str, int](), []
+    for line in text.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
+            continue
+        count, state = int(parts[0]), parts[1].lower()
+        fits = _fits(constraint, {word.strip() for word in parts[3].split(",")})
+        if state == "idle" and fits:
+            idle += count
+            continue
+        names.append(parts[2])
+        state = state if state != "idle" else "without the constraint"
+        others[state] = others.get(state, 0) + count
+    return NodeCount(idle, others, ",".join(names))
+
+
+def _fits(constraint: str | None, features: set[str]) -> bool:
+    """Whether a node may be what a constraint asks for; of forms other than A&B and A|B, one of the words is enough."""
+    if not constraint:
+        return True
+    wanted = set(re.findall(r"[A-Za-z0-9_.=-]+", re.sub(r"\*\d+", "", constraint)))
+    return wanted <= features if not set("|[") & set(constraint) else bool(wanted & features)
 
 
 def _find_container(channel: Channel) -> str | None:

@@ -3,32 +3,28 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError
-from mlbench_cli.engines.base import Submission
+from mlbench_cli.engines.base import Fetched, Submission
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place
 from mlbench_cli.engines.machines.observe import Snapshot
 from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.slurm import controller, diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
-from mlbench_cli.engines.slurm.script import job_comment, job_name, make_slurm_plan, render_script
-from mlbench_cli.errors import UnreachableError, UsageError
+from mlbench_cli.engines.slurm.script import CLEAN, job_comment, job_name, make_slurm_plan, render_script
+from mlbench_cli.errors import MlbenchError, UnreachableError, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.files import write_atomically
 
 PENDING_POLL = 5.0  # seconds between two squeues while the run's job waits
 RUNNING_POLL = 30.0
 MAX_POLL = 120.0  # after errors
 FILE_SECONDS = 10.0  # time until files that a node wrote before its job ended are visible everywhere
 VANISHED_SECONDS = 60.0
-# sbatch without the user's variables. Its own --export=NONE has each node build a login environment, which takes 2 s.
-_CLEAN = (
-    *("/bin/sh", "-c"),
-    'exec env -i PATH="$PATH" HOME="$HOME" USER="$(id -un)" ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} "$@"',
-    "mlbench",
-)
 CONTROLLER_SILENT = "controller_silent"
 LOG_BYTES = 1 << 16  # of the end of step.log
 FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
@@ -107,14 +103,32 @@ class SlurmEngine(MachinesEngine):
             if tested.code != 0:
                 raise controller.explain_refusal(tested)
         comment = f"--comment={job_comment(run.spec, run.id)}"
-        words = [*_CLEAN, "sbatch", "--parsable", comment]
+        words = [*CLEAN, "sbatch", "--parsable", comment]
         submission = ChannelRequest("run", {"argv": words, "timeout": controller.COMMAND_SECONDS, "stdin": script})
         document = self._channel.call_in_sequence([*files, submission], seconds=controller.COMMAND_SECONDS + 20)[-1]
         answer = controller.Answer(document["code"], document["out"], document["err"])
-        number = answer.out.strip().split(";")[0]
-        if answer.code != 0 or not number.isdigit():
-            raise controller.explain_refusal(answer)
-        return number
+        number = controller.find_number(answer.out) if answer.code == 0 else None
+        return number or self._find_submitted(run, answer)
+
+    def _find_submitted(self, run: Run, answer: controller.Answer) -> str:
+        """The job that sbatch may have submitted although it named none, or exited with an error. Raises the error that
+        explains its answer if there is none."""
+        refusal = controller.explain_refusal(answer)
+        try:
+            number = self._find_job(run)
+        except UnreachableError:
+            number = None
+            if answer.code != 0:
+                raise refusal from None
+        if number is not None:
+            return number
+        if answer.code != 0:
+            raise refusal
+        said = " ".join(f"{answer.out} {answer.err}".split())[:300] or "nothing"
+        raise UnreachableError(
+            f"sbatch exited with 0 but named no job, so the job may have been submitted. It said: {said}",
+            hint=f"squeue --me -n {job_name(run.spec)}; mlbench wait {run.name}   looks for it again",
+        )
 
     def _note_job(self, run: Run, number: str) -> None:
         note = json.dumps({"job": number, "submitted": time.time()}).encode()
@@ -166,7 +180,7 @@ class SlurmEngine(MachinesEngine):
             return _explain_loss(observation, job, snapshot)
         if job is None:
             return self._judge_vanished(run, number, snapshot, observation)
-        return self._judge_running(job, snapshot, observation)
+        return self._judge_running(run, job, snapshot, observation)
 
     def _find_memory_kill(self, run: Run, number: str) -> Finding | None:
         """What Slurm has written into the step's log if it killed the step for its memory; its state may not say so."""
@@ -177,7 +191,7 @@ class SlurmEngine(MachinesEngine):
         _, data = self._channel.exchange("get", path=path, offset=max(0, size - LOG_BYTES), size=LOG_BYTES)
         return diagnosis.find_memory_kill(data.decode("utf-8", "replace"), number)
 
-    def _judge_running(self, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
+    def _judge_running(self, run: Run, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
         if job.is_pending and not snapshot.is_begun:
             workers = tuple(replace(worker, reason=job.reason or None) for worker in observation.workers)
             found = (diagnosis.explain_pending(job),) if diagnosis.is_worth_telling(job) else ()
@@ -192,6 +206,12 @@ class SlurmEngine(MachinesEngine):
                 retryable=True,
             )
             return replace(observation, findings=(*observation.findings, finding))
+        if not snapshot.is_begun and (failed := self._read_text(f"{self._run_place(run)}/setup.failed")) is not None:
+            return replace(
+                observation,
+                ended=Ending.NEVER_STARTED,
+                findings=(*observation.findings, diagnosis.setup_failed(failed)),
+            )
         ended, found_end = diagnosis.explain_end(job, is_begun=snapshot.is_begun, is_cancelled=snapshot.is_cancelled)
         more = (found_end,) if found_end is not None else ()
         return replace(observation, ended=ended, findings=(*observation.findings, *more))
@@ -202,7 +222,7 @@ class SlurmEngine(MachinesEngine):
         if self._details.has_accounting:
             report = controller.ask_accounting(self._channel, number)
             if report is not None and report.has_ended:
-                return self._judge_running(report, snapshot, observation)
+                return self._judge_running(run, report, snapshot, observation)
         since = self._vanished.setdefault(run.id, time.time())
         submitted = float(json.loads(self._read_text(f"{self._run_place(run)}/job.json") or "{}").get("submitted", 0))
         if not snapshot.shows_life and min(since, submitted) > snapshot.time - VANISHED_SECONDS:
@@ -242,6 +262,20 @@ class SlurmEngine(MachinesEngine):
         return self._jobs.get(number)
 
     # --- end --------------------------------------------------------------------------------------------------------
+
+    def fetch(self, run: Run) -> Fetched:
+        """As on other machines, and the logs of the batch script and of srun, which hold what --setup printed."""
+        fetched = super().fetch(run)
+        for name in ("batch.log", "step.log"):
+            path = f"{self._run_place(run)}/{name}"
+            with suppress(MlbenchError, OSError):
+                size = self._channel.call("get", path=path, size=0)["size"]
+                if size:
+                    start = max(0, size - LOG_BYTES)
+                    _, data = self._channel.exchange("get", path=path, offset=start, size=LOG_BYTES)
+                    (run.folder / "manifests").mkdir(exist_ok=True)
+                    write_atomically(run.folder / "manifests" / name, data)
+        return fetched
 
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
         """Let agents end by themselves, if any; then scancel the rest."""

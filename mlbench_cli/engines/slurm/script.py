@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 MARGIN_SECONDS = 60.0  # time to stop ranks and pack output
 TEMPLATE = "slurm/job.sh.j2"
+# sbatch and srun without the user's variables. Their own --export=NONE has each node build a login environment, which
+# takes 2 s.
+CLEAN = (
+    *("/bin/sh", "-c"),
+    'exec env -i PATH="$PATH" HOME="$HOME" USER="$(id -un)" ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} "$@"',
+    "mlbench",
+)
+SETUP_FAILED = "mlbench: --setup failed"
 
 
 def check_request(spec: RunSpec, details: SlurmDetails) -> None:
@@ -25,7 +33,8 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
     if partition is None:
         return
     name = details.partition or next(name for name, item in details.partitions.items() if item is partition)
-    if spec.workers > partition["nodes"]:
+    # A partition whose cloud nodes are powered down may count none of them.
+    if partition["nodes"] and spec.workers > partition["nodes"]:
         raise CapacityError(
             f'{spec.name} needs {spec.workers} nodes, but the partition "{name}" has {partition["nodes"]}.',
             hint="Use fewer workers, or attach another partition: mlbench attach-slurm NAME --partition P",
@@ -60,10 +69,28 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
         {
             "options": _options(spec, details, run),
             "run": shlex.quote(run),
-            "setup": details.setup.rstrip(),
+            "setup": watch_setup(details.setup),
             "step": shlex.join(_step(spec, details)),
             "command": shlex.join(start_command(details.python, code_folder)),
         },
+    )
+
+
+def watch_setup(setup: str) -> str:
+    """The lines of --setup, and what notes the first command of them that fails, and ends the script. The probe of
+    attach-slurm runs the same lines in the same shell and environment. Empty without lines."""
+    if not setup.strip():
+        return ""
+    return "\n".join(
+        (
+            "set +u",
+            "mlbench_failed=",
+            """trap 'mlbench_failed=${mlbench_failed:-"$? from: $BASH_COMMAND"}' ERR""",
+            setup.rstrip(),
+            "trap - ERR",
+            f'if [ -n "$mlbench_failed" ]; then echo "{SETUP_FAILED}: exit code $mlbench_failed" >&2; '
+            '[ -z "${run:-}" ] || echo "exit code $mlbench_failed" >"$run/setup.failed"; exit 78; fi',
+        )
     )
 
 
