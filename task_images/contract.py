@@ -105,6 +105,10 @@ CATEGORIES = (
     "other",
 )
 COMPUTE_CATEGORIES = ("forward", "loss", "backward", "optimizer")
+# Where a method sends messages inside a phase, their time cannot be told from computing: the phase counts as this
+# category instead, and "communication" is absent.
+MIXED_CATEGORIES = {name: f"{name}_and_communication" for name in ("forward", "backward", "optimizer")}
+ALL_CATEGORIES = (*CATEGORIES, *MIXED_CATEGORIES.values())
 
 
 class ContractError(ValueError):

@@ -38,11 +38,13 @@ class Traits:
     identical         all ranks have the same model after every update; otherwise only within `consensus`
     gradients_agree   all ranks update with the same gradients, so they detect an overflow without communicating
     barrier           `step` returns after the whole model is updated, so gradients can be clipped by their norm
+    mixed             phases in which messages are sent, so that their time cannot be told from computing
     """
 
     identical: bool = True
     gradients_agree: bool = True
     barrier: bool = True
+    mixed: tuple[str, ...] = ()
 
 
 LOOK_EVERY = 50
@@ -146,6 +148,8 @@ class Strategy:
         Collective. `tracker` records times as communication and optimizer.
         """
         self.world, self.model, self._tracker = world, model, tracker
+        if tracker is not None and world.size > 1:
+            tracker.mix(self.traits.mixed)
         self._weight = self._total = 1.0
         self._scale: LossScale | None = None
         self._divisor = 1.0

@@ -12,7 +12,7 @@ from torch.distributed import GradBucket, all_reduce  # type: ignore[attr-define
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from task_images.comm.base import Strategy
+from task_images.comm.base import Strategy, Traits
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.precision import LossScale
 
@@ -27,12 +27,14 @@ _NO_BROADCAST: Mapping[str, Any] = {
 class DdpAllReduce(Strategy):
     """Average the gradients of all ranks, weighted by batch size, so unequal batches are exact.
 
-    The collectives start within the backward pass, whose time includes the part that does not overlap. `stats` has
+    The collectives start and end within the backward pass, which is measured as one with them. `stats` has
     torch's own figures, means over sampled steps: backward_seconds, communication_seconds, overlapped_seconds.
 
     bucket_mb    bucket size in MiB at which gradients are sent
     static       the graph never changes; wire: data type of the messages if it differs from the gradients'
     """
+
+    traits = Traits(mixed=("backward",))
 
     def __init__(self, bucket_mb: float = 25.0, static: bool = False, wire: torch.dtype | None = None) -> None:
         self._bucket_mb = bucket_mb

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from task_images.comm.base import MakeOptimizer, MethodState, Strategy, StrategyState
+from task_images.comm.base import MakeOptimizer, MethodState, Strategy, StrategyState, Traits
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
 from task_images.harness.distributed import World, require_sharding
@@ -49,6 +49,8 @@ def make_native(method: Method) -> Strategy:
 class ShardedOptimizer(DdpAllReduce):
     """ZeRO-1: DistributedDataParallel averages gradients; each rank updates a part of the parameters and broadcasts
     it."""
+
+    traits = Traits(mixed=("backward", "optimizer"))
 
     def attach(
         self,
@@ -102,6 +104,8 @@ class ShardedModel(Strategy):
 
     Gradients are means over ranks; unequal batches are weighted at the start of the backward pass.
     """
+
+    traits = Traits(mixed=("forward", "backward"))
 
     def __init__(self, in_groups: bool) -> None:
         self._in_groups = in_groups

@@ -14,18 +14,21 @@ once per RESOLVE_EVERY boundaries and at every snapshot.
 Time outside any section is `other`. A nested section pauses the outer one, except that everything inside `validation`
 counts as validation, because a forward pass there is not training.
 
+Methods that send messages inside a phase say so by `mix`: that phase counts as, for example,
+backward_and_communication, and there is no communication of its own.
+
 `timeline` has the spans of a few updates, and a second lane for a communication thread. Only on CPUs: marks in a
 device's queue are read later, and those of other streams not at all.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from task_images.contract import CATEGORIES
+from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
 from task_images.harness.ranks import Ranks
 from task_images.harness.timeline import Timeline
 
@@ -90,7 +93,8 @@ class Tracker:
         self._clock = clock
         self._marks = marks
         self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
-        self._sections = {name: _Section(self, name) for name in CATEGORIES}
+        self._sections = {name: _Section(self, name) for name in ALL_CATEGORIES}
+        self._counted = {name: name for name in CATEGORIES}  # section -> category
         self._step = _Step(self)
         self._stack: list[tuple[str, str]] = []  # (requested, counted as)
         self.timeline = Timeline()
@@ -104,7 +108,8 @@ class Tracker:
         if self._stack or self._step.open:
             raise RuntimeError("the tracker cannot restart inside a section or step")
         self._thread = threading.get_ident()
-        self._seconds = dict.fromkeys(CATEGORIES, 0.0) | (earlier.seconds if earlier else {})
+        self._seconds = self._zeros()
+        self._seconds |= {name: value for name, value in (earlier.seconds if earlier else {}).items() if value}
         self._training = earlier.training if earlier else 0.0
         self._current = "other"
         self.updates = earlier.updates if earlier else 0
@@ -116,10 +121,19 @@ class Tracker:
         self._last_mark = self._marks.record() if self._marks else None
         self._mark = self._now()
 
+    def mix(self, phases: Collection[str]) -> None:
+        """Count `phases` as mixed with communication from now on: its messages are sent inside them."""
+        if phases:
+            self._counted |= {name: MIXED_CATEGORIES[name] for name in phases} | {"communication": "other"}
+            self._seconds = self._zeros() | {name: value for name, value in self._seconds.items() if value}
+
+    def _zeros(self) -> dict[str, float]:
+        return dict.fromkeys(self._counted.values(), 0.0)
+
     def section(self, name: str) -> "_Section":
         """A context whose time counts as `name`, one of contract.CATEGORIES (else ValueError)."""
         try:
-            return self._sections[name]
+            return self._sections[self._counted[name]]
         except KeyError:
             raise ValueError(f"{name!r} is not one of {', '.join(CATEGORIES)}") from None
 
@@ -260,9 +274,10 @@ class _Step:
 
 def gather_timings(world: Ranks, snapshot: Snapshot) -> dict[str, dict[str, float]]:
     """category -> {min, mean, max, rank0} in seconds over all ranks. Every rank must call it; one collective."""
-    rows = world.gather([snapshot.seconds[name] for name in CATEGORIES])
+    rows = world.gather([snapshot.seconds.get(name, 0.0) for name in ALL_CATEGORIES])
     columns = zip(*rows, strict=True)
     return {
         name: {"min": min(column), "mean": sum(column) / len(column), "max": max(column), "rank0": column[0]}
-        for name, column in zip(CATEGORIES, columns, strict=True)
+        for name, column in zip(ALL_CATEGORIES, columns, strict=True)
+        if name in snapshot.seconds
     }

@@ -19,7 +19,7 @@ from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import shorten
-from task_images.contract import CATEGORIES
+from task_images.contract import ALL_CATEGORIES
 
 MAX_FIGURE = 1e100
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
@@ -32,8 +32,7 @@ class Measurement:
 
     `seconds` counts from the first training step to the goal or the end; for a task that reports no result
     (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
-    is samples of all ranks per second of training, waiting for data included and validation left out. `hides` says that
-    gradients traveled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
+    is samples of all ranks per second of training, waiting for data included and validation left out.
     `compiling` is the part of `seconds` in which torch compiled the model, if it did.
     `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the
     network between several network stacks; None if the ranks shared one, or nothing was measured.
@@ -49,7 +48,6 @@ class Measurement:
     conditions: Conditions
     value: float | None = None
     throughput: float | None = None
-    hides: bool = False
     goodput: float | None = None
     round_trip: float | None = None
     compiling: float | None = None
@@ -127,7 +125,8 @@ class Point:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds by category."""
-        return {name: estimate([run.parts.get(name, 0.0) for run in self.shown]).mean for name in CATEGORIES}
+        known = [name for name in ALL_CATEGORIES if any(name in run.parts for run in self.shown)]
+        return {name: estimate([run.parts.get(name, 0.0) for run in self.shown]).mean for name in known}
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def measure(archive: Archive) -> Measurement:
     """The numbers of one archive."""
     result, key = archive.result, key_of(archive)
     reported = result["task_seconds"]["wall"]
-    parts = {name: _bound(spread["rank0"]) for name, spread in result["timings"].items() if name in CATEGORIES}
+    parts = {name: _bound(spread["rank0"]) for name, spread in result["timings"].items() if name in ALL_CATEGORIES}
     seconds = _bound(max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0)
     parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
     whole_run = bool(key.measure)
@@ -265,7 +264,6 @@ def measure(archive: Archive) -> Measurement:
         conditions_of(archive),
         value=None if value is None else _bound(value),
         throughput=_bound(samples / training) if samples and not whole_run and training > 0 else None,
-        hides=_sends_messages(result) and not parts.get("communication"),
         goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
         round_trip=network["rtt_seconds"] if apart else None,
         compiling=_read_compiling(result, seconds),
@@ -280,13 +278,6 @@ def _read_compiling(result: Mapping[str, Any], seconds: float) -> float | None:
 def _bound(value: float) -> float:
     """A figure whose square and sums are still floats: a task may report any."""
     return max(-MAX_FIGURE, min(MAX_FIGURE, value))
-
-
-def _sends_messages(result: Mapping[str, Any]) -> bool:
-    """Whether the task counted messages between its ranks."""
-    sent = (result.get("details") or {}).get("communication")
-    messages = sent.get("messages") if isinstance(sent, Mapping) else None
-    return result["world_size"] > 1 and isinstance(messages, int | float) and messages > 0
 
 
 def outcome_of(result: Mapping[str, Any]) -> str:
@@ -371,7 +362,7 @@ _HEADER = [
         "outcomes",
     ),
     *("seconds_mean", "seconds_low", "seconds_high", "seconds_min", "seconds_max"),
-    *(f"{name}_seconds" for name in CATEGORIES),
+    *(f"{name}_seconds" for name in ALL_CATEGORIES),
     *("baseline_workers", "baseline_seconds", "speedup", "speedup_low", "speedup_high", "efficiency", "price_index"),
     *("metric", "metric_mean", "metric_low", "metric_high"),
     *("samples_per_second", "samples_per_second_low", "samples_per_second_high", "archives"),

@@ -9,7 +9,7 @@ from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import Outcome
 from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.results.archive.conditions import Conditions
-from task_images.contract import COMPUTE_CATEGORIES
+from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
 # What a division means is in results/division.py.
 _OPEN = "comparable with results of the open division only"
@@ -43,8 +43,10 @@ def official_line(result: Mapping[str, Any]) -> str | None:
 
 
 def _parts(result: Mapping[str, Any]) -> str:
+    mixed = math.fsum(_rank0(result, category) for category in MIXED_CATEGORIES.values())
+    computing = math.fsum(_rank0(result, category) for category in COMPUTE_CATEGORIES) + mixed
     parts = {
-        "Compute": math.fsum(_rank0(result, category) for category in COMPUTE_CATEGORIES),
+        "Compute and Communication" if mixed else "Compute": computing,
         "Communication": _rank0(result, "communication"),
         "Metrics Computation": _rank0(result, "metrics"),
         "Pre-processing": _rank0(result, "preprocessing"),

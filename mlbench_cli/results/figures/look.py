@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from mlbench_cli.model.methods import OWN
+from task_images.contract import MIXED_CATEGORIES
 
 STYLE = Path(__file__).with_name("figures.css")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +35,7 @@ _METHODS[OWN] = _METHODS["bsp"]
 # The parts of a step in the order of stacked bars: label, color, and the task contract's categories.
 PHASES = (
     ("computing", "compute", ("forward", "loss", "backward", "optimizer")),
+    ("computing with messages in it", "mixed", tuple(MIXED_CATEGORIES.values())),
     ("waiting for messages", "communication", ("communication",)),
     ("data", "data", ("data_wait", "preprocessing")),
     ("validation and metrics", "evaluation", ("validation", "metrics")),

@@ -24,8 +24,8 @@ from mlbench_cli.results.figures.look import MAX_LOOKS, PHASES, Look, choose_sha
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Scale, choose_divider
 from mlbench_cli.results.figures.published import published_lines, published_phases
 from mlbench_cli.util.text import counted
+from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
-COMPUTE = ("forward", "loss", "backward", "optimizer")
 COMMUNICATION = "communication"
 _WORKERS = "workers"
 
@@ -252,15 +252,13 @@ def phase_figures(job: Job, key: str) -> Iterator[Figure]:
         if not points:
             continue
         name = job.name if len(job.groups) == 1 else f"{job.name}, {group.label}"
-        hides = any(run.hides for point in points for run in point.shown)
         yield Figure(
             f"{key}phases-{index}",
             f"Time by phase: {name}",
             _name_workers([point.workers for point in points]),
             Axis("seconds", from_zero=True, unit=SECONDS),
             tuple(_phase_lines(points)),
-            "Rank 0; means over repeats. The parts of a bar add up to the total time."
-            + (" The backward pass hides communication." if hides else ""),
+            "Rank 0; means over repeats. The parts of a bar add up to the total time." + _mixed_note(points),
             Kind.BARS,
         )
 
@@ -277,14 +275,13 @@ def phases_figure(job: Job, key: str) -> Figure | None:
     if not any(name != "other" and seconds for _, point in found for name, seconds in point.parts.items()):
         return None  # phases are unknown
     names = tuple(_name_place(job, group, point) for group, point in found)
-    hides = any(run.hides for _, point in found for run in point.shown)
     return Figure(
         f"{key}phases",
         f"Where the time went: {job.name}",
         Axis("configuration", Scale.CATEGORIES, categories=names),
         Axis("seconds", from_zero=True, unit=SECONDS),
         tuple(_phase_lines([point for _, point in found], shares=True)),
-        "Rank 0; means over repeats." + (" The backward pass hides communication." if hides else ""),
+        "Rank 0; means over repeats." + _mixed_note([point for _, point in found]),
         Kind.BARS,
     )
 
@@ -302,8 +299,14 @@ def _phase_lines(points: Sequence[Point], *, shares: bool = False) -> Iterator[L
     for words, color, names in PHASES:
         for name in names:
             if any(point.parts.get(name) for point in points):
-                ys = tuple(point.parts[name] for point in points)
+                ys = tuple(point.parts.get(name, 0.0) for point in points)
                 yield Line(name.replace("_", " "), xs, ys, color=color, group=words, notes=notes)
+
+
+def _mixed_note(points: Sequence[Point]) -> str:
+    """What must be said of phases in which messages are sent; empty without any."""
+    is_mixed = any(name in point.parts for point in points for name in MIXED_CATEGORIES.values())
+    return " Where messages are sent inside a pass, their time cannot be told from computing." if is_mixed else ""
 
 
 def _waiting(point: Point) -> str:
@@ -458,7 +461,9 @@ def _compute_speedup_of(group: Group, point: Point) -> Estimate | None:
     baseline = group.baseline
     if baseline is None or not point.good:
         return None
-    seconds = [sum(each.parts.get(name, 0.0) for name in COMPUTE) for each in (baseline, point)]
+    if any(name in each.parts for each in (baseline, point) for name in MIXED_CATEGORIES.values()):
+        return None
+    seconds = [sum(each.parts.get(name, 0.0) for name in COMPUTE_CATEGORIES) for each in (baseline, point)]
     return Estimate(len(point.good), seconds[0] / seconds[1]) if min(seconds) > 0 else None
 
 

@@ -175,7 +175,7 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
 def _waiting(place: Place) -> float | None:
     parts = place.point.parts
     total = sum(parts.values())
-    return parts.get("communication", 0.0) / total if total > 0 else None
+    return parts["communication"] / total if total > 0 and "communication" in parts else None
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------

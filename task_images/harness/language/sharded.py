@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from task_images.comm.base import MakeOptimizer, NormWatch, Strategy, set_rate
+from task_images.comm.base import MakeOptimizer, NormWatch, Strategy, Traits, set_rate
 from task_images.harness.distributed import World
 from task_images.harness.language.layout import Layout
 from task_images.harness.language.parallel import clip_gradients, set_last_pass
@@ -26,6 +26,8 @@ class ShardedUpdate(Strategy):
     Gradients are means over the data-parallel ranks; `begin` gives the wanted divisor.
     """
 
+    traits = Traits(mixed=("forward", "backward"))
+
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
@@ -38,6 +40,8 @@ class ShardedUpdate(Strategy):
     ) -> nn.Module:
         """Create the optimizer; all ranks already have their parts of the same initial values."""
         self.world, self.model, self._tracker = world, model, tracker
+        if tracker is not None and world.size > 1:
+            tracker.mix(self.traits.mixed)
         self._weight = self._total = 1.0
         self._norms = NormWatch(world.device)
         self._stats = {"updates": 0.0}

@@ -109,6 +109,23 @@ def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path
     assert result["details"]["communication"]["updates"] >= 2
 
 
+@pytest.mark.parametrize(
+    ("method", "mixed"),
+    [("ddp", {"backward"}), ("zero1", {"backward", "optimizer"}), ("fsdp2", {"forward", "backward"}), ("wfbp", set())],
+)
+def test_messages_inside_a_pass_have_no_time_of_their_own(
+    ranks: RankServer, tmp_path: Path, method: str, mixed: set[str]
+) -> None:
+    environment = {"MLBENCH_METHOD": json.dumps(named_method(method).to_dict())}
+    given = load_task("digits_resnet").resolve("tiny", {"epochs": 1})
+    first, _ = ranks.run("task_images.digits_resnet", 2, tmp_path, given, **environment)
+    found = first.result["timings"]
+    assert ("communication" in found) == (not mixed)
+    assert {name for name in ("forward", "backward", "optimizer") if name not in found} == mixed
+    assert all(found[f"{name}_and_communication"]["rank0"] > 0 for name in mixed)
+    assert sum(each["rank0"] for each in found.values()) == pytest.approx(first.result["wall_seconds"], rel=0.01)
+
+
 def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
     """Its gradient in closed form, with norms that weigh much, reaches torch's engines and the reducer's hooks."""
     curves = []

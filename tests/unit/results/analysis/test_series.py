@@ -106,25 +106,6 @@ def test_compiling_is_a_part_of_the_time(sealed: Path, details: dict[str, Any], 
     assert measure(archive(sealed, details=details)).compiling == compiling
 
 
-@pytest.mark.parametrize(
-    ("details", "parts", "size", "hides"),
-    [
-        ({"communication": {"messages": 5}}, {"backward": 2.0}, 2, True),
-        ({"communication": {"messages": 5}}, {"backward": 2.0, "communication": 1.0}, 2, False),
-        ({"communication": {"messages": 5}}, {"backward": 2.0}, 1, False),
-        ({"communication": {"messages": 0}}, {"backward": 2.0}, 2, False),
-        ({"communication": {"messages": "x"}}, {"backward": 2.0}, 2, False),
-        ({"communication": 5}, {"backward": 2.0}, 2, False),
-        ({}, {"backward": 2.0}, 2, False),
-    ],
-)
-def test_gradients_that_travel_during_the_backward_pass_have_no_part(
-    sealed: Path, details: dict[str, Any], parts: dict[str, float], size: int, hides: bool
-) -> None:
-    found = measure(archive(sealed, details=details, timings=timings(**parts), world_size=size))
-    assert found.hides is hides
-
-
 NETWORK: dict[str, Any] = {
     "asked": None,
     "method": "none",
