@@ -386,7 +386,8 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
         " ".join(outcomes),
     )
     every = [run.seconds for run in point.shown]
-    yield from (*_figures(point.seconds), *map(_figure, (min(every), max(every), *point.parts.values())))
+    parts = (point.parts.get(name) for name in ALL_CATEGORIES)
+    yield from (*_figures(point.seconds), *map(_figure, (min(every), max(every), *parts)))
     if baseline is None or speedup is None:
         yield from [""] * 7
     else:

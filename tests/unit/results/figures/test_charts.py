@@ -345,15 +345,14 @@ def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
     assert [bar.get_x() for bar in bars] == sorted(bar.get_x() for bar in bars)
 
 
-@pytest.mark.parametrize(("messages", "share", "hides"), [(40, 0.0, True), (40, 0.1, False), (0, 0.0, False)])
-def test_communication_inside_the_backward_pass_is_not_drawn_as_nothing(
-    tmp_path: Path, messages: int, share: float, hides: bool
-) -> None:
-    spent = timings(80.0) | timings(80.0, {"communication": share})
-    sent = {"communication": {"messages": messages, "bytes": 1e6}}
-    found = series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent, "details": sent})
-    (figure,) = panels(found)["time_for_all_phases"]
-    assert ("The backward pass hides communication." in figure.caption) == hides
+def test_communication_inside_a_pass_is_drawn_with_it_and_explained(tmp_path: Path) -> None:
+    spent = timings(80.0)
+    spent["backward_and_communication"] = spent.pop("backward")
+    del spent["communication"]
+    found = panels(series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent}))
+    (figure,) = found["time_for_all_phases"]
+    assert "backward and communication" in {line.label for line in figure.lines}
+    assert "cannot be told from computing" in figure.caption
 
 
 SETS: dict[str, list[dict[str, Any]]] = {
