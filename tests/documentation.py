@@ -16,9 +16,9 @@ _NUMBER = re.compile(rf"(?<![\w.-])\d[\d,.]*[kMG]?{_UNIT}(?: \d+ (?:min|s|h))?(?
 _SPACES = re.compile(r"\s+")
 # "1.45× slower (1.39 to 1.52)", "no difference seen (0.9 to 1.1×)": which one it is, depends on the machine's mood.
 _CHANGE = re.compile(
-    r"(?:#× (?:faster|slower|higher|lower)|# points (?:higher|lower)|no difference seen)(?: \(# to #×?\))?"
+    r"(?:#×? (?:faster|slower|higher|lower)|# points (?:higher|lower)|no difference seen)(?: \(# to #×?\))?"
 )
-_VERDICT = re.compile(r"^(?:No difference seen: .*|\S+ is #× (?:faster|slower) than .*)$")
+_VERDICT = re.compile(r"^(?:No difference seen: .*|\S+ is #×? (?:faster|slower) than .*)$")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # What a block may need that tests do not have: <!-- needs: docker --> on the line before it.

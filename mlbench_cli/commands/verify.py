@@ -1,5 +1,6 @@
 """`mlbench verify`: what is proven of archives: integrity, derivation and, with the signers' keys, origin."""
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.reader import Archive
@@ -23,7 +26,12 @@ _DERIVATION = {"schema", "inconsistent"}
 
 def verify(
     archives: Annotated[
-        list[Path], typer.Argument(metavar="ARCHIVE...", help="folders or zip files of runs, or receipts")
+        list[str],
+        typer.Argument(
+            metavar="ARCHIVE...",
+            help="folders, zip files or URLs of archives, runs, experiments, or receipts",
+            autocompletion=complete_names,
+        ),
     ],
     signers: Annotated[
         Path | None, typer.Option("--signers", help="allowed signers file, as used by git; also verifies the origin")
@@ -39,9 +47,10 @@ def verify(
     """
     if signers is not None:
         require_signers(signers)
-    folders = [path for path in archives if not receipts.is_receipt(path)]
+    paths = _find(archives)
+    folders = [path for path in paths if not receipts.is_receipt(path)]
     found = [_judge(path, signers) for path in console.track("Verifying", folders)]
-    papers = [path for path in archives if receipts.is_receipt(path)]
+    papers = [path for path in paths if receipts.is_receipt(path)]
     checked = _judge_receipts(papers, [each.path for each in found if each.checked.ok], signers)
     if output == Format.json:
         documents = {"archives": [_document(each) for each in found]}
@@ -57,6 +66,20 @@ def verify(
         return CredentialError.exit_code
     is_proven = all(each.checked.ok for each in found) and all(each.checked.is_derived for each in checked)
     return 0 if is_proven else CannotTellError.exit_code
+
+
+def _find(words: Sequence[str]) -> list[Path]:
+    """The paths of archives and receipts; a word that is no path is a URL, or the name of runs."""
+    client = api.Client(notice=console.note)
+    found: list[Path] = []
+    for word in words:
+        if is_url(word):
+            found.append(client.fetch_archive(word))
+        elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
+            found.append(Path(word))
+        else:
+            found += client.find_archives([word])
+    return found
 
 
 @dataclass(frozen=True)

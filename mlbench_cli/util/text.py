@@ -17,8 +17,8 @@ class Option(NamedTuple):
 
 
 def significant(value: float) -> str:
-    """Three significant digits, four for whole numbers up to 9999; never an exponent."""
-    return f"{value:.{decimals(value)}f}"
+    """Three significant digits, four for whole numbers up to 9999; an exponent only from 10^15 on."""
+    return f"{value:.{decimals(value)}f}" if abs(value) < 1e15 else f"{value:.3g}"
 
 
 def decimals(value: float) -> int:

@@ -36,10 +36,7 @@ class Wanted:
     def parse(cls, text: str) -> "Wanted":
         """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
-        try:
-            factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
-        except UsageError:
-            factor = 0.0
+        factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
         if not name or factor < 1:
             raise UsageError(
                 f'--check "{text[:60]}": write METRIC=FACTOR with a factor of at least 1, or METRIC=+SHARE%.',

@@ -5,6 +5,7 @@ The measure is "how many times worse B is than A": B / A for what should be low 
 upper end is not, and otherwise nothing can be told. So noise does not fail builds or hide regressions.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,8 +47,18 @@ class GateResult:
 
 
 def parse_limit(text: str, what: str) -> float:
-    """The factor in "1.2" or "+20%". Raises UsageError that names `what`."""
+    """The factor in "1.2" or "+20%". Raises UsageError that names `what`, also for what can be read in two ways."""
     share = text.removeprefix("+").removesuffix("%")
+    if text.endswith("%") and not text.startswith(("+", "-")) and _is_number(share):
+        raise UsageError(
+            f'{what} "{text[:60]}" can mean a factor of {float(share) / 100:g}, or {float(share):g} % more.',
+            hint=f"Write {float(share) / 100:g}, or +{float(share):g}%.",
+        )
+    if text.startswith("+") and not text.endswith("%") and _is_number(share):
+        raise UsageError(
+            f'{what} "{text[:60]}" can mean a factor of {float(share):g}, or {float(share):g} % more.',
+            hint=f"Write {float(share):g}, or +{float(share):g}%.",
+        )
     try:
         factor = 1 + float(share) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -55,6 +66,13 @@ def parse_limit(text: str, what: str) -> float:
     if not 0 < factor < 1e6:
         raise UsageError(f'{what} "{text[:60]}" is neither a factor nor a percentage.', hint="For example 1.2 or +20%.")
     return factor
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def describe_limit(limit: float) -> str:

@@ -1,7 +1,8 @@
 """Format measured values, with the same rules for terminal, reports, dashboard and charts.
 
-Three significant digits with a unit, never an exponent. A mean of three runs or more has its 95 % interval, two runs
-their range, one run nothing. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)".
+Three significant digits with a unit, and an exponent only from 10^15 on. A mean of three runs or more has its 95 %
+interval, two runs their range, one run nothing. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)", or
+"3.20 % slower" if it is close to 1.
 """
 
 import math
@@ -17,6 +18,7 @@ NO_VALUE = "–"
 SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
+CLOSE = 1.1  # factors below are told in percent
 MIN_RUNS = 3  # for an interval that says more than the range
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -84,10 +86,15 @@ def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, 
         return "equal, too few runs"
     turned = found if found.mean >= 1 else found.inverse
     word = _ratio_word(found.mean > 1, higher_is_better, is_time)
-    text = f"{significant(turned.mean)}× {word}"
+    text = f"{_times(turned.mean)} {word}"
     if not has_verdict(found):
         return f"{text}, too few runs"
     return f"{text} ({_ends(turned)})"
+
+
+def _times(factor: float) -> str:
+    """A factor of at least 1: "1.45×"; close to 1 what it is more than 1, "3.20 %"."""
+    return f"{significant(100 * (factor - 1))}{_SPACE}%" if factor < CLOSE else f"{significant(factor)}×"
 
 
 def format_change(
@@ -117,8 +124,9 @@ def format_factor(found: Estimate | None) -> str:
     if found is None:
         return NO_VALUE
     text = f"{significant(found.mean)}×"
-    has_ends = has_verdict(found) and found.low != found.high
-    return f"{text} ({_ends(found)})" if has_ends else text
+    if found.low is None or found.high is None or not has_verdict(found) or found.low == found.high:
+        return text
+    return f"{text} ({significant(found.low)} to {significant(found.high)})"
 
 
 def format_percent(share: float) -> str:
@@ -142,7 +150,7 @@ def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
         return f"No difference seen: {b} takes {_ends(found)} times as long as {a} (95 %; {counts})."
     turned = found if found.mean >= 1 else found.inverse
     word = "slower" if found.mean > 1 else "faster"
-    return f"{b} is {significant(turned.mean)}× {word} than {a} (95 %: {_ends(turned)}; {counts})."
+    return f"{b} is {_times(turned.mean)} {word} than {a} (95 %: {_ends(turned)}; {counts})."
 
 
 def _has_one(found: Estimate) -> bool:
@@ -152,6 +160,8 @@ def _has_one(found: Estimate) -> bool:
 def _ends(found: Estimate) -> str:
     assert found.low is not None
     assert found.high is not None
+    if 1 <= found.mean < CLOSE and not _has_one(found):
+        return f"{significant(100 * (found.low - 1))} to {significant(100 * (found.high - 1))}{_SPACE}%"
     return f"{significant(found.low)} to {significant(found.high)}"
 
 

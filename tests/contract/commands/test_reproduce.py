@@ -333,3 +333,13 @@ def test_a_server_that_sends_too_slowly_or_something_else_is_given_up(
     assert ("bytes/s" if code == 10 else "is not an archive") in capsys.readouterr().err
     assert time.monotonic() - begun < 4
     assert not list((Store().folder / "fetched").iterdir())
+
+
+def test_verify_takes_names_of_runs_and_experiments_and_addresses(folder: Path, capsys: Captured) -> None:
+    assert run(["run", "v", "1", "2", "--command", "true", "--share-machine"]) == 0
+    assert run(["download", "v-1", "--to", "served/v.zip"]) == 0
+    capsys.readouterr()
+    with Serving(folder / "served") as address:
+        assert run(["verify", "v", f"{address}/v.zip"]) == 0
+    assert capsys.readouterr().out.count(": ok") == 3
+    assert run(["verify", "nobody"]) == 4

@@ -117,3 +117,14 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
     (tmp_path / "empty").mkdir()
     assert run(["gate", one, "--baseline", str(tmp_path / "empty")]) == 4
     assert "no archive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "readings"), [("110%", "1.1, or +110%"), ("+10", "10, or +10%")])
+def test_a_limit_with_two_readings_is_refused_with_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, readings: str
+) -> None:
+    archive = str(sealed_run(tmp_path / "a"))
+    assert run(["gate", archive, "--baseline", archive, "--check", f"seconds={limit}"]) == 2
+    assert readings in capsys.readouterr().err
+    assert run(["compare", archive, archive, "--fail-above", limit]) == 2
+    assert readings in capsys.readouterr().err

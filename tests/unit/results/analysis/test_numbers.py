@@ -81,3 +81,15 @@ def test_below_three_runs_on_a_side_there_is_no_verdict() -> None:
     assert format_ratio(Estimate(1, 0.5)) == "2.00× faster, too few runs"
     assert format_ratio(Estimate(1, 1.0)) == "equal, too few runs"
     assert format_ratio(None) == "–"
+
+
+def test_ratios_close_to_one_are_percentages() -> None:
+    fast, slow = estimate([10.0, 10.01, 9.99]), estimate([10.5, 10.51, 10.49])
+    assert format_ratio(ratio(slow, fast)) == "5.00\u00a0% slower (4.77 to 5.23\u00a0%)"
+    assert format_ratio(ratio(fast, slow)) == "5.00\u00a0% faster (4.77 to 5.23\u00a0%)"
+    assert format_ratio(Estimate(1, 1.02)) == "2.00\u00a0% slower, too few runs"
+
+
+def test_huge_numbers_have_an_exponent() -> None:
+    assert format_value(1e17) == "1e+17"
+    assert len(format_value(1.234e300, "B")) < 20
