@@ -409,9 +409,11 @@ def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, com
     store = Store()
     cluster = replace(_make(_cluster()), state="creating")
     store.record_cluster(cluster)
-    store.record_cluster(_cluster("gone-1"))  # killed before anything was made
+    store.record_cluster(replace(_cluster("gone-1"), state="creating"))  # killed before anything was made
     with hold_operation_lock(store, "demo-2"):  # somebody still works on it
-        assert command("gc", "kind", "--everybody", "--yes").code == 0
+        done = command("gc", "kind", "--everybody", "--yes")
+        assert done.code == 0, done
+        assert "gone-1" in done.out, done
     assert [item.name for item in store.clusters()] == ["local", "demo-2"]
     assert world.left != []
     assert command("gc", "kind", "--everybody", "--yes").code == 0
