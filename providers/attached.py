@@ -34,9 +34,8 @@ RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("", "services", ("create", "get", "list", "patch", "delete"), True),
     ("networking.k8s.io", "networkpolicies", ("create", "get", "list", "patch", "delete"), False),
     ("", "events", ("get", "list"), False),
-    ("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete"), False),
 )
-JOB_SETS, KUEUE = "jobset.x-k8s.io", "kueue.x-k8s.io"
+KUEUE = "kueue.x-k8s.io"
 
 
 @dataclass(frozen=True)
@@ -217,17 +216,12 @@ def require_version(access: Access) -> str:
 
 
 def check_rights(access: Access) -> list[Right]:
-    """Ask the server for each right, by SelfSubjectAccessReview, which every user may create.
-
-    Those on JobSets only where the cluster has them.
-    """
+    """Ask the server for each right, by SelfSubjectAccessReview, which every user may create."""
     api = access.client()
-    absent = () if find_api(api, JOB_SETS) else (JOB_SETS,)
     return [
         _review(api, access.namespace, group, resource, verb, needed)
         for group, resource, verbs, needed in RULES
         for verb in verbs
-        if group not in absent
     ]
 
 

@@ -73,11 +73,11 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(
         Leaf.CHOICE,
         "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret "
-        "kubernetes.queue kubernetes.job_set kubernetes.keep_storage kubernetes.env kubernetes.env_secret "
+        "kubernetes.queue kubernetes.keep_storage kubernetes.env kubernetes.env_secret "
         "kubernetes.data_claim kubernetes.template_dir kubernetes.host_network kubernetes.registry "
         "kubernetes.run_as_user kubernetes.assigned_user kubernetes.cpu_limit kubernetes.writable_root "
-        "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_labels kubernetes.pod_annotations "
-        "kubernetes.priority_class kubernetes.scheduler kubernetes.provisioning_class kubernetes.fabric "
+        "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_patch "
+        "kubernetes.provisioning_class kubernetes.fabric "
         "kubernetes.network_policy",
     ),
 }

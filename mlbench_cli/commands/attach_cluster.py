@@ -83,10 +83,6 @@ def attach_cluster(
         details["queues"] = list(queues.queues)
     if queues.needs_queue:
         details["needs_queue"] = True
-    # Kueue would also queue the keeper of a run, which is no part of its JobSet.
-    sets = [right.allowed for right in rights if right.resource == "jobsets"]
-    if sets and all(sets) and not queues.needs_queue:
-        details["job_sets"] = True
     facts = read_node_facts(access)
     if facts is not None and facts.gpus_per_node:  # an autoscaler may add such nodes later
         details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu, "gpu_resource": facts.gpu_resource}

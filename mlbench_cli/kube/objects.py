@@ -5,7 +5,6 @@ from typing import Any
 
 PREFIXES = {
     "Job": ("/apis/batch/v1", "jobs"),
-    "JobSet": ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "Service": ("/api/v1", "services"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),

@@ -107,7 +107,6 @@ class ClusterDetails:
     provisioning_class: str | None = fact(str)  # with which runs reserve the machines of all their workers at once
     runtime_class: str | None = fact(str)  # of pods with GPUs, where it is not the nodes' default
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
-    job_sets: bool = fact(bool, default=False)  # whether runs may create JobSets
     queues: list[str] = field(default_factory=list, metadata=_LIST)  # Kueue's, of the namespace
     needs_queue: bool = fact(bool, default=False)  # Kueue suspends Jobs that name no queue
     autopilot: bool = fact(bool, default=False)  # GKE creates nodes for the pods' requests, which are also their limits

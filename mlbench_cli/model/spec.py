@@ -30,10 +30,7 @@ LATER_FIELDS = (
 START_TIMEOUT = 1800
 # The same of KubernetesOptions, with their defaults.
 LATER_OPTIONS: dict[str, object] = {
-    "pod_labels": {},
-    "pod_annotations": {},
-    "priority_class": None,
-    "scheduler": None,
+    "pod_patch": {},
     "network_policy": True,
     "provisioning_class": None,
     "fabric": {},
@@ -42,7 +39,6 @@ LATER_OPTIONS: dict[str, object] = {
     "assigned_user": False,
     "cpu_limit": None,
     "gpu_resource": None,
-    "job_set": False,
     "runtime_class": None,
     "start_timeout": START_TIMEOUT,
 }
@@ -90,7 +86,6 @@ class KubernetesOptions:
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
-    job_set: bool = False  # workers and servers are one JobSet, which the queue admits as one
     start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
     hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
     keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
@@ -112,10 +107,7 @@ class KubernetesOptions:
     runtime_class: str | None = None  # by which nodes give GPUs to containers; None: their default
     gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
-    pod_labels: Mapping[str, str] = field(default_factory=dict)  # of the workers' pods, besides ours
-    pod_annotations: Mapping[str, str] = field(default_factory=dict)
-    priority_class: str | None = None
-    scheduler: str | None = None  # None: the cluster's default scheduler
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)  # merged into the pods: metadata and spec
     provisioning_class: str | None = None  # by which the cluster books the machines of all workers at once
     fabric: Mapping[str, Any] = field(
         default_factory=dict

@@ -6,23 +6,25 @@ Pure, but for a look at whether a folder exists. What Kubernetes would refuse is
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import KubernetesOptions, RunSpec, is_rdma_device
+from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
+from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
+from mlbench_cli.util.yaml_text import read_yaml
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUEUE_SECONDS = 7 * 86400
+PATCH_BYTES = 100_000  # of a --pod-patch: it is stored with the run
 ASSIGNED = "none"  # of --run-as-user
 # Options with the same name in the request and the spec, by how they are checked.
 _AS_GIVEN = "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
@@ -33,8 +35,6 @@ _LABELS = (
     "queue",
     "env_secret",
     "data_claim",
-    "priority_class",
-    "scheduler",
 )
 _QUANTITIES = ("memory", "server_memory", "shm", "keep_storage")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -76,8 +76,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     return KubernetesOptions(
         node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
         devices=_choose_devices(request, cluster),
-        pod_labels=_check_metadata(request.pod_label, "--pod-label", _LABEL_VALUE),
-        pod_annotations=_check_metadata(request.pod_annotation, "--pod-annotation", None),
+        pod_patch=_read_patch(request.pod_patch),
         tolerations=(
             *ClusterDetails.of(cluster).tolerations,
             *(_check_toleration(text) for text in request.toleration),
@@ -95,13 +94,6 @@ def require_queue(request: Request, cluster: Cluster) -> None:
             f"Kueue on the cluster {cluster.name} releases only Jobs of its queues.",
             hint=f"--queue {details.queues[0]}" if details.queues else "--queue NAME: kubectl get localqueues",
         )
-
-
-def join_servers(spec: RunSpec, cluster: Cluster) -> RunSpec:
-    """The spec of a run with servers in a queue as one JobSet, where the cluster has them."""
-    if not (spec.servers and spec.kubernetes.queue and ClusterDetails.of(cluster).job_sets):
-        return spec
-    return replace(spec, kubernetes=replace(spec.kubernetes, job_set=True))
 
 
 def gpus_of_machine(request: Request, cluster: Cluster) -> int:
@@ -200,14 +192,39 @@ def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def _check_metadata(given: Mapping[str, str], what: str, values: re.Pattern[str] | None) -> dict[str, str]:
-    """Labels or annotations of pods. Raises UsageError for keys that mlbench itself needs."""
-    for key, value in given.items():
-        if not _LABEL_KEY.fullmatch(key) or (values and not values.fullmatch(value)):
-            raise UsageError(f'{what} "{shorten(key)}={shorten(value)}" is not valid in Kubernetes.')
-        if key.startswith(("mlbench/", "batch.kubernetes.io/")) or key == "app.kubernetes.io/managed-by":
-            raise UsageError(f"{what}: {key} is reserved for mlbench or Kubernetes.", hint="Choose another key.")
-    return dict(given)
+def _read_patch(path: str | None) -> Mapping[str, Any]:
+    """The content of --pod-patch. Raises UsageError for what is no part of a pod, or is mlbench's own."""
+    if path is None:
+        return {}
+    what = f"--pod-patch {shorten(path)}"
+    try:
+        patch = read_yaml(read_regular(Path(path), PATCH_BYTES), what)
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}.") from None
+    if not isinstance(patch, dict) or not patch or not all(isinstance(part, dict) for part in patch.values()):
+        raise UsageError(f"{what} is not a mapping of metadata and spec.", hint="spec: {priorityClassName: high}")
+    if foreign := [key for key in patch if key not in ("metadata", "spec")]:
+        raise UsageError(f'{what}: "{foreign[0]}" is no part of a pod; it has metadata and spec.')
+    metadata, spec = patch.get("metadata") or {}, patch.get("spec") or {}
+    for kind, values in metadata.items():
+        if kind not in ("labels", "annotations") or not isinstance(values, dict):
+            raise UsageError(f"{what}: metadata holds labels and annotations.")
+        for key, value in values.items():
+            if str(key).startswith(("mlbench/", "batch.kubernetes.io/")) or key == "app.kubernetes.io/managed-by":
+                raise UsageError(f"{what}: {key} is reserved for mlbench or Kubernetes.", hint="Choose another key.")
+            if not isinstance(value, str) or not _LABEL_KEY.fullmatch(str(key)):
+                raise UsageError(f"{what}: {kind} map keys to texts in quotes, and {shorten(str(key))} does not.")
+    containers = spec.get("containers") or []
+    if not isinstance(containers, list) or not all(isinstance(item, dict) and "name" in item for item in containers):
+        raise UsageError(f'{what}: containers are a list, each with its name; the ranks run in "main".')
+    if "restartPolicy" in spec or any({"command", "args"} & set(item) for item in containers if item["name"] == "main"):
+        raise UsageError(
+            f'{what}: restartPolicy, and command and args of "main", are mlbench\'s own.', hint="--command"
+        )
+    for item in containers:
+        pairs = {str(one.get("name")): str(one.get("value", "")) for one in item.get("env") or () if "value" in one}
+        _check_environment(pairs)
+    return patch
 
 
 def _check_label(text: str | None, name: str) -> str | None:

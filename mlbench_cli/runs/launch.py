@@ -21,7 +21,6 @@ from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import (
     check_mount_point,
     gpus_of_machine,
-    join_servers,
     require_folder,
     require_queue,
     resolve_kubernetes,
@@ -104,7 +103,7 @@ def resolve(
         if common["cpus"] is None:
             common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
     price = _own_price(request)
-    specs = tuple(join_servers(_spec(size, cluster, common, price), cluster) for size in sizes(request))
+    specs = tuple(_spec(size, cluster, common, price) for size in sizes(request))
     for spec in specs:
         _check(spec, cluster, machine)
         if spec.preset not in (CUSTOM, OPEN):

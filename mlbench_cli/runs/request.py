@@ -223,14 +223,10 @@ class Request:
         kind="pairs",
         metavar="RESOURCE=N",
     )
-    pod_label: Mapping[str, str] = _cluster_option("label of all pods of the run", kind="pairs", metavar="KEY=VALUE")
-    pod_annotation: Mapping[str, str] = _cluster_option(
-        "annotation of the worker pods, e.g. kueue.x-k8s.io/podset-preferred-topology=LABEL",
-        kind="pairs",
-        metavar="KEY=VALUE",
+    pod_patch: str | None = _cluster_option(
+        "YAML file with metadata and spec to merge into the pods: labels, annotations, priorityClassName, ...",
+        metavar="FILE",
     )
-    priority_class: str | None = _cluster_option("PriorityClass of the worker pods")
-    scheduler: str | None = _cluster_option("scheduler of the worker pods; default: the default scheduler")
     network_policy: bool | None = _cluster_option(
         "isolate the pods of the run with a NetworkPolicy (default, if the cluster allows it)", kind="switch"
     )

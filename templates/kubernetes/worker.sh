@@ -95,7 +95,7 @@ fi
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 
 # The names of all workers' pods, by the run's headless service. In the pod template each pod would carry all of them.
-job=${MLBENCH_JOB:-$MLBENCH_RUN_ID}
+job=$MLBENCH_RUN_ID
 MLBENCH_HOSTS=$job-0.$MLBENCH_RUN_ID count=1
 while [ "$count" -lt "$MLBENCH_WORKERS" ]; do
   MLBENCH_HOSTS=$MLBENCH_HOSTS,$job-$count.$MLBENCH_RUN_ID count=$((count + 1))

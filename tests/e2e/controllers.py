@@ -1,4 +1,4 @@
-"""Kueue and JobSet in a KIND cluster: built from their Go modules, since not every machine can pull their images.
+"""Kueue in a KIND cluster: built from its Go module, since not every machine can pull their images.
 
 Their own Helm charts install them, with a certificate of their own making, as a cluster's administrator would.
 """
@@ -33,7 +33,6 @@ class Controller:
         return f"localhost/{self.name}:{self.version}"
 
 
-JOB_SET = Controller("jobset", "jobset.x-k8s.io", "sigs.k8s.io/jobset", "v0.11.1", "", "image", "controller.resources")
 KUEUE = Controller(
     "kueue",
     "kueue.x-k8s.io",

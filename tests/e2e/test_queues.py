@@ -1,4 +1,4 @@
-"""Runs with parameter servers in a queue, on a real Kubernetes with the controllers of Kueue and JobSet."""
+"""Runs with parameter servers in a queue, on a real Kubernetes with the controllers of Kueue."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from mlbench_cli.storage.store import Store
 from providers.attached import read_queue_facts
 from task_images.comm.presets import resolve
 from tests.e2e import controllers
-from tests.e2e.runs import Cluster, Runs, all_run, log, until
+from tests.e2e.runs import Cluster, Runs, all_run, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
@@ -62,7 +62,7 @@ def api(cluster: Cluster) -> Iterator[Api]:
         if not str(node["spec"].get("providerID")).startswith("kind://"):
             pytest.skip("there is no cluster of KIND's")
         name = node["metadata"]["name"].removesuffix("-control-plane")
-        for controller in (controllers.JOB_SET, controllers.KUEUE):
+        for controller in (controllers.KUEUE,):
             controllers.install(controller, api, cluster.kubeconfig, name)
         yield api
 
@@ -123,10 +123,10 @@ def _when_served(api: Api, path: str, body: dict[str, Any]) -> None:
 
 
 def _spec(cluster: Cluster, name: str, seconds: float = 0.0) -> RunSpec:
-    options = {"queue": QUEUE, "job_set": True, "memory": "64Mi", "server_memory": "64Mi"}
+    options: dict[str, Any] = {"queue": QUEUE, "memory": "64Mi", "server_memory": "64Mi"}
     options |= {"spread": False, "share_nodes": True}  # or the server would need a third node for itself
     method = {**resolve("bsp-ps").to_dict(), "servers": "1"}
-    words = ("python3", "-c", PROGRAM, f"{name}-servers-0-0.{name}", str(seconds))
+    words = ("python3", "-c", PROGRAM, f"{name}-servers-0.{name}", str(seconds))
     return cluster.spec(name, *words, options=options, method=method, cpus=0.1)
 
 
@@ -149,32 +149,6 @@ def _wait_for_workload(api: Api, run: Run, namespace: str) -> dict[str, Any]:
                 return dict(item)
         assert time.monotonic() < end, "Kueue does not know the run"
         time.sleep(0.5)
-
-
-def test_workers_and_servers_wait_for_their_quota_and_start_together(
-    runs: Runs, store: Store, api: Api, set_quota: Callable[[str], None]
-) -> None:
-    cluster, namespace = runs.cluster, runs.cluster.access.namespace
-    facts = read_queue_facts(cluster.access)
-    assert (facts.queues, facts.needs_queue) == ((QUEUE,), False)
-    set_quota(TOO_LITTLE)  # enough for the workers' Job, which would start and wait for the servers
-    run = store.record_run(_spec(cluster, "gang"))
-    runs.started.append(run)
-    cluster.engine.submit(run, cluster.engine.render(run.spec))
-    workload = _wait_for_workload(api, run, namespace)
-    assert {item["name"]: item["count"] for item in workload["spec"]["podSets"]} == {"workers": 2, "servers": 1}
-    time.sleep(10)
-    assert _roles(api, run, namespace) == set()
-    assert _codes(cluster, run) == ["queued"]
-
-    set_quota(ENOUGH)
-    finished = supervise.follow(run, cluster.engine, store, timeout=300)
-    assert finished.outcome is Outcome.COMPLETED, finished.findings
-    assert [log(run, rank) for rank in (0, 1)] == ["rank 0 got hello\n", "rank 1 got hello\n"]
-
-    cluster.engine.delete(run, force=True)
-    for kind in ("JobSet", "Job", "Pod", "Service"):
-        assert api.get(collection_path(kind, namespace), labelSelector="mlbench/run=gang")["items"] == []
 
 
 def test_a_second_run_starts_when_the_first_has_ended(

@@ -157,28 +157,6 @@ class KubeApi:
             self.changed.notify_all()
             return stored
 
-    def make_jobs(self, job_set: dict[str, Any]) -> None:
-        """The Jobs of a JobSet, as its controller makes them. Source: JobSet 0.10.1 `constructJob`."""
-        metadata, spec = job_set["metadata"], job_set["spec"]
-        owner = {"apiVersion": job_set["apiVersion"], "kind": "JobSet", "name": metadata["name"],
-                 "uid": metadata["uid"], "controller": True}  # fmt: skip
-        known = {"jobset.sigs.k8s.io/jobset-name": metadata["name"], "jobset.sigs.k8s.io/jobset-uid": metadata["uid"]}
-        for part in spec["replicatedJobs"]:
-            template = part["template"]
-            pod = template["spec"]["template"]
-            pod = {**pod, "metadata": {
-                "labels": {**pod["metadata"].get("labels", {}), **known},
-                "annotations": {**pod["metadata"].get("annotations", {}), **known},
-            }}  # fmt: skip
-            name = f"{metadata['name']}-{part['name']}-0"
-            labels = {**template["metadata"]["labels"], **known}
-            annotations = {**template["metadata"]["annotations"], **known}
-            self.put("jobs", {
-                "apiVersion": "batch/v1", "kind": "Job",
-                "metadata": {"name": name, "labels": labels, "annotations": annotations, "ownerReferences": [owner]},
-                "spec": {**template["spec"], "template": pod, "suspend": spec.get("suspend", False)},
-            })  # fmt: skip
-
     def remove(self, kind: str, name: str) -> dict[str, Any] | None:
         with self.changed:
             found = self.objects.pop((kind, name), None)
@@ -356,10 +334,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._json(201, {**self.document, "spec": {**self.document["spec"], **changed}})
             if (kind, name) in self.api.objects:
                 return self._status(409, "AlreadyExists", f'{kind} "{name}" already exists')
-            made = self.api.put(kind, self.document)
-            if kind == "jobsets":
-                self.api.make_jobs(made)
-            return self._json(201, made)
+            return self._json(201, self.api.put(kind, self.document))
         if "watch" in self.query:
             return self._watch(kind, selector)
         items, version = self.api.list_objects(kind, selector, self.query.get("fieldSelector", ""))

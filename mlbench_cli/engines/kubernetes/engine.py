@@ -34,7 +34,6 @@ from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
     ID_ANNOTATION,
-    JOB_SET,
     STOPPED_ANNOTATION,
     file_name,
     has_chaos,
@@ -503,10 +502,9 @@ def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
     name = spec.name
     selector = f"{RUN_LABEL}={name}"
     end = time.monotonic() + GONE_SECONDS
-    main = JOB_SET if spec.kubernetes.job_set else "Job"  # a JobSet recreates its Jobs while it exists
-    api.delete(object_path(main, namespace, name))
+    api.delete(object_path("Job", namespace, name))
     while True:
-        left = {kind: _names(api, kind, namespace, selector) for kind in dict.fromkeys((main, "Job", "Pod", *OWNED))}
+        left = {kind: _names(api, kind, namespace, selector) for kind in ("Job", "Pod", *OWNED)}
         if not any(left.values()):
             return
         if time.monotonic() > end:

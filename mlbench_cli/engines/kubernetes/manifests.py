@@ -43,7 +43,6 @@ from mlbench_cli.model.network import (
 from mlbench_cli.model.spec import MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
 from task_images import contract
 
-VOLCANO = "volcano"  # name of its scheduler
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
 STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
@@ -51,7 +50,6 @@ FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"
 NETWORK_ANNOTATION = "mlbench/network"  # on the Job: how far the network is that was asked for; see network/gate.py
-SET_UID = "jobset.sigs.k8s.io/jobset-uid"  # annotation of all pods of a JobSet
 TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
 
 WORK_DIR = "/results"
@@ -75,10 +73,7 @@ INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper", "networkchaos")
 SERVERS = "servers"  # their Job is made from the workers' template
-WORKERS = "workers"
-JOB_SET = "JobSet"
-# On a Job of a JobSet: the queue of the set. Kueue's own label is on the set only.
-QUEUE_LABEL, KUEUE_LABEL = "mlbench/queue", "kueue.x-k8s.io/queue-name"
+KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CHAOS = "NetworkChaos"
 MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
 MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
@@ -113,38 +108,50 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     except templates.TemplateError as error:
         raise UsageError(f"A template of the run's objects is invalid: {error}") from None
     _refuse_doubles(documents)
-    return _as_job_set(spec, documents) if spec.kubernetes.job_set else documents
+    return tuple(_patch_pods(document, spec.kubernetes.pod_patch) for document in documents)
 
 
-def _as_job_set(spec: RunSpec, documents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The Jobs of workers and servers as one JobSet, which Kueue admits whole or not: two Jobs may wait for each other.
-
-    Its Jobs keep their host names, which are those of the run's own Service. Source: JobSet 0.10 `constructJob`.
-    """
-    workers, *rest, servers = documents
-    return (
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": JOB_SET,
-            "metadata": {**workers["metadata"], "name": spec.name},
-            "spec": {
-                "suspend": True,
-                "network": {"enableDNSHostnames": False},
-                "ttlSecondsAfterFinished": workers["spec"]["ttlSecondsAfterFinished"],
-                "replicatedJobs": [
-                    {"name": name, "template": {"metadata": _part_metadata(job), "spec": job["spec"]}}
-                    for name, job in ((WORKERS, workers), (SERVERS, servers))
-                ],
-            },
-        },
-        *rest,
-    )
+# What of a patch also holds for the keeper, which has another container, and runs on another sort of machine.
+OF_ALL_PODS = ("securityContext", "priorityClassName", "imagePullSecrets", "serviceAccountName")
 
 
-def _part_metadata(job: Mapping[str, Any]) -> dict[str, Any]:
-    labels = dict(job["metadata"]["labels"])
-    labels[QUEUE_LABEL] = labels.pop(KUEUE_LABEL)
-    return {"labels": labels, "annotations": dict(job["metadata"]["annotations"])}
+def _patch_pods(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with `patch` merged into its pods: those of workers and servers, and in part those of the keeper."""
+    if not patch or document["kind"] not in ("Job", "PodTemplate"):
+        return document
+    if role_of(document) == KEEPER:
+        spec = {key: value for key, value in patch.get("spec", {}).items() if key in OF_ALL_PODS}
+        patch = {"metadata": patch.get("metadata", {}), "spec": spec}
+    if document["kind"] == "PodTemplate":
+        return {**document, "template": _merge(document["template"], patch)}
+    return {**document, "spec": {**document["spec"], "template": _merge(document["spec"]["template"], patch)}}
+
+
+def _merge(old: Any, new: Any) -> Any:
+    """As a strategic merge patch: mappings by key, lists by name (other items are appended), and null deletes."""
+    if isinstance(new, Mapping):
+        merged = dict(old) if isinstance(old, Mapping) else {}
+        for key, value in new.items():
+            merged[key] = _merge(merged.get(key), value)
+        return {key: value for key, value in merged.items() if value is not None}
+    if not isinstance(new, list):
+        return new
+    merged_list = list(old) if isinstance(old, list) else []
+    for item in new:
+        identity = next((key for key in ("mountPath", "name") if isinstance(item, Mapping) and key in item), None)
+        place = next(
+            (
+                number
+                for number, known in enumerate(merged_list)
+                if identity and isinstance(known, Mapping) and known.get(identity) == item[identity]
+            ),
+            None,
+        )
+        if place is not None:
+            merged_list[place] = _merge(merged_list[place], item)
+        elif item not in merged_list:
+            merged_list.append(_merge(None, item))
+    return merged_list
 
 
 def _refuse_doubles(documents: Sequence[Mapping[str, Any]]) -> None:
@@ -197,24 +204,19 @@ def keeper_name(run_name: str) -> str:
 
 
 def job_name(spec: RunSpec) -> str:
-    """The name of the Job of a run's workers. Those of a JobSet are numbered."""
-    return workers_of_set(spec.name) if spec.kubernetes.job_set else spec.name
-
-
-def workers_of_set(name: str) -> str:
-    """The name of the Job of the workers that a JobSet makes."""
-    return f"{name}-{WORKERS}-0"
+    """The name of the Job of a run's workers."""
+    return spec.name
 
 
 def servers_name(spec: RunSpec) -> str:
     """The name of the Job of a run's parameter servers."""
-    return f"{spec.name}-{SERVERS}-0" if spec.kubernetes.job_set else f"{spec.name}-{SERVERS}"
+    return f"{spec.name}-{SERVERS}"
 
 
 def queue_of(job: Mapping[str, Any]) -> str | None:
     """The Kueue queue that releases a Job; None for one that mlbench releases."""
     labels: Mapping[str, str] = job.get("metadata", {}).get("labels") or {}
-    return labels.get(KUEUE_LABEL) or labels.get(QUEUE_LABEL)
+    return labels.get(KUEUE_LABEL)
 
 
 def role_of(item: Mapping[str, Any]) -> str | None:
@@ -252,31 +254,25 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     return {
         "name": spec.name,
         "job_name": job_name(spec),
-        "token_field": f"metadata.annotations['{SET_UID}']"
-        if options.job_set
-        else "metadata.labels['batch.kubernetes.io/controller-uid']",
+        "token_field": "metadata.labels['batch.kubernetes.io/controller-uid']",
         "role": WORKER,
         "namespace": namespace,
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **_queue_labels(spec)},
         "selector": selector,
-        "worker_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: WORKER},
+        "worker_labels": {**NO_MESH, **labels, ROLE_LABEL: WORKER},
         "worker_annotations": {
             **SAFE_TO_EVICT,
             **NO_MESH_ANNOTATIONS,
             **_booking(spec),
             **fabric.annotations,
-            **options.pod_annotations,
             **_bandwidth_annotations(spec),
         },
         "runtime_class": options.runtime_class,
-        "priority_class": options.priority_class,
-        "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {
             SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(),
             **_booking_of_queue(spec, length + START_TIMEOUT),
-            **_gang(spec, spec.workers),
         },
         "provisioning_class": options.provisioning_class,
         "pods": spec.workers,
@@ -314,7 +310,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
         "keeper_name": keeper_name(spec.name),
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
-        "keeper_pod_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: KEEPER},
+        "keeper_pod_labels": {**NO_MESH, **labels, ROLE_LABEL: KEEPER},
         "keeper_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
         "keeper_limits": {**cpu_limit(spec), "memory": "512Mi", "ephemeral-storage": options.keep_storage},
         "keeper_port": KEEPER_PORT,
@@ -382,15 +378,14 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
     labels = {**values["labels"], ROLE_LABEL: SERVER}
     return {
         "job_name": servers_name(spec),
-        "token_field": values["token_field"] if options.job_set else f"metadata.annotations['{TOKEN_ANNOTATION}']",
+        "token_field": f"metadata.annotations['{TOKEN_ANNOTATION}']",
         "role": SERVER,
         "job_labels": {**labels, **_queue_labels(spec)},
-        "annotations": _gang(spec, spec.servers),
-        "worker_labels": {**NO_MESH, **options.pod_labels, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
+        "annotations": {},
+        "worker_labels": {**NO_MESH, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
         "worker_annotations": {
             **SAFE_TO_EVICT,
             **NO_MESH_ANNOTATIONS,
-            **options.pod_annotations,
             **_bandwidth_annotations(spec),
         },
         "pods": spec.servers,
@@ -414,14 +409,6 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
 def _queue_labels(spec: RunSpec) -> dict[str, str]:
     """The labels by which Kueue recognizes the Jobs that it releases."""
     return {KUEUE_LABEL: spec.kubernetes.queue} if spec.kubernetes.queue else {}
-
-
-def _gang(spec: RunSpec, pods: int) -> dict[str, str]:
-    """By which Volcano starts all pods of a Job or none; it reads the Job's annotation, else its gang is of one pod.
-
-    Source: volcano `pkg/controllers/podgroup/pg_controller_handler.go` of 2026-08.
-    """
-    return {"scheduling.volcano.sh/group-min-member": str(pods)} if spec.kubernetes.scheduler == VOLCANO else {}
 
 
 def _booking(spec: RunSpec) -> dict[str, str]:
@@ -503,7 +490,6 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         # Read by worker.sh only.
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
-        **({"MLBENCH_JOB": job_name(spec)} if options.job_set else {}),
         "MLBENCH_RUN_ON_ALL": "1" if spec.run_on_all else "0",
         "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
         "MLBENCH_HOLD": str(max(0, options.hold_seconds)),

@@ -6,19 +6,16 @@ Job is released. Repeating the steps finds what exists and continues.
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     CHAOS,
     HASH_LABEL,
-    JOB_SET,
     TOKEN_ANNOTATION,
     job_name,
     queue_of,
     role_of,
-    workers_of_set,
 )
 from mlbench_cli.engines.kubernetes.pods import KEEPER, RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
@@ -28,7 +25,6 @@ from mlbench_cli.model.spec import RunSpec
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
-SET_SECONDS = 20.0  # in which JobSet's controller makes its Jobs
 # The oldest that attach-cluster accepts. The policies of Jobs that runs depend on are on since 1.31.
 MIN_VERSION = (1, 33)
 
@@ -36,30 +32,18 @@ Object = Mapping[str, Any]
 
 
 def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Create or adopt the Job, or the JobSet, and all else, and release it. Returns the Job or the JobSet.
+    """Create or adopt the Job and all else, and release it. Returns the Job.
 
     `annotations` are added to the Job's. Raises UsageError if objects of another run have these names, ApiError if the
     cluster refuses.
     """
     main = _annotate(documents[0], annotations or {})
-    if main["kind"] == JOB_SET:
-        workers, *others = main["spec"]["replicatedJobs"]
-        jobs = [{**workers, "template": _annotate(workers["template"], annotations or {})}, *others]
-        main = {**main, "spec": {**main["spec"], "replicatedJobs": jobs}}
     return complete(api, _create_job(api, main), documents)
 
 
 def read_job(api: Api, namespace: str, spec: RunSpec) -> dict[str, Any]:
-    """The Job of a run's workers; of a run in a JobSet, the set as long as it has no such Job.
-
-    Raises ObjectNotFound if there is neither.
-    """
-    try:
-        return api.get(object_path("Job", namespace, job_name(spec)))
-    except ObjectNotFound:
-        if not spec.kubernetes.job_set:
-            raise
-        return api.get(object_path(JOB_SET, namespace, spec.name))
+    """The Job of a run's workers. Raises ObjectNotFound."""
+    return api.get(object_path("Job", namespace, job_name(spec)))
 
 
 def _annotate(item: Object, annotations: Mapping[str, str]) -> dict[str, Any]:
@@ -161,27 +145,12 @@ def _owner(job: Object, is_controller: bool) -> dict[str, Any]:
     }
 
 
-def _await_workers(api: Api, job_set: Object) -> dict[str, Any] | None:
-    """The workers' Job of a JobSet; None if JobSet's controller does not make it in time."""
-    path = object_path("Job", job_set["metadata"]["namespace"], workers_of_set(job_set["metadata"]["name"]))
-    end = time.monotonic() + SET_SECONDS
-    while True:
-        with suppress(ObjectNotFound):
-            return api.get(path)
-        if time.monotonic() > end:
-            return None
-        time.sleep(LOOK_SECONDS)
-
-
 def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
     # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a keeper that it queued might
-    # never start. A JobSet takes Jobs that it controls for its own, so its workers' Job controls the keeper at first.
-    # The servers' Job is released by the queue, as the run's own.
-    is_keeper, is_set = role_of(document) == KEEPER, job.get("kind") == JOB_SET
-    owners = [_owner(job, is_controller=is_keeper and not is_set)]
-    if is_keeper and is_set and (workers := _await_workers(api, job)):
-        owners.append(_owner(workers, is_controller=True))
+    # never start. The servers' Job is released by the queue, as the run's own.
+    is_keeper = role_of(document) == KEEPER
+    owners = [_owner(job, is_controller=is_keeper)]
     metadata = {**document["metadata"], "ownerReferences": owners}
     document = {**document, "metadata": metadata}
     if role_of(document):

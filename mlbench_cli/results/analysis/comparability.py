@@ -54,8 +54,6 @@ NEUTRAL = {
     "kubernetes.keep_storage": "after the run",
     "kubernetes.collect": "after the run",
     "kubernetes.registry": "where the image comes from; its digest is a fact",
-    "kubernetes.pod_labels": "names for other programs",
-    "kubernetes.priority_class": "who decides when the run starts",
     "kubernetes.provisioning_class": "how machines are booked",
 }
 # Fields of a spec that are separate facts in the key.

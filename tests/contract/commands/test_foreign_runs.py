@@ -149,7 +149,7 @@ def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
     rights: dict[str, Any] = {
         "namespace": "kube-system", "env": {"LD_PRELOAD": "x"}, "env_secret": "keys", "data_claim": "disk",
         "template_dir": str(folder), "host_network": True, "run_as_user": 0, "writable_root": True, "registry": "evil",
-        "devices": {"a/b": "1"}, "pod_labels": {"a": "b"}, "pod_annotations": {"a": "b"}, "priority_class": "high",
+        "devices": {"a/b": "1"}, "pod_patch": {"metadata": {"labels": {"a": "b"}}},
         "network_policy": False, "pull_secret": "pull",
     }  # fmt: skip
     spec = RunSpec(

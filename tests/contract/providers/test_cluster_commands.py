@@ -99,8 +99,6 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
         (["delete-cluster", "kindd", "rel-2"], 2, 'Did you mean "kind"?'),
         (["scale-cluster", "rel-2", "3"], 4, "no cluster"),
         (["scale-cluster", "local", "3"], 2, "cannot be scaled"),
-        (["kubeconfig", "export"], 2, "no Kubernetes API"),
-        (["kubeconfig", "export", "rel-2"], 4, "no cluster"),
         (["gc", "kindd"], 2, 'Did you mean "kind"?'),
         (["attach-cluster", "Bad_Name"], 2, "DNS label"),
     ],
@@ -267,21 +265,6 @@ def test_gc_says_what_it_could_not_search(mlbench: Any, world: World) -> None:
     assert "No provider can be searched" in done.err
 
 
-def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_path: Path) -> None:
-    mlbench("create-cluster", "kind", "1", "rel")
-    file = tmp_path / "kubeconfig"
-    assert mlbench("kubeconfig", "export", "-f", str(file)).code == 0
-    assert file.stat().st_mode & 0o777 == 0o600
-    document = yaml.safe_load(file.read_text())
-    assert document["current-context"] == "mlbench-rel-1"
-    assert document["users"][0]["user"]["exec"]["args"][-2:] == ["token", "rel-1"]
-    assert "secret-of-rel-1" not in file.read_text()
-    assert mlbench("kubeconfig", "export", "-f", str(file)).code == 2
-    assert mlbench("kubeconfig", "export", "-f", str(file), "--force").code == 0
-    done = mlbench("kubeconfig", "token", "rel-1")
-    assert done.json["status"]["token"] == "secret-of-rel-1"
-
-
 # --- attached -------------------------------------------------------------------------------------------------------
 
 
@@ -441,7 +424,7 @@ def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench
 @pytest.mark.parametrize("needs", [False, True])
 def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(mlbench: Any, api: Server, needs: bool) -> None:
     with KubeApi() as server:
-        server.groups = {"kueue.x-k8s.io": "v1beta2", "jobset.x-k8s.io": "v1alpha2"}
+        server.groups = {"kueue.x-k8s.io": "v1beta2"}
         server.needs_queue = needs
         server.put("localqueues", {"metadata": {"name": "team-a"}})
         kubeconfig = Path(os.environ["MLBENCH_HOME"]).parent / "queued"
@@ -451,21 +434,18 @@ def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(mlbench: Any,
         assert f"Kueue has the queues team-a there: runs {'need' if needs else 'may name'} --queue NAME" in done.err
         assert ("jobs", "mlbench-dry-run") not in server.objects
     details = Store().cluster("queued").details
-    assert (details.get("job_sets", False), details.get("needs_queue", False)) == (not needs, needs)
+    assert details.get("needs_queue", False) is needs
     words = ("run", "x", "1", "--task", "allreduce", "--image", "i:1", "--dry-run")
     refused = mlbench(*words)
     assert (refused.code, "--queue team-a" in refused.err) == ((2, True) if needs else (0, False)), refused.err
     assert mlbench(*words, "--queue", "team-a").code == 0
-    ps = ("--method", "bsp-ps", "--servers", "1", "--queue", "team-a")
-    served = mlbench("run", "x", "2", "--task", "digits_resnet", "--image", "i:1", *ps, "--dry-run")
-    assert (served.code, "kind: JobSet" in served.out) == (0, not needs), served.err
 
 
 def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api: Server) -> None:
     api.version = "1.28+"
     result = mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 2
-    assert "is Kubernetes 1.28; runs need 1.31 or later" in result.err
+    assert "is Kubernetes 1.28; runs need 1.33 or later" in result.err
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
 
 
@@ -502,8 +482,7 @@ def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -
     mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     granted = {(rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
     asked = {(f"{item['resource']}/{item.get('subresource', '')}".rstrip("/"), item["verb"]) for item in api.asked}
-    # Those on JobSets are asked for where the cluster has them.
-    assert asked == {(resource, verb) for resource, verb in granted if resource != "jobsets"}
+    assert asked == granted
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from mlbench_cli.kube.watch import split_lines
         ("NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies"),
         ("ResourceClaimTemplate", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaimtemplates"),
         ("ProvisioningRequest", "/apis/autoscaling.x-k8s.io/v1/namespaces/n/provisioningrequests"),
-        ("JobSet", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/n/jobsets"),
         ("NetworkChaos", "/apis/chaos-mesh.org/v1alpha1/namespaces/n/networkchaos"),
     ],
 )

@@ -255,8 +255,8 @@ def test_repeats_have_a_name_in_common() -> None:
 
 def test_options_that_came_later_change_no_hash_at_their_defaults() -> None:
     document = SPEC.to_dict()["kubernetes"]
-    later = {"pod_labels", "pod_annotations", "priority_class", "scheduler", "network_policy"}
+    later = {"pod_patch", "runtime_class", "start_timeout", "network_policy"}
     assert not later & document.keys()
-    changed = replace(SPEC, kubernetes=replace(SPEC.kubernetes, network_policy=False, scheduler="volcano"))
+    changed = replace(SPEC, kubernetes=replace(SPEC.kubernetes, network_policy=False, start_timeout=60))
     assert changed.hash != SPEC.hash
     assert RunSpec.from_dict(changed.to_dict()) == changed

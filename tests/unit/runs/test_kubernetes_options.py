@@ -1,6 +1,5 @@
 """Options of runs on Kubernetes: what they and the cluster's record become in the spec, and what is refused."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs.kubernetes_options import (
     check_mount_point,
     gpus_of_machine,
-    join_servers,
     resolve_kubernetes,
 )
 from mlbench_cli.runs.request import Request
@@ -87,30 +85,14 @@ def test_ranks_are_root_only_if_asked_or_for_network_cards_that_lock_memory(
         {"cpu_limit": 1},
         {"queue": "a" * 63},
         {"namespace": "a"},
-        {"scheduler": "my-scheduler.v2"},
         {"memory": "1.5Gi"},
         {"shm": "512M"},
         {"toleration": ("gpu:NoExecute", "gpu=:PreferNoSchedule", "example.com/gpu")},
-        {"pod_label": {"team": "", "example.com/x": "a" * 63}},
-        {"pod_annotation": {"note": "anything: at all, of any length " * 9}},
         {"env": {"_A1": "1", "RANKS": "1"}},
     ],
 )
 def test_what_kubernetes_allows_is_not_refused(options: dict[str, Any]) -> None:
     resolve(**options)
-
-
-@pytest.mark.parametrize(
-    ("servers", "queue", "job_sets", "joined"),
-    [("1", "q", True, True), ("0", "q", True, False), ("1", None, True, False), ("1", "q", False, False)],
-)
-def test_workers_and_servers_wait_together_in_a_queue_that_knows_job_sets(
-    servers: str, queue: str | None, job_sets: bool, joined: bool
-) -> None:
-    spec = replace(SPEC, method={"servers": servers}, kubernetes=KubernetesOptions(queue=queue))
-    found = join_servers(spec, cluster(job_sets=job_sets))
-    assert found.kubernetes.job_set is joined
-    assert replace(found, kubernetes=spec.kubernetes) == spec
 
 
 @pytest.mark.parametrize(

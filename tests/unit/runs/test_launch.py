@@ -423,10 +423,6 @@ def test_names_of_other_runs_are_taken() -> None:
     [
         ({"device": {"rdma/hca": "many"}}, "not of the form RESOURCE=N"),
         ({"device": {"nvidia.com/gpu": "8"}}, "use --gpu and --gpus-per-worker for GPUs"),
-        ({"pod_label": {"team": "a b"}}, "not valid in Kubernetes"),
-        ({"pod_annotation": {"mlbench/run": "x"}}, "is reserved for mlbench"),
-        ({"priority_class": "High"}, "is not a Kubernetes name"),
-        ({"scheduler": "my scheduler"}, "is not a Kubernetes name"),
     ],
 )
 def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:

@@ -323,53 +323,6 @@ def test_the_keeper_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_pat
     assert_is_free_of_kueue(server.objects["jobs", "r-2-keeper"], "Job", job_of(server)["metadata"]["uid"])
 
 
-def test_a_queue_admits_workers_and_servers_as_one_where_there_are_job_sets(server: KubeApi, tmp_path: Path) -> None:
-    run = a_served_run(tmp_path, queue="batch", job_set=True)
-    submit(server, run)
-    job_set = server.objects["jobsets", "r-2"]
-    assert job_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "batch"
-    workers, servers = (server.objects["jobs", f"r-2-{part}-0"] for part in ("workers", "servers"))
-    for job in (workers, servers):
-        # Kueue releases the set and not its Jobs; the client neither.
-        assert job["spec"]["suspend"] is True
-        assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
-        template = job["spec"]["template"]
-        assert template["spec"]["subdomain"] == "r-2"
-        environment = {item["name"]: item for item in template["spec"]["containers"][0]["env"]}
-        assert environment["MASTER_ADDR"]["value"] == "r-2-workers-0-0.r-2"
-        assert environment["MLBENCH_JOB"]["value"] == "r-2-workers-0"
-        path = environment["MLBENCH_KEEPER_TOKEN"]["valueFrom"]["fieldRef"]["fieldPath"]
-        token = template["metadata"]["annotations"][path.partition("['")[2].removesuffix("']")]
-        assert token == job_set["metadata"]["uid"]
-    keeper = server.objects["jobs", "r-2-keeper"]
-    assert keeper["spec"]["template"]["metadata"]["annotations"][TOKEN_ANNOTATION] == job_set["metadata"]["uid"]
-    assert_is_free_of_kueue(keeper, "JobSet", job_set["metadata"]["uid"])
-    engine = KubernetesEngine(server.access)
-    assert [finding.code for finding in engine.look(run).findings] == ["queued"]
-    engine.resume(run)
-    assert job_set["spec"]["suspend"] is True
-    (found,) = engine.discover()
-    assert isinstance(found, FoundRun)
-    assert (found.id, found.spec) == (run.id, run.spec)
-    submit(server, run)  # again, nothing is made twice
-    assert server.objects["jobsets", "r-2"] is job_set
-    engine.cancel(run)
-    for part in ("workers", "servers"):
-        assert server.objects["jobs", f"r-2-{part}-0"]["spec"]["activeDeadlineSeconds"] == 1
-    assert STOPPED_ANNOTATION in server.objects["jobs", "r-2-workers-0"]["metadata"]["annotations"]
-    engine.delete(run, force=True)
-    assert server.objects == {}
-
-
-def test_a_job_set_whose_jobs_are_not_there_yet_is_a_run_that_waits(server: KubeApi, tmp_path: Path) -> None:
-    run = a_served_run(tmp_path, queue="batch", job_set=True)
-    submit(server, run)
-    for name in ("r-2-workers-0", "r-2-servers-0"):
-        server.remove("jobs", name)
-    seen = look(server, run)
-    assert (seen.ended, [finding.code for finding in seen.findings]) == (None, ["queued"])
-
-
 def test_machines_are_booked_before_the_workers_are_released(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path, kubernetes=KubernetesOptions(provisioning_class="queued-provisioning.gke.io"))
     submit(server, run)

@@ -431,25 +431,6 @@ def with_servers(**options: Any) -> RunSpec:
     return a_spec(method={"name": "ps", "servers": "2"}, kubernetes=KubernetesOptions(**options))
 
 
-def test_every_pod_has_the_labels_of_the_request_and_stays_out_of_a_service_mesh() -> None:
-    for job in jobs_of(with_servers(pod_labels={"team": "a"})).values():
-        labels = job["spec"]["template"]["metadata"]["labels"]
-        assert (labels["team"], labels["sidecar.istio.io/inject"]) == ("a", "false")
-    chosen = {"sidecar.istio.io/inject": "true"}
-    for job in jobs_of(with_servers(pod_labels=chosen)).values():
-        assert job["spec"]["template"]["metadata"]["labels"].items() >= chosen.items()
-
-
-def test_volcano_starts_all_pods_of_a_job_or_none() -> None:
-    gang = {
-        name: job["metadata"].get("annotations", {}).get("scheduling.volcano.sh/group-min-member")
-        for name, job in jobs_of(with_servers(scheduler="volcano")).items()
-    }
-    assert gang == {"demo-2": "2", "demo-2-servers": "2", "demo-2-keeper": None}
-    other = manifests(with_servers(scheduler="mine"), "d")[0]["metadata"]["annotations"]
-    assert not any("volcano" in key for key in other)
-
-
 def test_a_namespace_that_demands_cpu_limits_gets_them_on_every_pod() -> None:
     for job in jobs_of(with_servers(cpu_limit=3)).values():
         (container,) = job["spec"]["template"]["spec"]["containers"]

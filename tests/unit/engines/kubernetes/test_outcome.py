@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes.ending import (
     is_unreleased,
     will_be_stopped,
 )
-from mlbench_cli.engines.kubernetes.manifests import QUEUE_LABEL, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
 from mlbench_cli.model.spec import RunSpec
 
@@ -146,7 +146,6 @@ STOPPED = {STOPPED_ANNOTATION: "cancelled 2027"}
         (None, {}, {}, False, False),
         (True, STOPPED, {}, True, False),
         (False, STOPPED, {}, True, False),
-        (True, {}, {QUEUE_LABEL: "q"}, False, False),  # Kueue releases it
     ],
 )
 def test_a_suspended_job_waits_for_its_client_unless_it_was_stopped_or_queued(

@@ -1,4 +1,4 @@
-"""Objects of runs with queues, booked machines, shaped networks and JobSets; and the names of a run's objects."""
+"""Objects of runs with queues, booked machines, and shaped networks; and the names of a run's objects."""
 
 import json
 from dataclasses import replace
@@ -84,8 +84,6 @@ def test_a_run_has_the_objects_that_it_needs(spec: RunSpec, names: list[str]) ->
         (None, None, None),
         ({"mlbench/role": "keeper"}, None, "keeper"),
         ({"kueue.x-k8s.io/queue-name": "a"}, "a", None),
-        ({"mlbench/queue": "b", "mlbench/role": "server"}, "b", "server"),
-        ({"kueue.x-k8s.io/queue-name": "a", "mlbench/queue": "b"}, "a", None),
     ],
 )
 def test_the_labels_of_a_job_say_its_queue_and_role(
@@ -168,7 +166,7 @@ def test_the_plugin_bandwidth_is_asked_by_annotations(
             assert annotations.get("kubernetes.io/egress-bandwidth") == rate
 
 
-# --- servers, JobSets and faults -------------------------------------------------------------------------------------
+# --- servers and faults -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ from tests.unit.engines.kubernetes.memory_api import MemoryApi
 # --- a whole submission ----------------------------------------------------------------------------------------------
 
 
-# --- JobSets ---------------------------------------------------------------------------------------------------------
-
-
 # --- what is there already -------------------------------------------------------------------------------------------
 
 
@@ -24,8 +21,8 @@ from tests.unit.engines.kubernetes.memory_api import MemoryApi
 @pytest.mark.parametrize(
     "version",
     [
-        {"major": "1", "minor": "31"},
-        {"major": "1", "minor": "31+"},
+        {"major": "1", "minor": "33"},
+        {"major": "1", "minor": "33+"},
         {"major": "2", "minor": "0"},
         {"major": "1"},
         {"major": "", "minor": ""},
