@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # `typing` would cost a tenth of the start
 
 GRACE = 5.0  # seconds between TERM and KILL
 UNKILLABLE = 30.0  # seconds after KILL for a process in the kernel to disappear
+STALL_SECONDS = 5.0  # by which a sample may be late before the agent counts as stalled
 SAMPLE = 1.0  # least seconds between two lines of resources per rank
 SAMPLES = 600  # after this many seconds lines get rarer, so that a day has about 3,600 per rank
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
@@ -156,7 +157,7 @@ class Agent:
         self.load = load.LoadMeter(**request["machine_lock"])
         self.clock = ClockWatch()
         self.idle = hang.IdleWatch()
-        self.stacks_asked = 0.0  # when the file .state/stacks was last written
+        self.are_stacks_wanted = False
         self.out_of_memory_before = machine.memory_kills()
         self.cancelled = False
         self.network: ShapedNetwork | None = None
@@ -283,6 +284,7 @@ class Agent:
         self.selector.register(reader, selectors.EVENT_READ, lambda: machine.drain(reader))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_cancel)
+        signal.signal(signal.SIGUSR1, self._on_stacks)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if self.leash >= 0:
@@ -398,6 +400,9 @@ class Agent:
             self._on_time(time.monotonic())
 
     def _on_time(self, now: float) -> None:
+        if self.are_stacks_wanted:
+            self.are_stacks_wanted = False
+            self._print_stacks()
         if self.cancelled:
             self._stop("cancelled", GRACE)
         if now >= self.deadline:
@@ -570,6 +575,9 @@ class Agent:
     def _sample(self) -> None:
         now = time.monotonic()
         self.first_sample = self.first_sample or now
+        if self.next_sample and now - self.next_sample > STALL_SECONDS:  # stopped, or not given any CPU
+            stalled = self.state.get("stalled_seconds", 0.0) + now - self.next_sample
+            self.state["stalled_seconds"] = round(stalled, 1)
         self.next_sample = now + max(SAMPLE, (now - self.first_sample) / SAMPLES)
         self.state["stepped_seconds"] = self.clock.check()
         with contextlib.suppress(OSError):
@@ -580,16 +588,10 @@ class Agent:
         if self.idle.look(samples):
             self.state["idle_since"] = self.idle.since if self.idle.is_long else None
             self._write_state()
-        self._answer_stacks()
         self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
 
-    def _answer_stacks(self) -> None:
-        """Print the stacks of all ranks if a client has asked for them since the last time."""
-        with contextlib.suppress(OSError):
-            asked = os.stat(f"{self.folder}/.state/stacks").st_mtime
-            if asked > self.stacks_asked:
-                self.stacks_asked = asked
-                self._print_stacks()
+    def _on_stacks(self, *_: object) -> None:
+        self.are_stacks_wanted = True
 
     def _print_stacks(self) -> None:
         """Have every rank write the stacks of its threads into its log."""

@@ -27,10 +27,14 @@ from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError, 
 CONNECT_SECONDS = 10
 CALL_SECONDS = 40.0
 BLOCK = 1 << 20
+MAX_GREETING = 1 << 20  # bytes that a login may print before our program answers
+MAX_ANSWER = 1 << 34
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "LogLevel=ERROR"),
     *("-o", "ForwardAgent=no", "-o", "ForwardX11=no", "-o", "RequestTTY=no"),
+    # What a person's configuration has for sessions of their own, as scp and sftp switch it off.
+    *("-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"),
 )
 BOOT = (
     "import sys; b = sys.stdin.buffer; "
@@ -72,6 +76,11 @@ class Target:
     def name(self) -> str:
         """The login, or "this machine"."""
         return self.login or "this machine"
+
+    def trial(self) -> str:
+        """A command by which a person can try the connection."""
+        config = f"-F {shlex.quote(self.ssh_config)} " if self.ssh_config else ""
+        return f"ssh {config}{self.login} true" if self.login else f"{self.python} --version"
 
     def command(self) -> list[str]:
         """The words that start the other end of a channel, through ssh unless it is this machine."""
@@ -142,14 +151,29 @@ class Channel:
             try:
                 self._connect(end)
                 self._send(b"%d %d\n" % (len(text), len(data)) + text + data, end)
-                sizes = [int(size) for size in self._read_until(b"\n", end).split()]
-                document: Document = json.loads(self._read(sizes[0], end))
-                received = self._read(sizes[1], end)
+                document, received = self._read_answer(end)
             except BaseException:
                 self.close()
                 raise
         self._raise_error(document)
         return document, received
+
+    def _read_answer(self, end: float) -> tuple[Document, bytes]:
+        """One answer of `serve`. Raises UnreachableError for anything else."""
+        line = self._read_until(b"\n", end)
+        try:
+            length, size = map(int, line.split())
+            if not (0 <= length <= MAX_GREETING * 64 and 0 <= size <= MAX_ANSWER):
+                raise ValueError
+            document = json.loads(self._read(length, end))
+            if not isinstance(document, dict):
+                raise ValueError
+        except (ValueError, RecursionError):
+            raise UnreachableError(
+                f"{self.target.name} does not answer as mlbench's program does: {line[:80]!r}.",
+                hint=f"Something there prints into the connection; try: {self.target.trial()}",
+            ) from None
+        return document, self._read(size, end)
 
     def _raise_error(self, document: Document) -> None:
         if "error" in document:
@@ -216,6 +240,8 @@ class Channel:
 
     def _read_until(self, mark: bytes, end: float) -> bytes:
         while (place := self._buffer.find(mark)) < 0:
+            if len(self._buffer) > MAX_GREETING:
+                raise self._problem(f"it prints without end: {bytes(self._buffer[:40])!r}")
             self._receive(end)
         piece = bytes(self._buffer[:place])
         del self._buffer[: place + len(mark)]
@@ -227,7 +253,7 @@ class Channel:
         descriptor = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
-            if not selector.select(max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end or not selector.select(max(0.0, end - time.monotonic())):
                 raise self._problem("no answer in time")
         piece = os.read(descriptor, BLOCK)
         if not piece:
@@ -253,26 +279,26 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
     lines = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= {"@"}]
     last = lines[-1] if lines else what
     lowered = text.lower()
-    ssh = f"ssh {target.name} true"
+    ssh = target.trial()
     if "host key verification failed" in lowered or "identification has changed" in lowered:
         known = (
             "is not known" if "no " in lowered and "host key is known" in lowered else "is not the one that is known"
         )
         return CredentialError(
             f"The host key of {target.name} {known}: {last}",
-            hint=f"Compare the key with the machine's owner; then {ssh} asks whether to accept it.",
+            hint=f"Compare the key with the machine's owner. Then {ssh} asks whether to accept it; if your "
+            "configuration keeps no keys (UserKnownHostsFile /dev/null), name a file: ssh-keyscan HOST >> FILE",
         )
     if "permission denied" in lowered and code == 255:
         return CredentialError(
             f"{target.name} refuses the login: {last}", hint=f"mlbench does not ask for passwords; try: {ssh}"
         )
-    if code in (126, 127) or "can't open" in lowered:
+    if code in (126, 127):  # of the shell there; ssh itself exits with 255
         return UsageError(
             f"On {target.name}, {target.python} cannot be run: {last}",
             hint="Name a Python 3.10 or later there: --python",
         )
-    trial = ssh if target.login else f"{target.python} --version"
-    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {trial}")
+    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
 
 
 def close_all(channels: Sequence[Channel]) -> None:

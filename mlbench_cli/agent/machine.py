@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -83,13 +84,17 @@ def free_port() -> int:
 def visible_gpus(environ: Mapping[str, str], root: str = "") -> list[str]:
     """GPUs that a process may use: CUDA_VISIBLE_DEVICES if it is set, which ROCm heeds, too; else the numbers of
     /dev/nvidiaN, or AMD's GPUs in the order of the kernel's topology. `root` holds dev/ and sys/."""
-    given = environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [device for device in given.split(",") if device]
     try:
         files = os.listdir(f"{root}/dev")
     except OSError:
-        return []
+        files = []
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        # As CUDA reads it: the list ends at the first word that names no device ("-1", "NoDevFiles").
+        has_devices = "kfd" in files or any(name[:6] == "nvidia" and name[6:].isdigit() for name in files)
+        words = [word.strip() for word in given.split(",")] if has_devices else []
+        wrong = (n for n, word in enumerate(words) if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word))
+        return words[: next(wrong, len(words))]
     nvidia = sorted((name[6:] for name in files if name[:6] == "nvidia" and name[6:].isdigit()), key=int)
     return nvidia or [str(number) for number in range(_count_amd_gpus(root) if "kfd" in files else 0)]
 

@@ -142,6 +142,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         stopping: NotRequired[str]  # model.Ending, as long as it is not
         first_failed: int | None
         idle_since: NotRequired[float | None]  # since when no rank has used a CPU, if for long
+        stalled_seconds: NotRequired[float]  # for which the agent itself did not run
         disk_full: bool
         start_problem: str | None
         network_problem: str | None

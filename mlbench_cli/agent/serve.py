@@ -71,6 +71,8 @@ def hello(base: str = "~") -> Answer:
         "writable": os.access(parent, os.W_OK),
         "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
         "connection": os.environ.get("SSH_CONNECTION", ""),
+        "boot_id": processes.boot_id(),
+        "node": os.uname().nodename,
     }, b""
 
 

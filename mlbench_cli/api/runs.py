@@ -1,5 +1,6 @@
 """A run: its progress, metrics, logs and archive."""
 
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -192,6 +193,9 @@ class RunHandle:
         Raises UsageError for a run elsewhere, for one that does not run, and if no rank can print its stacks within
         `timeout` seconds.
         """
+        from mlbench_cli.agent.processes import signal_process
+        from mlbench_cli.engines.local.state import read_state
+
         spec = self.run.spec
         if spec.engine != "local":
             raise UsageError("--stacks works for runs on this machine.", hint=f"mlbench logs {self.name}")
@@ -199,7 +203,9 @@ class RunHandle:
             raise UsageError(f'The run "{self.name}" has ended.', hint=f"mlbench logs {self.name}")
         logs = {rank: self.folder / "logs" / f"rank-{rank}.log" for rank in range(spec.process_count)}
         before = {rank: path.stat().st_size for rank, path in logs.items() if path.exists()}
-        (self.folder / ".state" / "stacks").write_bytes(b"")
+        if (state := read_state(self.folder)) is None:
+            raise UsageError(f'The run "{self.name}" has not started.', hint=f"mlbench status {self.name}")
+        signal_process(state, signal.SIGUSR1)
         end, found = time.monotonic() + timeout, dict[int, str]()
         while time.monotonic() < end and len(found) < len(before):
             time.sleep(0.5)

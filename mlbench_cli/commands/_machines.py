@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 SshConfig = Annotated[str | None, typer.Option("--ssh-config", help="ssh configuration file; default: ~/.ssh/config")]
 
 
+def find_ssh_config(text: str | None) -> str | None:
+    """The absolute path of --ssh-config, since the record of a cluster outlives the current folder. Raises
+    NotFoundError or UsageError."""
+    if text is None:
+        return None
+    path = Path(text).expanduser().absolute()
+    read_text_file(path, "--ssh-config")
+    return str(path)
+
+
 def read_text_file(path: Path, option: str) -> str:
     """The text of a file that an option names. Raises NotFoundError, UsageError."""
     try:

@@ -81,4 +81,9 @@ def _is_text(name: str) -> bool:
 def _user_dir(kind: str) -> Path:
     import appdirs
 
+    if Path("~").expanduser() == Path("~") and not os.environ.get("XDG_DATA_HOME"):  # nor an entry in passwd
+        raise UsageError(
+            "This user has no home folder: HOME is not set, and there is no entry for the user in passwd.",
+            hint="Set MLBENCH_HOME to a folder that you may write to.",
+        )
     return Path(getattr(appdirs, kind)("mlbench", "mlbench"))

@@ -108,7 +108,20 @@ def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
                 f"The hosts have different versions of {what}: {listed}.",
                 hint="--python PATH   must be the same environment on all",
             )
-    return [*_warn_of_clocks(found), *_warn_of_space(found), *_warn_of_torch(found)]
+    return [*_warn_of_duplicates(found), *_warn_of_clocks(found), *_warn_of_space(found), *_warn_of_torch(found)]
+
+
+def _warn_of_duplicates(found: Sequence[HostFacts]) -> list[str]:
+    """Hosts that are one machine: the same kernel since its start, by the same name."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for item in found:
+        if item.facts.get("boot_id"):
+            names.setdefault((str(item.facts["boot_id"]), str(item.facts.get("node"))), []).append(item.name)
+    return [
+        f"{', '.join(same)} are one machine ({node}), so their ranks share its CPUs; list it once, with slots=N."
+        for (_, node), same in names.items()
+        if len(same) > 1
+    ]
 
 
 def _warn_of_clocks(found: Sequence[HostFacts]) -> list[str]:

@@ -76,8 +76,10 @@ def parse_environment(text: str) -> dict[str, str]:
                 f"Line {number} of the environment file sets {name}, which looks like a secret.",
                 hint="Its value would be stored in the results; set it on the hosts instead.",
             )
-        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1]
+        if value[:1] in ("'", '"') and (end := value.find(value[0], 1)) > 0:
+            value = value[1:end]
+        else:
+            value = re.split(r"\s#", value, maxsplit=1)[0].strip()
         if not _GIVEN_BY_ENGINE.match(name):
             found[name] = value
     return found

@@ -45,6 +45,16 @@ def diagnose(
                 retryable=True,
             )
         )
+    if stalled := state.get("stalled_seconds"):
+        found.append(
+            Finding(
+                "agent_stalled",
+                f"The agent did not run for {stalled:g} s: it was stopped, or the machine was overloaded, so times are "
+                "too long.",
+                hint="Run it again.",
+                retryable=True,
+            )
+        )
     ending = "lost" if gone else state.get("ended") or state.get("stopping")
     if finding := _explain_ending(ending, state, timeout):
         found.append(finding)

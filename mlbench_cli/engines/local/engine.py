@@ -14,9 +14,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlbench_cli
 from mlbench_cli.agent.agent import AT_START, main
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan
 
 POLL = 0.02  # seconds between reads of the agent's state
+OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 _NETWORK = "network: "  # before the reason why an agent cannot shape it
@@ -178,6 +179,8 @@ class LocalEngine:
         watch = Watch(run)
         spoken = float("-inf")
         while True:
+            if watch.running and watch.state is not None:
+                _end_overdue(run, watch.state)
             if watch.look() or time.monotonic() - spoken >= HEARTBEAT:
                 spoken = time.monotonic()
                 seen = observation(run, watch)
@@ -229,7 +232,9 @@ class LocalEngine:
                 hint=f"Run on {watch.host}: mlbench cancel {run.name}",
             )
         if watch.running and watch.state is not None:
+            signal_process(watch.state, signal.SIGCONT)  # it may have been stopped
             signal_process(watch.state, signal.SIGTERM)
+            _end_overdue(run, watch.state)
         elif watch.lost:
             kill_processes(f"{run.folder}/output")
         elif watch.state is None and is_queued(run) and not self._abandon(run):
@@ -269,6 +274,16 @@ class LocalEngine:
         if (pid := self._children.pop(run.id, None)) is not None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
+
+
+def _end_overdue(run: Run, state: Mapping[str, Any]) -> None:
+    """Wake an agent that has missed its own deadline, because somebody stopped it; kill it if that does not help."""
+    late = time.time() - (state.get("started") or time.time()) - run.spec.timeout
+    if late > OVERDUE_SECONDS:
+        signal_process(state, signal.SIGCONT)
+        signal_process(state, signal.SIGTERM)
+    if late > 2 * OVERDUE_SECONDS:
+        signal_process(state, signal.SIGKILL)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""An agent that somebody stops does not keep its client waiting for ever, and is seen in the result."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from mlbench_cli.engines.local import engine as local
+from tests.contract.local_runs import Lab, processes_of, shell, until
+
+
+def agent_of(lab: Lab) -> int:
+    (run,) = lab.runs
+    pid: int = json.loads((run.folder / ".state/state.json").read_bytes())["pid"]
+    return pid
+
+
+def test_a_stopped_agent_is_woken_and_ends_its_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "OVERDUE_SECONDS", 1.0)
+    run = lab.start(shell("exec sleep 300"), timeout=2.0)
+    os.kill(agent_of(lab), signal.SIGSTOP)
+    assert lab.end(run).ended in ("deadline", "cancelled", "lost")
+    until(lambda: not processes_of(run))
+
+
+def test_cancel_wakes_a_stopped_agent(lab: Lab) -> None:
+    run = lab.start(shell("exec sleep 300"))
+    os.kill(agent_of(lab), signal.SIGSTOP)
+    lab.engine.cancel(run)
+    assert lab.end(run).ended == "cancelled"
+
+
+def test_a_run_whose_agent_was_stopped_for_a_while_says_so(lab: Lab) -> None:
+    run = lab.start(shell("exec sleep 9"))
+    agent = agent_of(lab)
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(7.5)
+    os.kill(agent, signal.SIGCONT)
+    assert "agent_stalled" in [finding.code for finding in lab.end(run).findings]
