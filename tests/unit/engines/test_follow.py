@@ -37,6 +37,22 @@ def test_a_line_without_its_end_is_given_when_the_rank_has_ended(run: Run) -> No
     assert [line.text for line in follow_log(run, 0, Cursor(10), lambda: True)] == [b"st"]
 
 
+def test_what_was_written_just_before_the_end_was_noticed_is_given(run: Run) -> None:
+    path = run.folder / "logs" / "rank-0.log"
+    path.write_bytes(b"one\n")
+    looks = 0
+
+    def has_ended() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with open(path, "ab") as file:
+                file.write(b"last\n")
+        return looks >= 2
+
+    assert [line.text for line in follow_log(run, 0, None, has_ended, lambda: None)] == [b"one\n", b"last\n"]
+
+
 def test_what_is_not_there(run: Run) -> None:
     assert list(follow_log(run, 0, None, lambda: True)) == []
     with pytest.raises(NotFoundError, match="no rank 1, only 0 to 0"):
