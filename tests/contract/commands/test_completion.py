@@ -43,7 +43,6 @@ def complete(home: Path, line: str, shell: str = "zsh") -> str:
         ("mlbench wait demo", "demo-1", "many"),
         ("mlbench compare demo-1 m", "many-2", "demo-1"),
         ("mlbench charts out --run d", "demo-1", "many"),
-        ("mlbench charts out --cluster g", "gke-4", "local"),
         ("mlbench run x --task digits", "digits_resnet", "mnist"),
         ("mlbench run x --task digits_resnet --preset t", "tiny", "spec"),
         ("mlbench run x --backend g", "gloo", "nccl"),

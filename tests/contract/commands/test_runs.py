@@ -90,8 +90,6 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     assert run(["compare", "demo-1", "demo-2", "--fail-above", "1", "--metric", "nonsense"]) == 2
     assert run(["compare", "demo-1", "demo-2", "--across", "wokers"]) == 2
 
-    assert run(["download", "demo-2", "-o", "old.zip", "--format", "mlbench-v3"]) == 0
-    assert run(["verify", "old.zip"]) == 2
     assert run(["delete", "demo-2", "--yes"]) == 0
     assert run(["status", "demo-2"]) == 4
     assert (tmp_path / "demo-2.zip").exists()

@@ -295,7 +295,7 @@ def test_a_worker_measures_what_others_use_of_its_node(shell: list[str], tmp_pat
     assert last["elapsed_seconds"] >= 3
     assert last["busy_seconds"] > 0
     assert {name for name in last if name.endswith(("_seconds", "_periods"))} == {
-        *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds", "throttled_seconds", "throttled_periods")
+        *("elapsed_seconds", "busy_seconds", "own_seconds", "throttled_seconds", "throttled_periods")
     }
     assert 0 <= last["busy_seconds"] <= (last["elapsed_seconds"] + 1) * last["cores"]
 

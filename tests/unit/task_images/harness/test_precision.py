@@ -29,3 +29,11 @@ def test_only_fp16_has_a_loss_scale_and_only_on_gpus(
     scale.value = 32.0
     assert found.factor == (32.0 if has_scale else 1.0)
     assert Precision(asked, device).factor == 1.0
+
+
+def test_the_loss_scale_grows_after_a_whole_window_without_an_overflow() -> None:
+    scale, values = LossScale(8.0, window=3), []
+    for finite in (True, True, False, True, True, True, True, True, True):
+        scale.observe(finite)
+        values.append(scale.value)
+    assert values == [8, 8, 4, 4, 4, 8, 8, 8, 16]
