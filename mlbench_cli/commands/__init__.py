@@ -5,7 +5,7 @@ sub-commands) is imported only when the command runs; it returns None or an exit
 This module is imported by `mlbench --help`: standard library only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -78,11 +78,12 @@ PANELS: dict[str, dict[str, Command]] = {
     },
 }
 
-# `mlbench --help` lists these; `mlbench help TOPIC` lists the rest.
-EVERYDAY = (
-    *("run", "status", "logs", "wait", "cancel", "delete"),
-    *("report", "compare", "verify", "serve", "tasks", "doctor"),
+# `mlbench --help` lists these; `mlbench help TOPIC` lists the rest. First the ten commands of MLBench.
+FIRST = (
+    *("create-cluster", "run", "status", "download", "charts", "delete", "delete-cluster"),
+    *("list-clusters", "set-cluster", "get-dashboard-url"),
 )
+EVERYDAY = ("logs", "wait", "cancel", "compare", "gate", "verify", "report", "serve", "doctor", "tasks", "methods")
 # Words after `mlbench help` that are not a command, and what they show.
 TOPICS = {
     "runs": "start, follow and stop runs",
@@ -132,30 +133,32 @@ def help_text(topic: str | None = None) -> str:
         panel = {name.lower(): entries for name, entries in PANELS.items()}[topic]
         lines = ["Usage: mlbench COMMAND [OPTIONS] [ARGUMENTS]", "", f"{topic.capitalize()}:", *_rows(panel)]
         return "\n".join([*lines, "", "Options of a command: mlbench COMMAND --help"]) + "\n"
-    everyday = {name: command for name in EVERYDAY if (command := find(name)) is not None}
     lines = [
         "Usage: mlbench COMMAND [OPTIONS] [ARGUMENTS]",
         "",
-        "Run distributed-training benchmarks on this machine or on a cluster, and get",
-        "results that others can verify.",
+        "Create a GPU cluster, run distributed-training benchmarks on it or on this",
+        "machine, and get results that others can verify.",
         "",
         "Commands:",
-        *_rows(everyday),
+        *_rows(_named(FIRST)),
+        "",
+        "Follow runs, compare and check results:",
+        *_rows(_named(EVERYDAY)),
         "",
         "More commands, by topic:",
         *(f"  mlbench help {name:<12} {text}" for name, text in TOPICS.items()),
         "",
-        "Options:",
-        "  --version            Print the version",
-        "  -h, --help           Print this help; after a command, its options",
-        "  --install-completion, --show-completion",
-        "                       Install shell completion, or print its script",
+        "Options: --version, --help (after a command: its options), --install-completion",
         "",
         "Get started:",
-        "  mlbench tasks",
-        "  mlbench run first 1 2 --task digits_resnet --light",
+        "  mlbench run first 1 2 --task digits_resnet --light    on this machine",
+        "  mlbench create-cluster kind 2 test                    then run there",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _named(names: Iterable[str]) -> dict[str, Command]:
+    return {name: command for name in names if (command := find(name)) is not None}
 
 
 def _rows(entries: Mapping[str, Command]) -> list[str]:
