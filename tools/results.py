@@ -2,6 +2,7 @@
 
     python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store
     python -m tools.results rejudge    # derive the documents again, after a change of the judge
+    python -m tools.results readme     # write the table of README.md from the archives
 
 Both verify what they write, and `collect` refuses failed runs: it takes all runs or none. Until a version is released,
 the rules of its tasks may still grow: parameters that were added since, with their defaults, are added to the recorded
@@ -17,14 +18,20 @@ from typing import Any
 
 from mlbench_cli.api import Client
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate
+from mlbench_cli.results.analysis.series import Measurement, measure
+from mlbench_cli.results.analysis.statistics import estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
+from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_parsed
 
 ROOT = Path(__file__).parents[1]
 ARCHIVES = ROOT / "results" / "archives"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: made by python -m tools.results readme -->", "<!-- end of results -->"
 MAX_BYTES = 20_000_000  # of all archives together
 PREFIX = "experiment-"
 PARTS = ("spec", "preset")  # of the rules: parameters by name
@@ -67,11 +74,41 @@ def add_new_parameters(folder: Path) -> None:
         path.write_bytes(format_parsed({**document, "task": today}))
 
 
+def format_readme() -> str:
+    """README.md with the table of results that the archives give."""
+    text = README.read_text("utf-8")
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    return f"{head}{BEGIN}\n{format_table()}\n{END}{tail}"
+
+
+def format_table() -> str:
+    """Seconds to the goal of the digits runs on this machine, by method, fastest first, in Markdown."""
+    found: dict[str, list[Measurement]] = {}
+    for path in sorted(ARCHIVES.glob("digits-*.zip")):
+        with open_verified(path) as archive:
+            spec: Any = archive.run["spec"]
+            method = (spec.get("method") or {}).get("name", "bsp")
+            name = "one worker" if spec["workers"] == 1 else f"`{method}`"
+            found.setdefault(name, []).append(measure(archive))
+    rows = []
+    for name, runs in found.items():
+        reached = [run.seconds for run in runs if run.outcome == "goal_reached"]
+        rows.append((estimate(reached), name, f"{len(reached)} of {len(runs)}"))
+    lines = ["| method | seconds to the goal | runs that reached it |", "| --- | --- | --- |"]
+    for each, name, count in sorted(rows, key=lambda row: row[0].mean):
+        lines.append(f"| {name} | {format_estimate(each, SECONDS)} | {count} |")
+    return "\n".join(lines)
+
+
 def main(argv: list[str]) -> int:
     """Run one of the commands; 8 if the archives are too large together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["collect", "rejudge"])
+    parser.add_argument("what", choices=["collect", "rejudge", "readme"])
     given = parser.parse_args(argv)
+    if given.what == "readme":
+        README.write_text(format_readme(), "utf-8")
+        return 0
     try:
         count = collect(ARCHIVES) if given.what == "collect" else rejudge(ARCHIVES)
     except MlbenchError as error:

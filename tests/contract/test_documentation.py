@@ -28,7 +28,7 @@ from tests.documentation import (
     shape,
 )
 from tests.needs import missing
-from tools import reference
+from tools import reference, results
 from tools.check_site import find_problems
 
 FIRST = ROOT / "docs/tutorial/first-result.md"
@@ -149,6 +149,10 @@ def test_targets_of_make_in_the_documentation_exist() -> None:
     assert lines
     for line in lines:
         assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+
+
+def test_the_results_in_readme_are_those_of_the_archives() -> None:
+    assert results.format_readme() == (ROOT / "README.md").read_text("utf-8"), "python -m tools.results readme"
 
 
 def test_pictures_of_readme_exist_and_are_small() -> None:

@@ -1,7 +1,6 @@
 """Untrusted text on every surface that shows it: nothing runs, nothing escapes its context, no output is forged.
 
-The texts are metric names, parameters, data and log lines of one archive. `docs/explanation/hostile-inputs.md` lists
-them with all other hostile inputs; the last tests check that list against the tests.
+The texts are metric names, parameters, data and log lines of one archive.
 """
 
 import csv
@@ -22,7 +21,6 @@ from tests.unit.results.runs import event, new_run, observation_of, result_event
 
 pytestmark = pytest.mark.xdist_group("browser")
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "explanation" / "hostile-inputs.md"
 HOSTILE = {
     "closing script tag": "</script><script>window.hacked=1</script>",
     "image with event handler": "<img src=x onerror=window.hacked=1>",
@@ -131,23 +129,3 @@ def test_no_terminal_obeys_what_strangers_wrote(
 
 
 # --- the list -------------------------------------------------------------------------------------------------------
-
-
-def read_rows(heading: str) -> list[list[str]]:
-    section = PAGE.read_text("utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    return rows[2:]
-
-
-def test_the_list_has_every_text() -> None:
-    listed = [row[0] for row in read_rows("Untrusted text")]
-    assert listed == list(HOSTILE)
-
-
-def test_every_other_input_of_the_list_has_its_test() -> None:
-    for heading in ("Requests to the dashboard", "Files", "Stores and ports"):
-        rows = read_rows(heading)
-        assert rows, heading
-        for row in rows:
-            for path, test in re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) or [("", row[-1])]:
-                assert f"def {test}(" in (ROOT / "tests" / path).read_text("utf-8"), row

@@ -1,6 +1,5 @@
 """Experiment files: what they ask for, in which order, and what they may spend."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,23 +151,11 @@ GPUS = Machine(cores=64, gpus=64)
 def test_every_shipped_file_resolves_to_runs(name: str) -> None:
     found = read_experiment_file(find_file(name))
     assert found.title != found.name
-    local = ("methods-on-cpu", "seed-252", "thin-links", "thin-links-quick", "fabric")
+    local = ("seed-252", "thin-links", "thin-links-quick")
     clusters = (LOCAL,) if name in local else (REMOTE,)
     assert len(expand_file(found, clusters, GPUS)) > 2
 
 
-def test_thresholds_of_acceptance_are_those_whose_sources_are_documented() -> None:
-    rows = re.findall(
-        r"^\| ([a-z, -]+) \| (\d+) \| \d+ \|", (DOCS / "how-to" / "experiment-files.md").read_text(), re.M
-    )
-    documented = {name.replace("-", "_"): float(demand) for names, demand in rows for name in names.split(", ")}
-    shipped = {
-        request.set["collectives"][0]: request.set["min_busbw_gbps"]
-        for _, request in read_experiment_file(find_file("nccl-acceptance")).entries
-    }
-    assert shipped == documented
-
-
 def test_the_seeds_file_has_84_configurations_for_each_of_its_three_networks() -> None:
     candidates = expand_file(read_experiment_file(find_file("seed-252")), (LOCAL,), GPUS)
-    assert sum(candidate.spec.workers > 1 for candidate in candidates) == 5 * 252 // 3
+    assert len(candidates) == 5 * 252 // 3
