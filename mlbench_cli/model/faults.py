@@ -359,12 +359,6 @@ def best_interval(checkpoint: float, mtbf: float) -> float:
     return math.sqrt(2 * checkpoint * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint
 
 
-def expected_ettr(mtbf: float, checkpoint: float, interval: float, restart: float) -> float:
-    """Expected share of the time that is productive (arXiv 2410.21680): faults every `mtbf`, checkpoints that block
-    for `checkpoint` every `interval`, and `restart` until training resumes, all in seconds. Never below 0."""
-    return max(0.0, (1 - (restart + interval / 2) / mtbf) / (1 + checkpoint / interval))
-
-
 def expected_attempts(mtbf: float, until_checkpoint: float) -> float:
     """Expected number of attempts until one survives for `until_checkpoint` seconds."""
     return math.exp(min(50.0, until_checkpoint / mtbf))

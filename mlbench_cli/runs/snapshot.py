@@ -109,6 +109,7 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
         "metrics": result.get("metrics", {}),
         "goal": _finished_goal(result["goal"], str(finished.outcome)),
         **run_conditions(result),
+        **({"faults": result["faults"]} if result.get("faults") else {}),
         "findings": [finding.to_dict() for finding in finished.findings],
     }
 

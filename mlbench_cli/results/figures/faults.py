@@ -18,7 +18,7 @@ _PARTS = {
 
 
 def draw_faults(archive: Archive, key: str) -> Figure:
-    """The timeline of a run with a record of faults (`goodput.has_faults`)."""
+    """The timeline of a run with a record of faults ."""
     facts, spec = archive.result["faults"], archive.run["spec"]
     each = int(spec.get("processes_per_worker", 1))
     ranks = min(int(spec["workers"]) * each, MAX_RANKS)

@@ -11,7 +11,6 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
 from mlbench_cli.results.analysis.energy import Energy, find_energy
-from mlbench_cli.results.analysis.goodput import has_faults, measure_goodput
 from mlbench_cli.results.analysis.numbers import (
     JOULES,
     NO_VALUE,
@@ -481,22 +480,21 @@ def _machine_sections(runs: Sequence[RunData]) -> Iterator[Section]:
 
 def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
     """The cost of faults, and the timeline of the ranks of each run with faults."""
-    faulted = [archive for archive in archives if has_faults(archive)]
+    faulted = [archive for archive in archives if archive.result.get("faults")]
     if not faulted:
         return
-    head = ("run", "faults", "restarts", "goodput", "E[ETTR]", "recovery", *PARTS)
+    head = ("run", "faults", "restarts", "goodput", "recovery", *PARTS)
     rows = []
-    for found in map(measure_goodput, faulted):
-        shares = [NO_VALUE if share is None else format_percent(share) for share in (found.value, found.ettr)]
-        parts = [format_value(found.parts.get(part), SECONDS) for part in PARTS]
-        recovery = format_value(found.recovery, SECONDS)
-        rows.append((found.name, str(found.faults), str(found.restarts), *shares, recovery, *parts))
+    for archive in faulted:
+        facts = archive.result["faults"]
+        goodput = NO_VALUE if facts["goodput"] is None else format_percent(facts["goodput"])
+        times = [each["seconds"] for each in facts["recoveries"]]
+        recovery = format_value(sum(times) / len(times) if times else None, SECONDS)
+        parts = [format_value(facts["seconds"].get(part), SECONDS) for part in PARTS]
+        counts = str(facts["injected"]), str(facts["attempts"] - 1)
+        rows.append((str(archive.result["run"]), *counts, goodput, recovery, *parts))
     table = ReportTable("Where the time of runs with faults went", head, tuple(rows), tuple(range(1, len(head))))
-    text = (
-        "Goodput is the share of the wall time that contributed to the result, relative to each run's own speed. "
-        "E[ETTR] is the share that the formula of arXiv 2410.21680 predicts from the measured time between failures "
-        "and the cost of restarts and checkpoints."
-    )
+    text = "Goodput is the share of the wall time that contributed to the result, relative to each run's own speed."
     drawn = enumerate(faulted[:MAX_MACHINE_RUNS])
     figures = tuple(draw_faults(archive, f"faults{number}") for number, archive in drawn)
     yield Section("Faults", (text,), (table,), figures)

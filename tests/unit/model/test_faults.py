@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model.faults import best_interval, expected_ettr, parse_every, parse_faults, read_faults
+from mlbench_cli.model.faults import best_interval, parse_every, parse_faults, read_faults
 
 WHOLE = """
 at 120s kill rank 3; every ~600s kill any rank   # of the published rates
@@ -91,21 +91,15 @@ def test_random_faults_have_the_mean_that_was_asked_for_and_hit_all_ranks_alike(
 
 
 @pytest.mark.parametrize(
-    ("cost", "mtbf", "restart", "interval", "ettr"),
-    # arXiv 2410.21680's formula: 128 and 2048 nodes at 6.5 failures in 1000 node-days, and two small runs.
-    [(300, 103680, 300, 7900, 0.92), (300, 6490, 300, 1980, 0.70), (1, 600, 30, 35, 0.90), (5, 600, 60, 77, 0.78)],
+    ("cost", "mtbf", "interval"),
+    # arXiv 2410.21680: 128 and 2048 nodes at 6.5 failures in 1000 node-days, and two small runs.
+    [(300, 103680, 7900), (300, 6490, 1980), (1, 600, 35), (5, 600, 77)],
 )
-def test_the_best_interval_and_its_expected_share(
-    cost: float, mtbf: float, restart: float, interval: float, ettr: float
-) -> None:
+def test_the_best_interval_between_checkpoints(cost: float, mtbf: float, interval: float) -> None:
     best = best_interval(cost, mtbf)
     young = math.sqrt(2 * cost * mtbf)
     assert abs(young - interval) < 0.02 * interval
     assert young - cost < best < young  # Daly's correction
-    assert abs(expected_ettr(mtbf, cost, best, restart) - ettr) < 0.02
-    assert expected_ettr(mtbf, cost, best, restart) >= max(
-        expected_ettr(mtbf, cost, best * factor, restart) for factor in (0.5, 2.0)
-    )
 
 
 @pytest.mark.parametrize(("text", "value"), [("30s", (30.0, None)), ("2m", (120.0, None)), ("200", (None, 200))])
