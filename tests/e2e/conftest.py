@@ -78,9 +78,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
             pytest.skip("there is no cluster: MLBENCH_E2E_KUBECONFIG is not set, and no Docker answers to make one")
-        command = request.getfixturevalue("mlbench")
+        request.getfixturevalue("mlbench")  # makes the cluster
         path = tmp_path_factory.mktemp("kube") / "config"
-        command("kubeconfig", "export", "--file", str(path))
+        subprocess.run(["kind", "export", "kubeconfig", "--name", CLUSTER, "--kubeconfig", str(path)], check=True)
         image = torch_image = f"localhost/mlbench/allreduce:{mlbench_cli.__version__}"
     try:
         with restricted_namespace(Access.from_kubeconfig(path)) as access:

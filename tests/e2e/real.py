@@ -44,7 +44,7 @@ def kubernetes(folder: Path) -> Iterator[Access]:
         release = NAME.rpartition("-")[0]
         mlbench(environment, "create-cluster", "kind", "2", release, "--load", str(SHELL_IMAGE), *image)
         file = folder / "kubeconfig"
-        mlbench(environment, "kubeconfig", "export", NAME, "--file", str(file))
+        subprocess.run(["kind", "export", "kubeconfig", "--name", NAME, "--kubeconfig", str(file)], check=True)
         access = Access.from_kubeconfig(file)
         _equip(access)
         yield access

@@ -56,8 +56,6 @@ def test_create_run_download_delete(aws: AwsServer, kubernetes: Access, tmp_path
         assert archive["run.json"]["spec"]["kubernetes"]["devices"] == {"vpc.amazonaws.com/efa": "1"}
         assert archive["result.json"]["price"]["per_hour"] is None  # nobody knows it in this region, and so it says
         _refuses_strangers(gate, ca)
-        exported = json.loads(mlbench(environment, "kubeconfig", "token", "eks-story-2"))
-        assert refusal_of(f"Bearer {exported['status']['token']}", "eks-story-2") is None
         mlbench(environment, "delete-cluster", "eks", "eks-story-2", "--yes")
         assert aws.list_left("eks-story-2") == []
         removed = json.loads(mlbench(environment, "status", "--cluster", "eks-story-2", "-o", "json"))

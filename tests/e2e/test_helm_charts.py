@@ -119,7 +119,7 @@ class Kind:
     def access(self) -> Access:
         file = self.folder / "kubeconfig"
         if not file.exists():
-            self.mlbench("kubeconfig", "export", NAME, "--file", str(file))
+            subprocess.run(["kind", "export", "kubeconfig", "--name", NAME, "--kubeconfig", str(file)], check=True)
         return Access.from_kubeconfig(file)
 
     def get(self, path: str) -> Any:

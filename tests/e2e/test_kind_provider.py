@@ -62,7 +62,7 @@ def list_left_in_docker(name: str) -> list[str]:
 
 def _get(home: Path, name: str, path: str) -> dict[str, Any]:
     file = home / f"{name}.yaml"
-    _mlbench(home, "kubeconfig", "export", name, "--file", str(file), "--force")
+    subprocess.run(["kind", "export", "kubeconfig", "--name", name, "--kubeconfig", str(file)], check=True)
     with Access.from_kubeconfig(file).client() as api:
         return api.get(path)
 

@@ -25,9 +25,9 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
 from tests.fakes.aws_base import ACCOUNT, Request
+from tests.fakes.aws_eks import EksRules
 from tests.fakes.aws_kube import KubeSide
 from tests.fakes.aws_network import NetworkRules
-from tests.fakes.aws_scheduler import SchedulerRules
 from tests.fakes.aws_services import ServiceRules
 from tests.fakes.aws_topology import TopologyRules
 
@@ -35,7 +35,7 @@ from tests.fakes.aws_topology import TopologyRules
 SERVICES: tuple[SERVICE_NAMES, ...] = ("autoscaling", "cloudformation", "ec2", "ecr", "eks", "iam", "sts")
 
 
-class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
+class AwsDouble(EksRules, ServiceRules, NetworkRules, TopologyRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
 
     def __init__(self) -> None:
@@ -158,8 +158,6 @@ class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
             return json_answer(self._state_of(given["name"], given["region"]))
         elif what == "later":
             return json_answer(self.fire_schedules(given["seconds"]))
-        elif what == "scheduled":
-            return json_answer(self.call_schedules(given["seconds"]))
         elif what == "copy":
             return json_answer(self._copy())
         return json_answer({})
@@ -185,11 +183,6 @@ class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
         roles = get_backend("iam")[ACCOUNT]["aws"].roles.values()
         vpcs = self._vpcs_of(name, region)
         found = [f"stack {stack.name}" for stack in stacks if stack.name == f"mlbench-{name}"]
-        found += [
-            f"schedule {item}"
-            for place, item in self.ends
-            if place == region and item.startswith(f"mlbench-{name}-end-")
-        ]
         found += [f"role {role.name}" for role in roles if role.name.startswith(f"mlbench-{name}-")]
         found += [f"vpc {vpc}" for vpc in vpcs]
         found += [

@@ -34,7 +34,7 @@ def xml_answer(element: str, space: str, body: str = "") -> Answer:
 
 
 def error_answer(service: str, code: str, message: str, status: int) -> Answer:
-    if service in ("eks", "scheduler"):
+    if service == "eks":
         headers = [("Content-Type", "application/json"), ("x-amzn-ErrorType", code)]
         return Answer(status, json.dumps({"message": message}).encode(), headers)
     if service in ("servicequotas", "pricing", "ecr"):

@@ -42,7 +42,6 @@ EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/clusters/([^/]+)/access-entries/([^/]+)/access-policies", "AssociateAccessPolicy"),
     ("GET", r"/clusters/([^/]+)/access-entries/([^/]+)/access-policies", "ListAssociatedAccessPolicies"),
 )
-SCHEDULE_METHODS = {"GET": "GetSchedule", "POST": "CreateSchedule", "PUT": "UpdateSchedule", "DELETE": "DeleteSchedule"}
 
 
 class Request:
@@ -69,10 +68,6 @@ class Request:
                 if match and method == self.environ["REQUEST_METHOD"]:
                     self.parts = [unquote(part) for part in match.groups()]
                     return name
-        if self.service == "scheduler":
-            self.parameters = json.loads(self.body or b"{}")
-            self.parts = [unquote(self.path.rpartition("/")[2])]
-            return SCHEDULE_METHODS[self.environ["REQUEST_METHOD"]]
         if "HTTP_X_AMZ_TARGET" in self.environ:
             self.parameters = json.loads(self.body or b"{}")
             return str(self.environ["HTTP_X_AMZ_TARGET"]).rpartition(".")[2]
@@ -111,7 +106,6 @@ class Base:
         self.addons: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.entries: dict[tuple[str, str, str], list[str]] = {}
         self.schedules: dict[tuple[str, str], float] = {}  # when the machines of an auto scaling group end
-        self.ends: dict[tuple[str, str], dict[str, Any]] = {}  # schedules of EventBridge Scheduler, by region and name
         self.placements: dict[tuple[str, str], dict[str, Any]] = {}
         self.tokens: dict[str, Answer] = {}
 

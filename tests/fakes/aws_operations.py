@@ -33,7 +33,6 @@ SERVICES = {
     "elbv2": ("describe_load_balancers", "describe_tags"),
     "iam": ("get_role", "simulate_principal_policy"),
     "pricing": ("get_products",),
-    "scheduler": ("create_schedule", "delete_schedule", "get_schedule", "update_schedule"),
     "service-quotas": ("get_service_quota",),
     "sts": ("get_caller_identity",),
 }

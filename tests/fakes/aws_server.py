@@ -71,11 +71,6 @@ class AwsClient:
         found: list[str] = self._control("later", seconds=seconds)
         return found
 
-    def call_schedules(self, seconds: float) -> list[str]:
-        """What EventBridge Scheduler has deleted after `seconds`: node groups and clusters."""
-        found: list[str] = self._control("scheduled", seconds=seconds)
-        return found
-
     def copy(self) -> "AwsClient":
         """A double with all that is in this one now; it ends with this one, or by `stop`."""
         return AwsClient(**self._control("copy"))
