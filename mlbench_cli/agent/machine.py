@@ -91,7 +91,7 @@ def visible_gpus(environ: Mapping[str, str], root: str = "") -> list[str]:
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         # As CUDA reads it: the list ends at the first word that names no device ("-1", "NoDevFiles").
-        has_devices = "kfd" in files or any(name[:6] == "nvidia" and name[6:].isdigit() for name in files)
+        has_devices = any(name in ("kfd", "dxg") or name[:6] in ("nvidia", "nvhost") for name in files)
         words = [word.strip() for word in given.split(",")] if has_devices else []
         wrong = (n for n, word in enumerate(words) if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word))
         return words[: next(wrong, len(words))]

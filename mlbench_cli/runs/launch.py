@@ -369,11 +369,14 @@ def _use_settings(request: Request, cluster: Cluster, argv: tuple[str, ...]) -> 
     unused = []
     for key, value in request.set.items():
         mark = f"{{{key}}}"
+        if key in ("goal_full", "goal_light") and request.task is not None:
+            continue  # refused below, as fixed by the task
         if any(mark in word for word in argv):
             argv = tuple(word.replace(mark, str(value)) for word in argv)
         else:
             unused.append(key)
-    if unused and cluster.provider == "local" and not reads_parameters(collect_code(argv, request.include_files)):
+    reads = any("MLBENCH_PARAMETERS" in word for word in argv) or cluster.provider != "local"
+    if unused and not reads and not reads_parameters(collect_code(argv, request.include_files)):
         key = unused[0]
         raise UsageError(
             f"--set {key} has no effect: the command has no {{{key}}}, and its files do not read MLBENCH_PARAMETERS.",

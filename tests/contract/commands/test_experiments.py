@@ -122,7 +122,7 @@ def test_a_matrix_from_flags_to_compare(capsys: Captured) -> None:
 
 
 def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
-    argv = ["run", "x", "1", *COMMAND, "--matrix", "set.a=1,2", "--save", "x.yaml"]
+    argv = ["run", "x", "1", *COMMAND, "--matrix", "seed=1,2", "--save", "x.yaml"]
     assert run([*argv, "--dry-run"]) == 0
     first = capsys.readouterr().out
     assert run(["run", "-f", "x.yaml", "--dry-run"]) == 0

@@ -17,7 +17,11 @@ from mlbench_cli.agent.machine import gpus_of_worker, is_full, risen, visible_gp
     [
         ("0,2", ["nvidia0"], ["0", "2"]),
         ("", ["nvidia0"], []),
-        ("GPU-abc", [], ["GPU-abc"]),
+        ("GPU-abc", ["nvidia0"], ["GPU-abc"]),
+        ("NoDevFiles", ["nvidia0"], []),
+        ("0", [], []),
+        ("1,-1,0", ["nvidia0", "nvidia1"], ["1"]),
+        ("0", ["dxg"], ["0"]),
         (None, ["nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"], ["2", "10"]),
         (None, ["kfd"], ["0", "1"]),
         (None, ["kfd", "nvidia0"], ["0"]),

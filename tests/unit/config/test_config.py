@@ -61,7 +61,7 @@ def spec_of(capsys: Captured, *argv: str) -> dict[str, object]:
 def test_a_run_takes_flag_then_file_then_environment_then_config(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    assert spec_of(capsys)["timeout"] == 86400
+    assert spec_of(capsys)["timeout"] == 4 * 3600
     write(home, 'timeout = "4m"\n')
     assert spec_of(capsys)["timeout"] == 240
     monkeypatch.setenv("MLBENCH_TIMEOUT", "3m")

@@ -31,7 +31,7 @@ repeat: 2
 num-cpus: 1
 published: [survey-2020/BERT-Base]
 runs:
-  - {name: a, command: "true", matrix: {set.x: [1, 2]}}
+  - {name: a, command: "true {x}", matrix: {set.x: [1, 2]}}
   - {name: b, command: "false"}
 """
 
@@ -63,7 +63,7 @@ def test_runs_alternate_between_settings_and_repeats_come_last() -> None:
 
 
 def test_rows_are_set_apart_by_entry_cluster_and_matrix() -> None:
-    assert settings_of(candidates_of("command: 'true'\nworkers: [1]\nmatrix: {set.x: [1]}")) == [
+    assert settings_of(candidates_of("command: 'true {x}'\nworkers: [1]\nmatrix: {set.x: [1]}")) == [
         {"task": "custom", "x": "1"}
     ]
     two = candidates_of("task: digits_resnet\nworkers: [1]", LOCAL, REMOTE)

@@ -132,16 +132,17 @@ def test_a_budget_is_a_parameter_of_the_task() -> None:
 
 
 def test_a_command_held_to_a_tasks_goal() -> None:
-    spec = one(DIGITS, command="python mine.py", set={"rate": 3})
-    assert (spec.task, spec.preset, spec.argv) == ("digits_resnet", "open", ("python", "mine.py"))
+    spec = one(DIGITS, command="python mine.py {rate}", set={"rate": 3})
+    assert (spec.task, spec.preset, spec.argv) == ("digits_resnet", "open", ("python", "mine.py", "3"))
     assert spec.parameters == {"goal_full": 98.0, "goal_light": 90.0, "rate": 3}
     assert one(DIGITS, REMOTE, command="python mine.py").image == f"localhost/mlbench/digits_resnet:{__version__}"
     assert one(DIGITS, REMOTE, command="python mine.py", image="me/mine:1").image == "me/mine:1"
 
 
-def test_a_command_is_split_once() -> None:
-    spec = one(COMMAND, set={"lr": "0.1", "name": "a b", "list": "[1, 2]"})
-    assert spec.argv == ("python", "train.py", "--rank", "{rank}", "two words")
+def test_a_command_is_split_once_and_its_settings_are_put_in() -> None:
+    settings = {"lr": "0.1", "name": "a b", "list": "[1, 2]"}
+    spec = one(COMMAND, command="python train.py --rank {rank} {lr} {name} {list} 'two words'", set=settings)
+    assert spec.argv == ("python", "train.py", "--rank", "{rank}", "0.1", "a b", "[1, 2]", "two words")
     assert (spec.task, spec.preset, spec.image) == ("custom", "custom", None)
     assert spec.parameters == {"lr": 0.1, "name": "a b", "list": [1, 2]}
 
@@ -233,11 +234,10 @@ def test_this_machine_is_seen() -> None:
     assert local_machine().cores >= 1
 
 
-def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert local_machine().gpus == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    assert local_machine().gpus == 2
+def test_gpus_that_no_device_backs_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert local_machine().gpus == 0
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -308,8 +308,8 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, {"command": ""}, "is empty"),
         (COMMAND, {"command": "python \0"}, "zero byte"),
         (COMMAND, {"preset": "tiny"}, "--preset works only with tasks"),
-        (COMMAND, {"set": {"a": {1, 2}}}, "JSON cannot hold"),
-        (COMMAND, {"set": {"a": [float("nan")]}}, "JSON cannot hold"),
+        (COMMAND, {"command": "x {a}", "set": {"a": {1, 2}}}, "JSON cannot hold"),
+        (COMMAND, {"command": "x {a}", "set": {"a": [float("nan")]}}, "JSON cannot hold"),
         (DIGITS, {"network": "1gbit,loss=1%"}, "loss is not supported"),
         (DIGITS, {"network": "fast"}, 'the rate "fast" is not a number'),
         (COMMAND, {"network": "model:1gbit"}, "of tasks, not of your own command"),
