@@ -26,6 +26,10 @@ from mlbench_cli.results.figures.scaling import Job
 from mlbench_cli.results.report.model import Badge, KeyNumber, Tone
 from mlbench_cli.util.text import counted
 
+# Differences by which two configurations are not ones of the same job in the same place: no winner is named.
+_DECISIVE = frozenset(
+    {"", "cluster", "machine", "image", "code", "framework", "label", "conditions", "faults", "judge"}
+)
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
 
@@ -54,16 +58,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to "which is faster?" for two configurations of the same size; `ratio` is other over base."""
+    """The answer to "which is faster?" for two configurations of the same size; `ratio` is other over base.
+
+    `obstacle` says why there is no answer, whatever the ratio; empty if nothing but the number of runs can prevent it.
+    """
 
     base: Place
     other: Place
     ratio: Estimate | None
+    obstacle: str = ""
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough runs for an interval."""
-        return self.ratio is not None and has_verdict(self.ratio)
+        """Whether there are enough runs for an interval, and nothing else prevents a verdict."""
+        return self.ratio is not None and has_verdict(self.ratio) and not self.obstacle
 
     @property
     def is_different(self) -> bool:
@@ -108,8 +116,13 @@ def judge(job: Job, runs: Sequence[RunData]) -> Verdict | None:
     other = found[0] if found[0] is not base else found[1]
     archives = {run.name: run.archive for run in runs}
     sides = [[archives[run.name] for run in place.point.good if run.name in archives] for place in (base, other)]
-    rows = compare(sides[0], sides[1]).seconds
-    return Verdict(base, other, next((rows[name].ratio for name in TIMES if name in rows and rows[name].ratio), None))
+    found_apart = compare(sides[0], sides[1])
+    rows = found_apart.seconds
+    ratio = next((rows[name].ratio for name in TIMES if name in rows and rows[name].ratio), None)
+    obstacle = next((each.text for each in found_apart.obstacles if each.word in _DECISIVE), "")
+    if not obstacle and ratio is not None and ratio.low is None and ratio.count >= MIN_RUNS:
+        obstacle = f"{found_apart.sessions.note}."
+    return Verdict(base, other, ratio, obstacle)
 
 
 def _rank_as_baseline(group: Group) -> int:
@@ -160,7 +173,10 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     yield f"{text}."
     if point.without_compiling is not None:
         yield f"{format_estimate(point.without_compiling, SECONDS)} of it without compiling."
-    if verdict is not None and not verdict.is_known:
+    if verdict is not None and verdict.obstacle:
+        pair = f"{verdict.base.subject} and {verdict.other.subject}"
+        yield f"No verdict on {pair} on {verdict.other.size}: {verdict.obstacle}"
+    elif verdict is not None and not verdict.is_known:
         yield (
             f"Too few runs to tell {verdict.base.subject} and {verdict.other.subject} apart on "
             f"{verdict.other.size}; at least {MIN_RUNS} of each are needed."

@@ -115,3 +115,26 @@ def test_restarted_runs_and_other_clusters_are_not_repeats(tmp_path: Path, capsy
     assert "kinds of cluster differ: slurm/debug physics and slurm/debug biology" in " ".join(
         show(capsys, ["compare", here, there], 0).split()
     )
+
+
+def test_no_winner_is_named_across_clusters(tmp_path: Path, capsys: Captured) -> None:
+    for number in range(3):
+        honest(
+            tmp_path, f"here-{number}", 100.0 + number, cluster="physics", engine="slurm", cluster_kind="slurm/debug"
+        )
+        method = {"name": "powersgd"}
+        honest(
+            tmp_path,
+            f"away-{number}",
+            10.0 + number,
+            cluster="b",
+            engine="slurm",
+            cluster_kind="slurm/x",
+            method=method,
+        )
+    show(capsys, ["report", "out.md", *(str(path) for path in sorted(tmp_path.glob("[ha][ew]*-?")))], 0)
+    head = Path("out.md").read_text().split("## ")[0]
+    assert "No verdict" in head
+    assert "The kinds of cluster differ" in head
+    assert "faster than" not in head
+    assert "Too few runs" not in head

@@ -31,7 +31,7 @@ def seal_training(folder: Path, workers: int, seconds: float) -> Archive:
     """A run that reports its learning rate and its steps, on a cluster with a price."""
     logs = {rank: training_log(rank, seconds) for rank in range(workers)}
     extra = [event("metric", at=5.0 + step, name="learning_rate", value=0.1 * step, step=step) for step in range(3)]
-    extra += [event("phase", at=5.0 + step, phase="training", epoch=0, epochs=3, step=step) for step in range(1, 30)]
+    extra += [event("phase", at=5.0 + step, phase="training", epoch=0, epochs=3, step=step) for step in range(1, 16)]
     logs[0][4:4] = extra
     made = new_run(folder, spec(f"run-{workers}", workers, price=PRICE, task="cifar10_resnet20"), logs)
     (folder / "resources.jsonl").write_text("".join(f"{sample}\n".replace("'", '"') for sample in SAMPLES))
@@ -42,7 +42,7 @@ def seal_training(folder: Path, workers: int, seconds: float) -> Archive:
 
 def seal_budget(folder: Path, workers: int) -> Archive:
     goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5, "last": 80.5}
-    logs = {rank: training_log(rank) for rank in range(workers)}
+    logs = {rank: training_log(rank, 60.0) for rank in range(workers)}
     logs[0][-1] = result_event(60.0, "budget_spent", goal=goal, budget_seconds=60.0)
     made = new_run(folder, spec(f"budget-{workers}", workers, parameters={"budget_seconds": 60.0}), logs)
     write_run_document(made)
