@@ -254,3 +254,9 @@ def test_a_directory_that_is_wrong_and_cut_is_still_named() -> None:
     link = bytearray(whole[: place + 46])
     link[place + 41] = 0xA1  # S_IFLNK | 0o644 in the upper half of the attributes
     assert damage_of(bytes(link)) == ("link", "a")
+
+
+@pytest.mark.parametrize("data", [b"short", b"much too long"])
+def test_a_file_that_changes_while_it_is_packed_is_refused(data: bytes) -> None:
+    with pytest.raises(ZipDamage, match=f"changed from 8 to {len(data)} bytes"):
+        Writer(io.BytesIO()).add("a", 8, iter([data]))
