@@ -474,11 +474,12 @@ def test_logs_that_end_in_the_keeper_only_are_taken_from_there(server: KubeApi, 
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"log of 1"
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 def test_logs_that_do_not_come_in_time_are_a_finding(
-    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(results, "LOG_SECONDS", 1.0)
-    run = a_kept_run(server, tmp_path)
+    run = a_kept_run(server, tmp_path, processes_per_worker=processes)
     index = json.loads((tmp_path / "kept/index.json").read_text())
     del index["workers"]["1"]
     (tmp_path / "kept/index.json").write_text(json.dumps(index))
@@ -487,7 +488,7 @@ def test_logs_that_do_not_come_in_time_are_a_finding(
     server.faults.append(Fault("r-2-1-x/log", times=1000, status=500))
     fetched = KubernetesEngine(server.access).fetch(run)
     (finding,) = fetched.findings
-    assert (finding.code, finding.evidence["unfinished"]) == (LOG_GAP, ["logs/rank-1.log"])
+    assert (finding.code, finding.evidence["unfinished"]) == (LOG_GAP, [f"logs/rank-{processes}.log"])
     assert "its last lines did not arrive in time" in finding.summary
 
 
