@@ -15,9 +15,20 @@ OPTIONS = {
     "--max-hours": "--timeout limits each run; Ctrl-C stops an experiment, and the same command resumes it.",
     "--checkpoint-copy": "Leave it out: the loss of a machine ends the run. --on-failure restart covers lost ranks.",
     "--max-cost": "--timeout limits each run; Ctrl-C stops an experiment, and the same command resumes it.",
+    "--pod-label": "--pod-patch FILE with   metadata: {labels: {KEY: VALUE}}",
+    "--pod-annotation": "--pod-patch FILE with   metadata: {annotations: {KEY: VALUE}}",
+    "--priority-class": "--pod-patch FILE with   spec: {priorityClassName: NAME}",
+    "--scheduler": "--pod-patch FILE with   spec: {schedulerName: NAME}",
+    "--policy": "The files providers/gke/policy.json, eks/policy.json and aks/policy.json of mlbench.",
+    "--first-day": "docs/how-to/first-cloud-day.md has the commands.",
 }
 COMMANDS = {
     "plan": "mlbench predict RUN --workers 2,4,8 --on MACHINE",
     "campaign": "mlbench run -f FILE",
+    "extend": "Repeat mlbench create-cluster with another --ttl.",
+    "pins": "mlbench doctor says which support ends soon.",
+    "prices": "mlbench create-cluster CLOUD N NAME --dry-run",
+    "kubeconfig": "kind export kubeconfig, gcloud container clusters get-credentials, aws eks update-kubeconfig, or "
+    "az aks get-credentials",
     "completion": "mlbench --install-completion, or --show-completion",
 }
