@@ -379,3 +379,9 @@ def test_a_network_of_a_formula_delays_every_message_and_is_labeled(tmp_path: Pa
     assert "not the task's own" in texts["official_result.txt"]
     assert (summary["asked"], summary["method"], summary["held"]) == ("model:1gbit,20ms", "model", None)
     assert "modeled 1gbit,20ms" in texts["official_result.txt"]
+
+
+def test_waiting_for_several_runs_ends_with_the_worst_of_them() -> None:
+    assert run(["run", "bad", "1", "--command", "false", "--detach"]) == 0
+    assert run(["run", "good", "1", "--command", "true", "--detach"]) == 0
+    assert run(["wait", "good-1", "bad-1"]) == 7
