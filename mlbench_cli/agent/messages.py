@@ -83,7 +83,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         interface: str | None
         interface_variables: list[str]
         meeting_seconds: float
-        lease_seconds: float | None
         grace: float
         lock: str
 

@@ -4,7 +4,7 @@ It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or thr
 RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
 start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
 
-    RUN/plan.json  cancel  lease  rendezvous.json  nodes/K/      what the run's client and node 0 write
+    RUN/plan.json  cancel  rendezvous.json  nodes/K/      what the run's client and node 0 write
     RUN/nodes/K/logs/  output/  resources.jsonl                  as in the folder of a local run
     RUN/nodes/K/.state/state.json  beat  archive.tar  results.json
 """
@@ -433,17 +433,6 @@ class NodeAgent(Agent):
             self.next_look = now + LOOK_SECONDS
             if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
                 self._stop("cancelled", GRACE)
-            if self.node == 0 and self._lease_is_over():
-                self._stop("client_lost", GRACE)
-
-    def _lease_is_over(self) -> bool:
-        lease: float | None = self.plan["lease_seconds"]
-        if lease is None:
-            return False
-        try:
-            return time.time() - os.stat(f"{self.run_folder}/lease").st_mtime > lease
-        except OSError:  # a detached run has none
-            return False
 
     def _beat(self, now: float) -> None:
         if now < self.next_beat:

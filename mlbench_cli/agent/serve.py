@@ -166,7 +166,7 @@ def install(folder: str, sha256: str, *, data: bytes) -> Answer:
     return {"folder": target, "installed": True}, b""
 
 
-def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * BLOCK, renew: bool = False) -> Answer:
+def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * BLOCK) -> Answer:
     """What each node of a run has written: state, results, and its logs behind the given offsets.
 
     `nodes` is node -> rank -> offset. The data are the pieces of logs, one after the other, in the order of `pieces`,
@@ -176,8 +176,6 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
     if not os.path.isdir(folder):
         return {"exists": False, "nodes": {}, "pieces": []}, b""
     clock = file_system_time(folder)
-    if renew and os.path.exists(f"{folder}/lease"):
-        os.utime(f"{folder}/lease")
     reports, pieces, data = {}, [], []
     for node, offsets in nodes.items():
         place = os.path.join(folder, "nodes", node)

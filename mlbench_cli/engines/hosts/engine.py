@@ -1,6 +1,6 @@
 """The engine of plain hosts: each run has a folder and one agent on each of its hosts.
 
-Agents end with their run. An attached run has a lease that its client renews.
+Agents end with their run. A run outlives its client.
 """
 
 import json
@@ -30,7 +30,7 @@ SPARE_FILES = 256
 class HostsEngine(MachinesEngine):
     """Executes runs on the hosts that `details` list."""
 
-    dies_with_client = True
+    dies_with_client = False
 
     def __init__(self, details: HostsDetails) -> None:
         super().__init__(details)
@@ -50,10 +50,8 @@ class HostsEngine(MachinesEngine):
         """Prepare all hosts, then start an agent on each. A second call completes what is missing."""
         places = self._places(run)
         (plan,) = submission.documents
-        if not detach:
-            self._owned.add(run.id)
         data = json.dumps(plan, sort_keys=True).encode()
-        answers = run_in_parallel(lambda place: self._prepare(run, place, data, detach), places)
+        answers = run_in_parallel(lambda place: self._prepare(run, place, data), places)
         errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
         if errors:
             _remove_claims(places, answers)
@@ -76,19 +74,17 @@ class HostsEngine(MachinesEngine):
             return
         (plan,) = self.render(run.spec).documents
         data = json.dumps(plan, sort_keys=True).encode()
-        do_all(lambda place: self._prepare(run, place, data, True), places)
+        do_all(lambda place: self._prepare(run, place, data), places)
         run_in_parallel(self._start, places)
         self._introduce(run, places)
 
-    def _prepare(self, run: Run, place: Place, plan: bytes, detach: bool) -> Document:
+    def _prepare(self, run: Run, place: Place, plan: bytes) -> Document:
         channel = place.channel
         self._install_code(channel)
         (claim,) = channel.call_in_sequence([self._claim_request(run)])
         files = [ChannelRequest("put", {"path": f"{place.folder}/plan.json", "durable": False}, plan)]
         if not claim["written"]:
             self._check_owner(channel, run)
-        elif not detach:
-            files.append(ChannelRequest("put", {"path": f"{place.folder}/lease", "durable": False}))
         channel.call_in_sequence(files)
         return claim
 

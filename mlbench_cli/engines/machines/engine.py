@@ -78,7 +78,6 @@ class MachinesEngine(ABC):
         self._lock = threading.RLock()
         self._synced: dict[str, tuple[float, Snapshot]] = {}
         self._silent_since: dict[str, dict[str, float]] = {}  # run -> host that does not answer -> since when
-        self._owned: set[str] = set()  # ids of runs that this client keeps alive
 
     # --- what differs ---------------------------------------------------------------------------------------------
 
@@ -168,9 +167,7 @@ class MachinesEngine(ABC):
                 str(node): {str(rank): size_of(folder.log(rank)) for rank in shares[node].ranks(run.spec)}
                 for node in place.nodes
             }
-            answer, data = place.channel.exchange(
-                "sync", folder=place.folder, nodes=offsets, renew=run.id in self._owned
-            )
+            answer, data = place.channel.exchange("sync", folder=place.folder, nodes=offsets)
             position = 0
             for rank, offset, size in answer["pieces"]:
                 # By offset, so that two clients write the same.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mlbench_cli.agent.messages import MachinesPlan
 
 MEETING_SECONDS = 300.0
-LEASE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Files of mlbench that the machines need besides the tasks.
@@ -64,7 +63,6 @@ def make_plan(
         "interface": details.interface,
         "interface_variables": list(INTERFACE_VARIABLES),
         "meeting_seconds": MEETING_SECONDS,
-        "lease_seconds": LEASE_SECONDS,
         "grace": grace,
         "lock": lock,
     }

@@ -77,16 +77,12 @@ def test_a_host_file_with_slots_places_workers_as_mpirun_does(client: Client, fl
     assert client.run("run", "five", "5", "--command", "true", "--yes").returncode == 5
 
 
-def test_an_attached_run_ends_with_its_client_and_can_be_taken_over_before(hosts: Client) -> None:
-    process = hosts.start("run", "lease", "2", "--command", "sleep 600", "--yes")
-    until(lambda: len(ranks("lease-2")) >= 2)
+def test_a_run_outlives_its_client(hosts: Client) -> None:
+    process = hosts.start("run", "alone", "2", "--command", "sleep 20", "--yes")
+    until(lambda: len(ranks("alone-2")) >= 2)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    until(lambda: not ranks("lease-2"), seconds=150)
-    until(lambda: not agents("lease-2"))
-    done = hosts.run("wait", "lease-2")
-    assert done.returncode == 7
-    assert "client_lost" in (hosts.folder("lease-2") / "findings.json").read_text()
+    assert hosts.run("wait", "alone-2").returncode == 0
 
 
 def test_a_run_goes_on_while_sshd_is_away(hosts: Client, fleet: Fleet) -> None:
