@@ -14,7 +14,9 @@ from mlbench_cli import api
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Experiment, Member, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.json_text import format_document
 from task_images.comm.presets import resolve
 from tests.contract.server.dashboards import Dashboard, serve
 from tests.unit.results.runs import new_run, observation_of, spec, training_log
@@ -51,7 +53,10 @@ def _seal(store: Store, run_spec: RunSpec, made: Any, seconds: float) -> None:
     from mlbench_cli.results.archive.documents import write_run_document
     from mlbench_cli.results.archive.seal import seal
 
+    made = replace(made, created="2025-10-09T08:53:19.000Z")  # before its logs
     new_run(made.folder, run_spec, {rank: training_log(rank, seconds) for rank in range(run_spec.workers)})
+    if run_spec.network:
+        (made.folder / run_folder.SHAPING).write_bytes(format_document({"method": "netem", "probes": []}))
     write_run_document(made)
     seal(made, observation_of(run_spec.workers, seconds + 3))
     store.update_run(made, RunState.FINISHED, Outcome.GOAL_REACHED)

@@ -79,7 +79,6 @@ def test_no_command_presents_what_is_not_proven(name: str, forged: str, capsys: 
     "words",
     [
         ["predict", "ARCHIVE"],
-        ["plan", "cifar10_resnet20", "--from", "ARCHIVE"],
     ],
 )
 def test_no_command_draws_conclusions_from_it(words: list[str], forged: str, capsys: Captured) -> None:
