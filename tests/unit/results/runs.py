@@ -183,8 +183,9 @@ def record_sealed(
     created: str | None = None,
     **changes: Any,
 ) -> Run:
-    """A sealed run in the store. `samples`: its resources.jsonl; `created`: default: now, which is after its end, and a
-    finding; `changes`: fields of its spec."""
+    """A sealed run in the store. `samples`: its resources.jsonl; `created`: default: just before its start;
+    `changes`: fields of its spec."""
+    created = created or timestamp(START - 1)
     run = store.record_run(spec(name=name, workers=workers, **changes), created=created)
     logs = {rank: training_log(rank, seconds, outcome) for rank in range(workers)}
     failed = outcome == "failed"
