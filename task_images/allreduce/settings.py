@@ -42,10 +42,8 @@ class Settings:
     )
     samples: int = parameter(100, "calls per size and data type", min=3, max=1000000)
     warmup: int = parameter(5, "calls before the first sample of a size", min=1, max=100000)
-    seconds_per_size: float = parameter(
-        60.0, "fewer samples if a size would take longer; 0: no limit", min=0, max=86400
-    )
-    seconds_total: float = parameter(3600.0, "skip larger sizes after this time; 0: no limit", min=0, max=864000)
+    seconds_per_size: float = parameter(0.0, "fewer samples if a size would take longer; 0: no limit", min=0, max=86400)
+    seconds_total: float = parameter(0.0, "skip larger sizes after this time; 0: no limit", min=0, max=864000)
     min_busbw_gbps: float = parameter(
         0.0,
         "fail if a collective's bus bandwidth is below this many GB/s at every size; 0: no threshold",

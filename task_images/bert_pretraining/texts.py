@@ -25,6 +25,7 @@ from task_images.harness.identity import DataIdentity, compare_data
 from task_images.harness.language.tokens import Corpus, read_tokens, write_tokens
 from task_images.harness.progress import ProgressLines
 from task_images.harness.published import WIKIPEDIA, WIKITEXT103, fetch_published
+from task_images.harness.text_lines import read_lines
 
 WIKITEXT, DUMP, TEXT = "wikitext-103", "wikipedia", "text"
 SPLITS = {"train": "train.txt", "valid": "valid.txt"}
@@ -177,7 +178,7 @@ def _find_vocabulary(folder: Path, source: str, train: Path, size: int) -> WordP
 
 def _read_vocabulary(path: Path, size: int) -> WordPiece:
     try:
-        pieces = WordPiece([line.rstrip("\n") for line in _read_lines(path)])
+        pieces = WordPiece(list(_read_lines(path)))
     except ValueError as error:
         raise EnvironmentUnfitError(f"{path}: {error}", "One piece per line, as in BERT's vocab.txt.") from None
     if len(pieces.pieces) > size:
@@ -189,13 +190,9 @@ def _read_vocabulary(path: Path, size: int) -> WordPiece:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            yield from file
-    except FileNotFoundError:
-        raise EnvironmentUnfitError(f"there is no {path}", _hint(path.parent, TEXT)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "It must be UTF-8.") from None
+    if not path.exists():
+        raise EnvironmentUnfitError(f"there is no {path}", _hint(path.parent, TEXT))
+    yield from read_lines(path, "It must be UTF-8.")
 
 
 def _hint(folder: Path, source: str) -> str:

@@ -126,7 +126,10 @@ def read(source: Path) -> Arrays:
     for part, names in (("training", TRAINING), ("validation", VALIDATION)):
         missing = [name for name in names if name not in found]
         if missing:
-            raise EnvironmentUnfitError(f"{source} has no {missing[0]}", "Download the data set again.")
+            raise EnvironmentUnfitError(
+                f"{source} has no {missing[0]}",
+                f"Delete {source}, so that the data set is downloaded again, or put its archive beside it.",
+            )
         batches = [found[name] for name in names]
         arrays[f"{part}_images"] = np.concatenate([images for images, _ in batches]).reshape(-1, CHANNELS, SIDE, SIDE)
         arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in batches])
@@ -141,9 +144,18 @@ def _sources(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
 
 
 def _find(folder: Path, archives: tuple[Archive, Archive]) -> Path | None:
+    """A folder with all batches, else an archive; None without either. An incomplete folder, as an interrupted
+    extraction leaves it, is taken only where there is no archive, and is named when it is read."""
     names = (*FOLDERS, *(archive.name for archive in archives))
-    places = (place / name for place in (folder, folder / "cifar10") for name in names)
-    return next((path for path in places if path.exists()), None)
+    found = [path for place in (folder, folder / "cifar10") for name in names if (path := place / name).exists()]
+    usable = [path for path in found if path.is_file() or not _missing(path)]
+    return next(iter(usable or found), None)
+
+
+def _missing(folder: Path) -> list[str]:
+    """The batches that a folder lacks."""
+    present = {path.stem for path in folder.iterdir()}
+    return [name for name in (*TRAINING, *VALIDATION) if name not in present]
 
 
 def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:

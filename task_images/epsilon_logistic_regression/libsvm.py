@@ -111,6 +111,11 @@ def _lines(source: Path, file: bz2.BZ2File | io.BufferedReader) -> Iterator[tupl
         number += 1
         if len(line) >= _LINE_LIMIT:
             raise EnvironmentUnfitError(f"{source}, line {number} is longer than {_LINE_LIMIT} bytes")
+        if not line.endswith(b"\n"):
+            raise EnvironmentUnfitError(
+                f"{source} ends in line {number} without a line end: the file was cut off.",
+                "Copy or unpack it again. If it is whole, end its last line with a line end.",
+            )
         line = line.partition(b"#")[0]
         if line.strip():
             yield number, line

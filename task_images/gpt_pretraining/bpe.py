@@ -15,6 +15,7 @@ from pathlib import Path
 
 from task_images.harness.byte_pairs import Pair, merge_pairs
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.text_lines import read_lines
 
 END = "<|endoftext|>"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -75,8 +76,8 @@ def read_byte_pairs(folder: Path) -> BytePairs | None:
     if not vocabulary.is_file() and not merges.is_file():
         return None
     try:
-        numbers = json.loads(vocabulary.read_text("utf-8"))
-        lines = merges.read_text("utf-8").splitlines()
+        numbers = json.loads(vocabulary.read_text("utf-8-sig"))
+        lines = list(read_lines(merges, "It must be UTF-8."))
         pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         found = BytePairs(numbers, [(left, right) for left, right in pairs])
         missing = [piece for piece in (*byte_letters(), *map("".join, pairs)) if piece not in numbers]

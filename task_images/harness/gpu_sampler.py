@@ -9,13 +9,14 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 FILE = "gpu.jsonl"
+COUNTERS = ("utilization_percent", "memory_bytes", "power_watts", "energy_joules")
 SECONDS = 1.0
 
 
@@ -23,8 +24,7 @@ class Reader(Protocol):
     """One GPU, read through the vendor's library."""
 
     def take(self) -> dict[str, float] | None:
-        """utilization_percent, memory_bytes, power_watts and, if the GPU counts it, energy_joules; None if the driver
-        fails (e.g. the GPU has fallen off the bus)."""
+        """Those of COUNTERS that the GPU has; None if the driver fails (e.g. the GPU has fallen off the bus)."""
 
 
 class GpuSampler:
@@ -59,14 +59,15 @@ class GpuSampler:
         samples = [*self._samples, *([now] if now is not None else [])]
         if not samples:
             return {}
-        facts: dict[str, object] = {
-            "samples": len(samples),
-            "utilization_percent": _mean(samples, "utilization_percent"),
-            "power_watts": _mean(samples, "power_watts"),
-            "peak_memory_bytes": max(sample["memory_bytes"] for sample in samples),
-        }
-        if "energy_joules" in samples[0]:
-            facts["energy_joules"] = samples[-1]["energy_joules"] - samples[0]["energy_joules"]
+        found = {name: [sample[name] for sample in samples if name in sample] for name in COUNTERS}
+        facts: dict[str, object] = {"samples": len(samples)}
+        for name in ("utilization_percent", "power_watts"):
+            if found[name]:
+                facts[name] = sum(found[name]) / len(found[name])
+        if found["memory_bytes"]:
+            facts["peak_memory_bytes"] = max(found["memory_bytes"])
+        if len(found["energy_joules"]) > 1:
+            facts["energy_joules"] = found["energy_joules"][-1] - found["energy_joules"][0]
         return facts
 
     def _run(self) -> None:
@@ -91,17 +92,13 @@ class _Nvidia:
 
     def take(self) -> dict[str, float] | None:
         library, handle = self._library, self._handle
-        try:
-            sample = {
-                "utilization_percent": float(library.nvmlDeviceGetUtilizationRates(handle).gpu),
-                "memory_bytes": float(library.nvmlDeviceGetMemoryInfo(handle).used),
-                "power_watts": library.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            }
-        except library.NVMLError:
-            return None
-        with contextlib.suppress(library.NVMLError):  # GPUs older than Volta do not count it
-            sample["energy_joules"] = library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-        return sample
+        counters: dict[str, Callable[[], float]] = {
+            "utilization_percent": lambda: float(library.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory_bytes": lambda: float(library.nvmlDeviceGetMemoryInfo(handle).used),
+            "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+        }
+        return _read_each(counters, library.NVMLError)
 
 
 class _Amd:
@@ -112,22 +109,33 @@ class _Amd:
 
     def take(self) -> dict[str, float] | None:
         library, handle = self._library, self._handle
-        try:
+
+        def read_watts() -> float:
             power = library.amdsmi_get_power_info(handle)
             watts = [power.get(name) for name in ("current_socket_power", "average_socket_power")]
-            sample = {
-                "utilization_percent": float(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
-                "memory_bytes": library.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * 2.0**20,
-                "power_watts": next(float(each) for each in watts if isinstance(each, int | float)),
-            }
-        except (library.AmdSmiException, KeyError, TypeError, ValueError, StopIteration):
-            return None
-        with contextlib.suppress(library.AmdSmiException, KeyError, TypeError):  # not available in virtual machines
+            return next(float(each) for each in watts if isinstance(each, int | float))
+
+        def read_joules() -> float:
             count = library.amdsmi_get_energy_count(handle)
-            sample["energy_joules"] = (
-                count["energy_accumulator"] * count["counter_resolution"] / 1e6
-            )  # from microjoules
-        return sample
+            return float(count["energy_accumulator"] * count["counter_resolution"] / 1e6)  # from microjoules
+
+        counters: dict[str, Callable[[], float]] = {
+            "utilization_percent": lambda: float(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+            "memory_bytes": lambda: library.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * 2.0**20,
+            "power_watts": read_watts,
+            "energy_joules": read_joules,
+        }
+        return _read_each(counters, library.AmdSmiException)
+
+
+def _read_each(counters: Mapping[str, Callable[[], float]], failure: type[Exception]) -> dict[str, float] | None:
+    """The counters that this GPU has: partitions lack utilization, unified memory has no size, and old GPUs count no
+    energy. None if none answers."""
+    sample = {}
+    for name, read in counters.items():
+        with contextlib.suppress(failure, KeyError, TypeError, ValueError, StopIteration):
+            sample[name] = read()
+    return sample or None
 
 
 def _open_nvidia(address: str) -> Reader | None:
@@ -154,7 +162,3 @@ def _open_amd(address: str) -> Reader | None:
         return _Amd(library, library.amdsmi_get_processor_handle_from_bdf(address[-12:]))  # four digits of domain
     except library.AmdSmiException:
         return None
-
-
-def _mean(samples: list[Mapping[str, float]], name: str) -> float:
-    return sum(sample[name] for sample in samples) / len(samples)

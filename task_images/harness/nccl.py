@@ -13,14 +13,14 @@ LOG = "nccl.log"
 FABRIC = "MLBENCH_FABRIC"  # "GBITS NAME" of the machine's fast network, from the cluster's record
 MAX_LOG_BYTES = 1 << 20
 
-# "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+# "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "... -> 1[0] [send] via NET/IB/0/GDRDMA"
 _CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
 _PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.*\[\d+\].+)")  # without a number there is no interface
-_VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)")
+_VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)(?:/\d+)?(/GDRDMA)?")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}": on rank 0 with NCCL_DEBUG_SUBSYS=TUNING,
 # since NCCL 2.24.3, for each launch.
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
-_CHANNELS = re.compile(r"(\d+) coll channels\b.* (\d+) p2p channels\b")
+_CHANNELS = re.compile(r"(\d+) coll channels\b.*? (\d+) p2p channels\b(?! per peer)")
 _VERSION = re.compile(r"[NR]CCL version(?: :)? (\S+)")  # AMD's RCCL: "RCCL version : 2.22.3-develop:8fdb8c0"
 
 
@@ -57,7 +57,7 @@ def parse_log(text: str) -> dict[str, object]:
     algorithm, protocol and channels for each collective and size in bytes, as far as logged."""
     chosen, plugin, version = _CHOSEN.findall(text), _PLUGIN.search(text), _VERSION.search(text)
     network = chosen[-1] if chosen else plugin[1] if plugin else None  # the last of several attempts counts
-    ways = sorted(set(_VIA.findall(text)))
+    ways = sorted({way + direct for way, direct in _VIA.findall(text)})
     choices = {
         (name, int(size)): {"algorithm": algorithm, "protocol": protocol, "channels": int(last) - int(first) + 1}
         for name, size, algorithm, protocol, first, last in _CHOICE.findall(text)

@@ -1,6 +1,7 @@
 """MNIST in its own format (idx, https://yann.lecun.com/exdb/mnist), plain or gzipped, from a folder, or its like.
 
-The folder, or its sub-folder `mnist`, may hold the four files; if it has none of them, they are downloaded.
+The folder, or its sub-folder `mnist` or `MNIST/raw`, may hold the four files; if it has none of them, they are
+downloaded.
 """
 
 import gzip
@@ -86,7 +87,7 @@ def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Pa
     An archive of the published size is checked against its published checksum.
     """
     names = [name for pair in FILES.values() for name in pair]
-    places = (folder, folder / "mnist")
+    places = (folder, folder / "mnist", folder / "MNIST" / "raw")  # the last one is torchvision's
     place = next((place for place in places if any(_file(place, name).exists() for name in names)), None)
     missing = [] if place is None else [name for name in names if not _file(place, name).exists()]
     # Beside the lock file a missing one is still to be downloaded, by another rank or after a run that was killed.
@@ -128,8 +129,10 @@ def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    zipped = folder / f"{name}.gz"
-    return zipped if zipped.exists() else folder / name
+    """The file in one of its spellings: some tools unpack train-images-idx3-ubyte.gz as train-images.idx3-ubyte."""
+    dotted = name.replace("-idx", ".idx")
+    spellings = (f"{name}.gz", name, f"{dotted}.gz", dotted)
+    return next((folder / each for each in spellings if (folder / each).exists()), folder / name)
 
 
 def _read(path: Path) -> Bytes:

@@ -20,6 +20,7 @@ from task_images.harness.cache import Arrays, cached_arrays
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
 from task_images.harness.published import WIKITEXT2, fetch_published
+from task_images.harness.text_lines import decode_line
 
 SPLITS = ("train", "valid", "test")
 END = "<eos>"
@@ -95,13 +96,7 @@ def _lines(folder: Path, split: str) -> Iterator[bytes]:
 def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> npt.NDArray[np.int32]:
     ids = array("i")
     for count, line in enumerate(lines, start=1):
-        try:
-            words = line.decode("utf-8").split()
-        except UnicodeDecodeError as error:
-            raise EnvironmentUnfitError(
-                f"Line {count} of wiki.{split}.tokens is not UTF-8: {error.reason} at byte {error.start}.",
-                hint="Download the file again.",
-            ) from None
+        words = decode_line(line, count, f"wiki.{split}.tokens", "Download the file again.").split()
         ids.extend(numbers.setdefault(word, len(numbers)) for word in (*words, END))
     if len(ids) < 2:
         raise EnvironmentUnfitError(f"wiki.{split}.tokens holds no words.", hint="Download the file again.")

@@ -31,7 +31,8 @@ def official_line(result: Mapping[str, Any]) -> str | None:
         value = result_wording(goal, goal["last"])
         seconds = result["task_seconds"]["wall"] or 0.0
         budget = result["budget_seconds"]  # None if a custom command did not report it
-        return f"{value} after {seconds:.3f} seconds" + (f" (budget {budget:g})" if budget else "") + parts
+        spent = f" (budget {budget:g}, then the last validation)" if budget else ""
+        return f"{value} after {seconds:.3f} seconds{spent}{parts}"
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
     wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]

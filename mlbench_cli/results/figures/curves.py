@@ -171,7 +171,10 @@ def metric_figures(runs: Sequence[RunData], prefix: str, *, with_others: bool = 
     losses = [name for name in names if name.endswith("loss") and name not in goal_names]
     rates = [name for name in names if name in _RATES]
     if losses:
-        yield _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss", caption)
+        figure = _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss", caption)
+        targets = {run.archive.result["details"].get("target_loss") for run in shown}
+        target = next(iter(targets)) if len(targets) == 1 else None
+        yield _with_line(figure, f"target: {target:g}", target) if is_finite_number(target) else figure
     if goal_names and goal:
         title = f"{goal.metric} over time"
         figure = _metric_figure(shown, f"{prefix}goal-metric", title, goal_names, goal.metric, caption)
@@ -228,9 +231,12 @@ def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
 
 
 def _with_goal(figure: Figure, goal: Goal) -> Figure:
+    return _with_line(figure, f"goal: {goal.threshold:g}", goal.threshold)
+
+
+def _with_line(figure: Figure, label: str, y: float) -> Figure:
     xs = [x for line in figure.lines for x in line.xs]
-    ends = (0.0, max(xs, default=1.0))
-    line = Line(f"goal: {goal.threshold:g}", ends, (goal.threshold, goal.threshold), reference=True)
+    line = Line(label, (0.0, max(xs, default=1.0)), (y, y), reference=True)
     return replace(figure, lines=(*figure.lines, line))
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.progress import ProgressLines
+from task_images.harness.text_lines import read_lines
 
 Integers = npt.NDArray[np.integer]
 Encode = Callable[[str], list[int]]
@@ -313,16 +314,5 @@ def parallel_lines(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 
 def lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 text, stripped. Raises EnvironmentUnfitError saying what is wrong."""
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    # Some corpora start with a byte order mark.
-                    yield raw.decode("utf-8").removeprefix("\ufeff").strip()
-                except UnicodeDecodeError as error:
-                    raise EnvironmentUnfitError(
-                        f"line {number} of {path} is not UTF-8: {error.reason} at byte {error.start}",
-                        "Convert the file, or take that line out of both languages.",
-                    ) from None
-    except OSError as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error.strerror}") from None
+    for line in read_lines(path, "Convert the file, or take that line out of both languages."):
+        yield line.strip()

@@ -27,7 +27,7 @@ def test_the_network_and_the_ways_of_channels_are_read() -> None:
         "version": "2.27.3+cuda12.9",
         "network": "IB",
         "interfaces": "[0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.7<0>",
-        "ways": ["NET/IB", "P2P/CUMEM"],
+        "ways": ["NET/IB/GDRDMA", "P2P/CUMEM"],
     }
     assert parse_log(SOCKETS) == {"network": "Socket", "interfaces": "[0]eth0:10.8.0.4<0>"}
     assert parse_log("nothing of NCCL") == {}
@@ -65,7 +65,7 @@ ip-10-0-0-7:51:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS L
 
 
 def test_the_last_network_that_was_chosen_counts() -> None:
-    assert parse_log(EFA) == {"network": "AWS Libfabric", "ways": ["NET/AWS Libfabric"]}
+    assert parse_log(EFA) == {"network": "AWS Libfabric", "ways": ["NET/AWS Libfabric/GDRDMA"]}
     for name in ("Libfabric", "FasTrak", "GPUDirectTCPX_v7", "gIB"):
         assert parse_log(f"gpu-1:51:77 [0] NCCL INFO Using network {name}\n")["network"] == name
 

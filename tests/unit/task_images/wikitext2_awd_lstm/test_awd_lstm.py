@@ -169,7 +169,7 @@ def test_the_official_zip_and_a_sub_folder_are_read_alike(tmp_path: Path) -> Non
     ("content", "message"),
     [
         (None, "neither wiki.train.tokens nor wikitext-2-v1.zip"),
-        (b" a \n b \xff\n", "Line 2 of wiki.train.tokens is not UTF-8"),
+        (b" a \n b \xff\n", "line 2 of wiki.train.tokens is not UTF-8"),
         (b"", "holds no words"),
     ],
 )

@@ -1,0 +1,177 @@
+"""Data sets as people have them: half extracted, renamed, with byte order marks, or cut off."""
+
+import gzip
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
+
+from task_images.bert_pretraining.wordpiece import split_words
+from task_images.cifar10_resnet20 import data as cifar
+from task_images.epsilon_logistic_regression import libsvm
+from task_images.harness import gpu_sampler, nccl
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.mnist import data as mnist
+from task_images.wikitext2_awd_lstm import data as wikitext
+
+# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
+
+BATCHES = [*cifar.TRAINING, *cifar.VALIDATION]
+
+
+def write_cifar(folder: Path, names: list[str]) -> None:
+    folder.mkdir()
+    for number, name in enumerate(names):
+        batch = {b"data": np.full((2, 3072), number, np.uint8), b"labels": [0, 1]}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+@pytest.mark.parametrize("extracted", [[], ["data_batch_1"], BATCHES[:-1]])
+def test_an_interrupted_extraction_does_not_hide_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extracted: list[str]
+) -> None:
+    write_cifar(tmp_path / "whole", BATCHES)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "whole", "cifar-10-batches-py")
+    write_cifar(tmp_path / "cifar-10-batches-py", extracted)
+    monkeypatch.setattr(cifar, "fetch", lambda *given: tmp_path)  # the digest is that of the published archive
+    found = cifar.load(tmp_path, lambda text: None)
+    assert [len(found.training[1]), len(found.validation[1])] == [10, 2]
+
+
+def test_an_incomplete_folder_alone_is_named(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "cifar-10-batches-py", BATCHES[:2])
+    with pytest.raises(EnvironmentUnfitError, match="cifar-10-batches-py has no data_batch_3"):
+        cifar.load(tmp_path, lambda text: None)
+
+
+# --- MNIST ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
+@pytest.mark.parametrize("spelling", ["-idx", ".idx"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mnist_is_found_in_every_spelling(tmp_path: Path, folder: str, spelling: str, zipped: bool) -> None:
+    place = tmp_path / folder
+    place.mkdir(parents=True, exist_ok=True)
+    for pair in mnist.FILES.values():
+        for name, shape in zip(pair, ((3, 28, 28), (3,)), strict=True):
+            raw = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
+            path = place / name.replace("-idx", spelling)
+            path.with_name(path.name + ".gz").write_bytes(gzip.compress(raw)) if zipped else path.write_bytes(raw)
+    found = mnist.read(tmp_path, lambda text: None)
+    assert (found.training[0].shape, found.validation[1].tolist()) == ((3, 1, 28, 28), [0, 0, 0])
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mark", "end"), [("", "\n"), ("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r\n")])
+def test_marks_and_line_ends_are_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str) -> None:
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            text = f"{mark}{end} the cat sat {end} the end {end}"
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text.encode())
+    monkeypatch.setenv("MLBENCH_CACHE", str(tmp_path / "cache"))
+    found = wikitext.read_corpus(tmp_path)
+    assert [len(found.words), len(found.train)] == [5, 8]  # the, cat, sat, end, and the end of each of three lines
+
+
+def test_a_row_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    rows = "1 1:0.5 2:0.25\n-1 1:0.125 3:0.375"
+    (tmp_path / "whole.svm").write_text(rows + "\n")
+    assert sum(len(block.labels) for block in libsvm.read_blocks(tmp_path / "whole.svm", 3)) == 2
+    (tmp_path / "cut.svm").write_text(rows[:-3])
+    with pytest.raises(EnvironmentUnfitError, match="ends in line 2 without a line end"):
+        list(libsvm.read_blocks(tmp_path / "cut.svm", 3))
+
+
+# BERT's own rules, as HuggingFace's tokenizers implement them.
+_NORMALIZER = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
+_SPLITTER = pre_tokenizers.BertPreTokenizer()
+LETTERS = st.text(st.characters(max_codepoint=0x2FA1F, exclude_categories=("Cs", "Cn", "Co")), max_size=30)
+
+
+CASES = ("\u6226\u5834", "a\u200bb", "zero\u00adwidth", "\u0928\u092e\u0938\u094d\u0924\u0947", "x_y", "\u20ac5 \u00bd")
+
+
+@given(LETTERS | st.sampled_from(CASES))
+def test_words_are_split_as_bert_splits_them(text: str) -> None:
+    plain = _NORMALIZER.normalize_str(text)
+    assert split_words(text) == [word for word, _ in _SPLITTER.pre_tokenize_str(plain)]
+
+
+# --- machines ---------------------------------------------------------------------------------------------------------
+
+
+class Nvml:
+    """A GPU that lacks some counters, as partitions (MIG), unified memory and old drivers do."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, lacks: set[str], fails_after: int = 99) -> None:
+        self.lacks, self.left, self.joules = lacks, fails_after, 0.0
+
+    def _read(self, name: str, value: object) -> object:
+        if name in self.lacks:
+            raise self.NVMLError
+        return value
+
+    def nvmlDeviceGetUtilizationRates(self, handle: object) -> object:
+        return self._read("utilization_percent", type("Rates", (), {"gpu": 50})())
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:
+        return self._read("memory_bytes", type("Memory", (), {"used": 1000})())
+
+    def nvmlDeviceGetPowerUsage(self, handle: object) -> object:
+        return self._read("power_watts", 100_000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> object:
+        self.left -= 1
+        self.joules += 5000
+        return self._read("energy_joules" if self.left >= 0 else "", self.joules) if self.left >= 0 else self._fail()
+
+    def _fail(self) -> object:
+        raise self.NVMLError
+
+
+@pytest.mark.parametrize("lacks", [set(), *({name} for name in gpu_sampler.COUNTERS)])
+def test_one_missing_counter_of_a_gpu_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: set[str]
+) -> None:
+    reader = gpu_sampler._Nvidia(Nvml(lacks), None)
+    monkeypatch.setattr(gpu_sampler, "_open_nvidia", lambda address: reader)
+    with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
+        while len(sampler._samples) < 3:
+            pass
+    names = {"memory_bytes": "peak_memory_bytes"}
+    counted = {names.get(each, each) for each in gpu_sampler.COUNTERS if each not in lacks}
+    assert set(sampler.facts()) - {"samples"} == counted
+
+
+def test_energy_that_fails_once_is_that_of_the_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = gpu_sampler._Nvidia(Nvml(set(), fails_after=3), None)
+    monkeypatch.setattr(gpu_sampler, "_open_nvidia", lambda address: reader)
+    with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
+        while len(sampler._samples) < 5:
+            pass
+    assert sampler.facts()["energy_joules"] == 10.0
+
+
+def test_channels_and_transport_of_nccl_s_own_lines() -> None:
+    """Lines as src/init.cc and src/transport/net.cc print them."""
+    found = nccl.parse_log(
+        "m1:7:7 [0] NCCL INFO 8 coll channels, 0 collnet channels, 0 nvls channels, 8 p2p channels, "
+        "2 p2p channels per peer\n"
+        "m1:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA\n"
+    )
+    assert found["channels"] == {"collective": 8, "p2p": 8}
+    assert found["ways"] == ["NET/IB/GDRDMA"]
