@@ -70,21 +70,6 @@ def test_a_training_goes_on_after_a_fault_with_the_curve_of_one_without(machines
     assert faulted["details"]["resumed"]["updates"] > 0
 
 
-def test_a_training_goes_on_without_a_machine_that_is_gone(machines: Client) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=100", "--set", "epochs=60", "--yes"]
-    words += ["--method", "eftopk", "--on-failure", "shrink", "--checkpoint-every", "5", "--checkpoint-copy", "peer"]
-    machines.ok("run", "lost", "3", *words, "--faults", "at 3s node 1 gone")
-    machines.ok("verify", str(machines.folder("lost-3")))
-    result = machines.result("lost-3")
-    assert (result["faults"]["injected"], result["faults"]["attempts"], result["faults"]["ranks"]) == (1, 2, 2)
-    assert "doubts" not in result
-    assert len(result["details"]["curve"]) == 60
-    first, second = json.loads((machines.folder("lost-3") / "faults.json").read_bytes())["attempts"]
-    assert (first["why"], second["members"]) == ("lost", [0, 2])
-    assert second["resumed_update"] >= 5
-    assert first["copied"]["1"] >= second["resumed_update"]
-
-
 def test_the_first_rank_that_fails_ends_the_run_and_is_named(machines: Client) -> None:
     done = machines.shell("crash", 3, "sleep 1; [ $RANK = 1 ] && exit 9; exec sleep 600")
     assert done.returncode == 7

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, Fleet, agents, find_processes, kill, ranks, until
+from tests.e2e.machines.fleet import Client, Fleet, agents, kill, ranks, until
 
 
 def slurm_command(*words: str) -> str:
@@ -90,20 +90,6 @@ def test_a_failed_node_is_no_success(slurm: Client, fleet: Fleet, broken_node: s
     assert slurm.result("node-3")["outcome"] == "lost"
     assert "node_failed" in codes(slurm, "node-3")
     assert not ranks("node-3")
-
-
-def test_a_shrinking_run_outlives_a_failed_node_and_its_job_ends(slurm: Client, fleet: Fleet, broken_node: str) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=100", "--set", "epochs=60", "--detach"]
-    words += ["--on-failure", "shrink", "--checkpoint-every", "5", "--checkpoint-copy", "peer", "--yes"]
-    slurm.ok("run", "outlive", "3", *words)
-    until(lambda: list(fleet.shared.glob("runs/outlive-3/nodes/0/.state/checkpoints/*/main.pt")))
-    kill(find_processes("runs/outlive-3/nodes/1"))
-    slurm_command("scontrol", "update", f"nodename={broken_node}", "state=down", "reason=test")
-    slurm.ok("wait", "outlive-3")
-    assert slurm.result("outlive-3")["faults"]["ranks"] == 2
-    assert "node_left_behind" in codes(slurm, "outlive-3")
-    number = job_of(fleet, "outlive-3")
-    until(lambda: number not in slurm_command("squeue", "-h", "-o", "%i").split())
 
 
 def test_a_job_that_slurm_forgot_ends_right_by_its_files(slurm: Client, fleet: Fleet) -> None:
