@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.results.analysis.comparability import key_of
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.look import MAX_LOOKS
+from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
@@ -199,8 +200,9 @@ def _metric_figure(
     runs: Sequence[RunData], key: str, title: str, names: Sequence[str], label: str, caption: str
 ) -> Figure:
     lines = []
-    for run in runs:
-        for name in names:
+    for run, (color, mark) in zip(runs, _looks_of(runs), strict=True):
+        for number, name in enumerate(names):
+            look: dict[str, Any] = {"color": color, "shape": mark + number}
             points = [point for point in run.metrics if point.name == name and point.rank == 0]
             if not points:
                 continue
@@ -208,13 +210,23 @@ def _metric_figure(
                 _times(run, points), [point.value if is_finite_number(point.value) else None for point in points]
             )
             if len(names) == 1:
-                lines.append(Line(run.name, tuple(xs), tuple(ys), panel=_panel(run, runs)))
+                lines.append(Line(run.name, tuple(xs), tuple(ys), panel=_panel(run, runs), **look))
             else:
-                lines.append(Line(f"{run.name}: {name}", tuple(xs), tuple(ys), panel=name, short=run.name))
+                lines.append(Line(f"{run.name}: {name}", tuple(xs), tuple(ys), panel=name, short=run.name, **look))
     y = Axis(label, unit=unit_of(names[0]))
     is_timed = all(point.seconds is not None for run in runs for point in run.metrics if point.name in names)
     x = Axis(_TIME if is_timed else "seconds since training began", from_zero=True)
     return Figure(key, title, x, y, tuple(lines), caption)
+
+
+def _looks_of(runs: Sequence[RunData]) -> list[Look]:
+    """The color and mark of each run, the same in every figure of a page: the color of its method if methods differ,
+    with another mark for each of its runs; else a color for each run."""
+    methods = [key_of(run.archive).facts().get("method", "") for run in runs]
+    if len(set(methods)) == 1:
+        return [look_of(index) for index in range(len(runs))]
+    looks = choose_shared_looks(methods, methods)
+    return [(color, mark + methods[:place].count(methods[place])) for place, (color, mark) in enumerate(looks)]
 
 
 def _panel(run: RunData, runs: Sequence[RunData]) -> str:
@@ -305,7 +317,9 @@ def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
         return
     for rank, points in curves:
         xs, ys = thin([time for time, _ in points], [value for _, value in points], 400)
-        yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys), panel=run.name, short=f"rank {rank}")
+        color, mark = look_of(rank)
+        label, short = f"{run.name}, rank {rank}", f"rank {rank}"
+        yield Line(label, tuple(xs), tuple(ys), panel=run.name, short=short, color=color, shape=mark)
 
 
 def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
@@ -328,9 +342,10 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
     kinds: tuple[tuple[str, Callable[[Sequence[float]], float]], ...]
     kinds = ("least", min), ("median", statistics.median), ("greatest", max)
     for word, choose in kinds:
+        color, mark = look_of(("least", "median", "greatest").index(word))
         ys = tuple(choose(values) for values in means if values)
         short = f"{word} of {len(curves)} ranks"
-        yield Line(f"{name}, {short}", xs, ys, panel=name, short=short)
+        yield Line(f"{name}, {short}", xs, ys, panel=name, short=short, color=color, shape=mark)
 
 
 def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple[float, float]]]]:
@@ -400,7 +415,7 @@ def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]
     if not names:
         return
     lines = []
-    for run in several:
+    for run, (color, mark) in zip(several, _looks_of(several), strict=True):
         spreads: Mapping[str, Mapping[str, float]] = run.archive.result["timings"]
         own = [(index, spreads[name]) for index, name in enumerate(names) if name in spreads]
         if own:
@@ -412,6 +427,8 @@ def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]
                     tuple(spread["min"] for _, spread in own),
                     tuple(spread["max"] for _, spread in own),
                     panel=_panel(run, several),
+                    color=color,
+                    shape=mark,
                 )
             )
     axis = Axis("phase", Scale.CATEGORIES, categories=tuple(name.replace("_", " ") for name in names))

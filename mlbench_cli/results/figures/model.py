@@ -213,7 +213,10 @@ def split_panels(figure: Figure) -> Panels:
                 if owner in labels or not owner
             ]
             found.append(replace(figure, lines=tuple(lines), panel=title))
-    named = {line.label: line for panel in found for line in panel.parts if line.is_named}
+    everyone = [line for panel in found for line in panel.parts if line.is_named]
+    named = {line.label: line for line in everyone}
+    if any((line.color, line.shape) != (named[line.label].color, named[line.label].shape) for line in everyone):
+        return Panels(tuple(found), ())  # one name, several looks: each panel explains its own
     own = sum(not line.reference or bool(line.color) for line in named.values())
     return Panels(tuple(found), tuple(named.values()) if own <= MAX_SERIES else ())
 
