@@ -293,14 +293,6 @@ class HasAccounts(Protocol):
 
 
 @runtime_checkable
-class RunsOnNodes(Protocol):
-    """A provider whose nodes are containers of this machine."""
-
-    def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
-        """What `sh` on a node prints for a script. Raises CapacityError with the node's own words if it fails."""
-
-
-@runtime_checkable
 class ListsOrphans(Protocol):
     """A provider whose clusters' workloads create paid resources outside of the cluster: load balancers, disks."""
 

@@ -66,16 +66,14 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(Leaf.CHOICE, "data_dir include_files kubernetes.runtime_class"),
     **_leaves(
         Leaf.VALUE,
-        "kubernetes.memory kubernetes.server_memory kubernetes.shm kubernetes.start_timeout kubernetes.hold_seconds "
-        "kubernetes.keep_seconds kubernetes.collect kubernetes.spread kubernetes.share_nodes kubernetes.egress "
-        "kubernetes.network_method",
+        "kubernetes.memory kubernetes.shm kubernetes.start_timeout "
+        "kubernetes.keep_seconds kubernetes.collect kubernetes.spread kubernetes.share_nodes",
     ),
     **_leaves(
         Leaf.CHOICE,
         "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret "
-        "kubernetes.queue kubernetes.keep_storage kubernetes.env kubernetes.env_secret "
-        "kubernetes.data_claim kubernetes.template_dir kubernetes.host_network kubernetes.registry "
-        "kubernetes.run_as_user kubernetes.assigned_user kubernetes.cpu_limit kubernetes.writable_root "
+        "kubernetes.queue kubernetes.env "
+        "kubernetes.data_claim kubernetes.registry "
         "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_patch "
         "kubernetes.provisioning_class kubernetes.fabric "
         "kubernetes.network_policy",
@@ -88,17 +86,12 @@ class AuthorsProgram:
     """What a repetition would execute, mount or pass because the author of the archive chose it.
 
     `choices` are (field, value) pairs, the command first. `signer` is who signed the archive, if it is one of the
-    reader's allowed signers. `uses_templates`: rendering its manifests already executes the author's templates.
+    reader's allowed signers.
     """
 
     source: str
     choices: tuple[tuple[str, str], ...]
     signer: Signer | None = None
-
-    @property
-    def uses_templates(self) -> bool:
-        """Whether its manifests are rendered from templates that the author names."""
-        return any(name == "template_dir" for name, _ in self.choices)
 
     def __str__(self) -> str:
         by = f"signed by {self.signer.principal}" if self.signer else "not signed by an allowed signer"
@@ -236,8 +229,6 @@ def _check_and_agree(
         launch.check_local(spec, launch.local_machine())
         if spec.data_dir is not None and not Path(spec.data_dir).is_dir():
             raise _refusal(f"its data folder {spec.data_dir} does not exist on this machine")
-    elif spec.kubernetes.template_dir and not Path(spec.kubernetes.template_dir).is_dir():
-        raise _refusal(f"its templates in {spec.kubernetes.template_dir} do not exist on this machine")
 
 
 def _make_launch(

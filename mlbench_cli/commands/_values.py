@@ -1,4 +1,4 @@
-"""Commands whose help names the values of options: "--env-secret SECRET", "--seed N"."""
+"""Commands whose help names the values of options: "--pull-secret SECRET", "--seed N"."""
 
 from typing import Any
 

@@ -118,7 +118,10 @@ def attach_cluster(
             "request. With NVIDIA's device plugin on the nodes they can."
         )
     if facts is not None and facts.devices:
-        console.note(f"Its nodes offer {', '.join(facts.devices)}; request them with --device RESOURCE=N.")
+        console.note(
+            f"Its nodes offer {', '.join(facts.devices)}. mlbench run --pod-patch FILE requests them: "
+            f'spec: {{containers: [{{name: main, resources: {{limits: {{{next(iter(facts.devices))}: "1"}}}}}}]}}'
+        )
     console.out(
         f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
         "commands now use it."

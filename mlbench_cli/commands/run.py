@@ -221,7 +221,7 @@ def _run_several(context: typer.Context, file: str) -> int:
 def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
     """Print what the archive's author chose, and ask. --yes answers for archives of allowed signers only."""
     console.note(str(program))
-    if is_trusted or (is_dry and not program.uses_templates):
+    if is_trusted or is_dry:
         return
     is_signed = program.signer is not None
     console.confirm("Run this?", yes=yes and is_signed, flag="--yes" if is_signed else "--run-foreign-command")

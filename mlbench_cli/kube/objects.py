@@ -11,7 +11,6 @@ PREFIXES = {
     "PodTemplate": ("/api/v1", "podtemplates"),
     "ProvisioningRequest": ("/apis/autoscaling.x-k8s.io/v1", "provisioningrequests"),
     "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
-    "NetworkChaos": ("/apis/chaos-mesh.org/v1alpha1", "networkchaos"),
     "Secret": ("/api/v1", "secrets"),
     "Pod": ("/api/v1", "pods"),
     "Event": ("/api/v1", "events"),

@@ -7,7 +7,6 @@ mbit gbit tbit, us ms s.
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from mlbench_cli.errors import UsageError
@@ -31,24 +30,6 @@ _NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
 
 
 SUBNET = "10.77.0"  # of the workers of a local run with an emulated network
-
-
-class NetworkMethod(StrEnum):
-    """Who shapes the network between the pods of a run on Kubernetes."""
-
-    NSENTER = "nsenter"  # this machine, in the pods' network namespaces through the nodes' containers (KIND)
-    ANNOTATION = "annotation"  # the cluster's network plugin, by annotations of the pods: rate only
-    CHAOS_MESH = "chaos-mesh"  # Chaos Mesh, by NetworkChaos objects
-
-    @property
-    def shapes_delay(self) -> bool:
-        """Whether it can delay packets."""
-        return self is not NetworkMethod.ANNOTATION
-
-    @property
-    def may_burst(self) -> bool:
-        """Whether the size of the token buckets is not ours, so they are drained before the probe."""
-        return self is not NetworkMethod.NSENTER
 
 
 def worker_address(worker: int) -> str:
@@ -140,11 +121,6 @@ RTT_SHARE = 0.10  # of the requested round trip, or
 RTT_SECONDS = 4e-4  # this many seconds, whichever is more
 PING_BYTES = 53  # of a probe's small packets: one byte and its headers, 4 ms at 100 kbit/s
 MAX_BURST = 1.10  # rate of the first MiB after a pause relative to the steady rate; a burst is a multiple of it
-
-
-# Overhead to add for rate limiters that are not ours, so that the payload has the requested rate: headers and
-# acknowledgments take 4 to 6.4 % of packets of 1500 bytes and 1 % of 9000 bytes.
-HEADER_FACTOR = 1.025
 
 
 def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]:

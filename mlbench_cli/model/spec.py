@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.network import NetworkMethod, is_modeled, parse_network
+from mlbench_cli.model.network import is_modeled, parse_network
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
@@ -34,15 +34,12 @@ LATER_OPTIONS: dict[str, object] = {
     "network_policy": True,
     "provisioning_class": None,
     "fabric": {},
-    "network_method": None,
-    "server_memory": None,
-    "assigned_user": False,
-    "cpu_limit": None,
     "gpu_resource": None,
     "runtime_class": None,
     "start_timeout": START_TIMEOUT,
 }
 KEEP_SECONDS = 86400
+HOLD_SECONDS = 900  # how long a worker on Kubernetes holds its results if the keeper cannot take them
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
 
 
@@ -80,30 +77,19 @@ class KubernetesOptions:
 
     namespace: str | None = None  # None: the cluster's own
     memory: str | None = None
-    server_memory: str | None = None  # of each parameter server; None: as a worker
     shm: str = "1Gi"
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
     start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
-    hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
     keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
-    keep_storage: str = "10Gi"  # disk of the keeper
     collect: str = "rank0"  # rank0 | all
     env: Mapping[str, str] = field(default_factory=dict)
-    env_secret: str | None = None  # its keys become variables of the ranks
     data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
-    template_dir: str | None = None
-    host_network: bool = False
     registry: str | None = None  # prefix of catalog images
     spread: bool = True  # one worker per node
     share_nodes: bool = False  # also nodes on which another run measures
-    egress: bool = True  # workers may connect to the outside; False: to each other and to DNS only
-    run_as_user: int = 10001  # 0 is root
-    assigned_user: bool = False  # the cluster assigns user and group, and rejects pods that name one
-    cpu_limit: int | None = None  # of each pod; None: none, because limits throttle
-    writable_root: bool = False
     runtime_class: str | None = None  # by which nodes give GPUs to containers; None: their default
     gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
@@ -113,12 +99,33 @@ class KubernetesOptions:
         default_factory=dict
     )  # fast network of each machine: name and gbits, if it has one
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
-    network_method: str | None = None  # who shapes the run's network, a NetworkMethod; None: nobody
 
     @property
     def has_rdma_devices(self) -> bool:
         """Whether workers get network cards that read and write their memory, which has to be locked for that."""
-        return any(map(is_rdma_device, self.devices))
+        return any(map(is_rdma_device, self.pod_devices))
+
+    @property
+    def pod_devices(self) -> dict[str, Any]:
+        """The devices of each worker: those of the cluster's machines, changed by the patch, whose nulls delete."""
+        limits = (_main_container(self.pod_patch).get("resources") or {}).get("limits") or {}
+        named = {name: amount for name, amount in limits.items() if name not in ("cpu", "memory")}
+        return {name: amount for name, amount in {**self.devices, **named}.items() if amount is not None}
+
+    @property
+    def runs_as_root(self) -> bool:
+        """Whether the ranks are root, because network cards need locked memory.
+
+        Kubernetes has no ambient capabilities, so IPC_LOCK does nothing for other users, and their limit is 8 MiB in
+        most clusters (NVIDIA/nvidia-container-toolkit#2037). All documented pods of EFA and of Google's fast networks
+        are root.
+        """
+        return self.has_rdma_devices or "setup" in self.fabric
+
+    @property
+    def uses_host_network(self) -> bool:
+        """Whether the pods are on their nodes' network, by the patch."""
+        return bool((self.pod_patch.get("spec") or {}).get("hostNetwork"))
 
 
 @dataclass(frozen=True)
@@ -189,8 +196,6 @@ class RunSpec:
             raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
         if self.network is not None:
             parse_network(self.network)
-        if self.kubernetes.network_method not in (None, *NetworkMethod):
-            raise UsageError(f'The method "{self.kubernetes.network_method}" of the network is unknown.')
         # These become arguments and environment variables of processes, which can hold neither.
         for text in (*self.argv, self.backend, self.image or "", self.data_dir or "", self.task_path or ""):
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
@@ -288,6 +293,11 @@ class RunSpec:
 def is_rdma_device(resource: str) -> bool:
     """Whether a Kubernetes resource is a network card for RDMA, like rdma/ib, openshift.io/rdma_vf, or EFA's."""
     return resource == "vpc.amazonaws.com/efa" or "rdma" in resource.lower()
+
+
+def _main_container(patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    containers = (patch.get("spec") or {}).get("containers") or ()
+    return next((item for item in containers if item.get("name") == "main"), {})
 
 
 def canonical_json(value: Any) -> bytes:

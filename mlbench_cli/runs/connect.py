@@ -1,7 +1,6 @@
 """The engine that executes runs on a cluster."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mlbench_cli.model.run import LOCAL, Cluster, Run
@@ -36,11 +35,8 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
         return HostsEngine(HostsDetails.of(cluster))
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
-    from providers.base import RunsOnNodes
 
-    provider = registry.load(cluster.provider)
-    run_on_node = partial(provider.run_on_node, cluster) if isinstance(provider, RunsOnNodes) else None
-    return KubernetesEngine(provider.connect(cluster), run_on_node, report)
+    return KubernetesEngine(registry.load(cluster.provider).connect(cluster), report)
 
 
 class EngineCache:

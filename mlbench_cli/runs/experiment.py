@@ -331,7 +331,7 @@ def absolute_paths(request: Request) -> Request:
     """The request with folders that do not depend on the current one, as it is recorded."""
     changes = {
         name: os.path.abspath(value)
-        for name in ("data_dir", "template_dir", "pod_patch")
+        for name in ("data_dir", "pod_patch")
         if (value := getattr(request, name)) and "\0" not in value
     }
     return replace(request, **changes)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
+from mlbench_cli.model.spec import KubernetesOptions
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
 from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.masking import is_secret_variable
@@ -25,44 +25,36 @@ _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUEUE_SECONDS = 7 * 86400
 PATCH_BYTES = 100_000  # of a --pod-patch: it is stored with the run
-ASSIGNED = "none"  # of --run-as-user
 # Options with the same name in the request and the spec, by how they are checked.
-_AS_GIVEN = "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
+_AS_GIVEN = "collect", "spread", "share_nodes"
 _LABELS = (
     "namespace",
     "runtime_class",
     "pull_secret",
     "queue",
-    "env_secret",
     "data_claim",
 )
-_QUANTITIES = ("memory", "server_memory", "shm", "keep_storage")
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_QUANTITIES = ("memory", "shm")
 
 
 def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
-    """The checked options of a run on Kubernetes. Raises UsageError; NotFoundError if there is no template folder."""
+    """The checked options of a run on Kubernetes. Raises UsageError."""
+    details, patch = ClusterDetails.of(cluster), _read_patch(request.pod_patch)
     given: dict[str, Any] = {
         **{name: getattr(request, name) for name in _AS_GIVEN},
         **{name: _check_label(getattr(request, name), name) for name in _LABELS},
         **{name: _check_quantity(getattr(request, name), name) for name in _QUANTITIES},
-        "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
         "start_timeout": _choose_start_timeout(request, cluster),
         "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
-        "template_dir": require_folder(request.template_dir, "--template-dir"),
-        "run_as_user": _choose_user(request, cluster),
-        "assigned_user": request.run_as_user == ASSIGNED,
-        "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
-        "fabric": _choose_fabric(request, cluster),
-        "provisioning_class": ClusterDetails.of(cluster).provisioning_class,
-        "gpu_resource": ClusterDetails.of(cluster).gpu_resource,
+        "network_policy": details.network_policies,
+        "fabric": _choose_fabric(request, cluster, patch),
+        "provisioning_class": details.provisioning_class,
+        "gpu_resource": details.gpu_resource,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if given["runtime_class"] is None and request.gpu:
-        given["runtime_class"] = ClusterDetails.of(cluster).runtime_class
-    if request.cpu_limit is not None and request.cpu_limit < 1:
-        raise UsageError(f"--cpu-limit {request.cpu_limit}: the minimum is 1.")
-    if ClusterDetails.of(cluster).autopilot and None in (request.num_cpus, request.memory):
+        given["runtime_class"] = details.runtime_class
+    if details.autopilot and None in (request.num_cpus, request.memory):
         raise UsageError(
             f"The cluster {cluster.name} is GKE Autopilot, where workers get only the CPUs and memory that they "
             "request.",
@@ -74,13 +66,10 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         if not _LABEL_KEY.fullmatch(key):
             raise UsageError(f'--node-selector: "{shorten(key)}" is not a valid label key.')
     return KubernetesOptions(
-        node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
-        devices=_choose_devices(request, cluster),
-        pod_patch=_read_patch(request.pod_patch),
-        tolerations=(
-            *ClusterDetails.of(cluster).tolerations,
-            *(_check_toleration(text) for text in request.toleration),
-        ),
+        node_selector={**details.node_selector, **request.node_selector},
+        devices=_list_devices(request, cluster),
+        pod_patch=patch,
+        tolerations=tuple(details.tolerations),
         env=_check_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
     )
@@ -133,12 +122,6 @@ def _choose_start_timeout(request: Request, cluster: Cluster) -> int | None:
     return QUEUE_SECONDS if request.queue or ClusterDetails.of(cluster).provisioning_class else None
 
 
-def _choose_devices(request: Request, cluster: Cluster) -> dict[str, str]:
-    """What each worker asks for: the machine's devices, and those of the request; 0 takes one of the former away."""
-    devices = {**_list_devices(request, cluster), **_check_devices(request.device)}
-    return {name: amount for name, amount in devices.items() if amount != "0"}
-
-
 def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:
     """All devices of a machine, such as network cards, for its only worker; none for workers that share a machine."""
     if request.spread is False:
@@ -146,50 +129,12 @@ def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:
     return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
 
 
-def _choose_fabric(request: Request, cluster: Cluster) -> dict[str, object]:
+def _choose_fabric(request: Request, cluster: Cluster, patch: Mapping[str, Any]) -> dict[str, object]:
     """The machines' fast network; not set up for workers that share a machine, as only one pod can have its cards."""
     fabric = dict(ClusterDetails.of(cluster).fabric)
-    if request.spread is False or request.host_network:
+    if request.spread is False or KubernetesOptions(pod_patch=patch).uses_host_network:
         fabric.pop("setup", None)
     return fabric
-
-
-def _choose_user(request: Request, cluster: Cluster) -> int | None:
-    """The user of the ranks: the requested one, else root where network cards need locked memory.
-
-    Kubernetes has no ambient capabilities, so IPC_LOCK does nothing for other users, and their limit is 8 MiB in most
-    clusters (NVIDIA/nvidia-container-toolkit#2037). All documented pods of EFA and of Google's fast networks are root.
-    """
-    if request.run_as_user == ASSIGNED:
-        return None
-    if request.run_as_user is not None:
-        if not re.fullmatch(r"-?\d{1,12}", request.run_as_user):
-            raise UsageError(
-                f'--run-as-user "{shorten(request.run_as_user)}" is neither a user ID nor {ASSIGNED}.',
-                hint="For example --run-as-user 1000",
-            )
-        return int(request.run_as_user)
-    needs_root = "setup" in _choose_fabric(request, cluster) or any(
-        map(is_rdma_device, _choose_devices(request, cluster))
-    )
-    return 0 if needs_root else None
-
-
-def _lacks_policies(request: Request, cluster: Cluster) -> bool:
-    """Whether the cluster's administrator lets nobody create network policies, and the request does not insist."""
-    return request.network_policy is None and not ClusterDetails.of(cluster).network_policies
-
-
-def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
-    for name, amount in given.items():
-        if not _LABEL_KEY.fullmatch(name) or not _QUANTITY.fullmatch(amount):
-            raise UsageError(
-                f'--device "{shorten(name)}={shorten(amount)}" is not of the form RESOURCE=N.',
-                hint="For example --device rdma/hca=1; kubectl describe nodes   lists what nodes offer",
-            )
-        if name in GPU_RESOURCES:
-            raise UsageError(f"--device {name}: use --gpu and --gpus-per-worker for GPUs.", hint="--gpu")
-    return dict(given)
 
 
 def _read_patch(path: str | None) -> Mapping[str, Any]:
@@ -222,6 +167,8 @@ def _read_patch(path: str | None) -> Mapping[str, Any]:
             f'{what}: restartPolicy, and command and args of "main", are mlbench\'s own.', hint="--command"
         )
     for item in containers:
+        if gpus := set((item.get("resources") or {}).get("limits") or ()) & set(GPU_RESOURCES):
+            raise UsageError(f"{what}: use --gpu and --gpus-per-worker for {min(gpus)}.", hint="--gpu")
         pairs = {str(one.get("name")): str(one.get("value", "")) for one in item.get("env") or () if "value" in one}
         _check_environment(pairs)
     return patch
@@ -241,18 +188,6 @@ def _check_quantity(text: str | None, name: str) -> str | None:
     return text
 
 
-def _check_toleration(text: str) -> str:
-    """The text of a toleration, KEY[=VALUE][:EFFECT]. Raises UsageError if it has another form."""
-    rest, colon, effect = text.rpartition(":")
-    key = (rest if colon else text).partition("=")[0]
-    if colon and effect not in _EFFECTS:
-        near = did_you_mean(effect, _EFFECTS)
-        raise UsageError(f'--toleration "{shorten(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
-    if not _LABEL_KEY.fullmatch(key):
-        raise UsageError(f'--toleration "{shorten(text)}" is not of the form KEY[=VALUE][:EFFECT].')
-    return text
-
-
 def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
     for name in env:
         if not _VARIABLE.fullmatch(name):
@@ -262,6 +197,7 @@ def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
         if is_secret_variable(name):
             raise UsageError(
                 f"--env: {name} looks like a secret, but values of --env are stored in the results.",
-                hint="Put it into a Kubernetes Secret and pass --env-secret.",
+                hint="Put it into a Kubernetes Secret, and pass --pod-patch FILE with   spec: {containers: "
+                "[{name: main, envFrom: [{secretRef: {name: SECRET}}]}]}",
             )
     return dict(env)

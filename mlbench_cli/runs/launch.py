@@ -26,7 +26,7 @@ from mlbench_cli.runs.kubernetes_options import (
     resolve_kubernetes,
 )
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
-from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
+from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
 from mlbench_cli.runs.preflight import check_pinning, check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
@@ -96,7 +96,6 @@ def resolve(
         **_placement(request, cluster),
         "kubernetes": resolve_kubernetes(request, cluster),
     }
-    common["kubernetes"] = add_network_method(common["kubernetes"], request, cluster, common["network"])
     if local:
         _check_data(request, common, tasks)
         machine = machine or local_machine()
@@ -200,7 +199,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
         task_path=load_task(spec.task).search_path if engine == "local" else None,
-        kubernetes=add_network_method(options, Request(), cluster, spec.network),
+        kubernetes=options,
         **_cluster_facts(cluster),
     )
     _check(moved, cluster, None)

@@ -58,11 +58,6 @@ def resolve_method(
 
 def check_method(spec: RunSpec) -> None:
     """Raises UsageError if the method is not possible with this number of ranks, or on this cluster."""
-    if spec.kubernetes.server_memory is not None and not spec.servers:
-        raise UsageError(
-            "--server-memory: the run has no parameter servers.",
-            hint="Use --method bsp-ps --servers 1, or remove it.",
-        )
     if not spec.method:
         return
     if spec.backend == "jax":

@@ -127,7 +127,7 @@ class Request:
     cluster: str | None = _common_option("cluster to run on; default: see mlbench set-cluster")
     network: str | None = _option(
         "emulate a network with this rate (per worker and direction) and one-way delay, e.g. 1gbit,5ms, verified by "
-        "probes; on local and kind, elsewhere with --network-method. model:1gbit,5ms (local) only delays messages",
+        "probes; on this machine only. model:1gbit,5ms only delays messages",
         metavar="[model:]RATE[,DELAY]",
     )
     pin: bool | None = _option(
@@ -171,13 +171,9 @@ class Request:
         metavar="DURATION",
     )
     memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
-    server_memory: str | None = _cluster_option("memory of each parameter server; default: as a worker")
     shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")
     node_selector: Mapping[str, str] = _cluster_option(
         "label that nodes must have, e.g. pool=gpu", kind="pairs", metavar="KEY=VALUE"
-    )
-    toleration: tuple[str, ...] = _cluster_option(
-        "taint that the pods tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]"
     )
     runtime_class: str | None = _cluster_option(
         "RuntimeClass of the workers, e.g. nvidia on k3s; default with --gpu: nvidia, if the cluster has it"
@@ -188,50 +184,14 @@ class Request:
         "how long a small pod keeps the results on the cluster after the run; default: 24h; 0: not at all",
         metavar="DURATION",
     )
-    keep_storage: str | None = _cluster_option("disk size for the kept results, e.g. 50Gi; default: 10Gi")
-    hold: str | None = _cluster_option(
-        "how long a finished worker keeps its results if no other pod can; default: 15m",
-        metavar="DURATION",
-    )
     collect: str | None = _cluster_option("workers whose output folder is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
-    env_secret: str | None = _cluster_option("Kubernetes secret whose keys become environment variables of the ranks")
     data_claim: str | None = _cluster_option("PersistentVolumeClaim with the data, mounted at --data-dir or /data")
-    template_dir: str | None = _cluster_option("folder of templates that override the built-in ones", metavar="DIR")
-    host_network: bool | None = _cluster_option("use the host network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
     share_nodes: bool | None = _cluster_option("also use nodes on which another run is measuring", kind="switch")
-    egress: bool | None = _cluster_option(
-        "allow connections to the outside (default); otherwise only to each other and DNS", kind="switch"
-    )
-    run_as_user: str | None = _cluster_option(
-        "user ID in the containers; default: 10001, or 0 (root) with RDMA network cards; none: the user that the "
-        "cluster assigns, as OpenShift does",
-        metavar="UID",
-    )
-    cpu_limit: int | None = _cluster_option(
-        "CPU limit of each pod, for namespaces that require one; default: none, because limits slow ranks down",
-        kind="integer",
-        metavar="CPUS",
-    )
-    writable_root: bool | None = _cluster_option(
-        "let the command write anywhere in its container, not only to /tmp and its output folder", kind="switch"
-    )
-    device: Mapping[str, str] = _cluster_option(
-        "extra resource of each worker, e.g. rdma/hca=1, vpc.amazonaws.com/efa=4 or hugepages-2Mi=5Gi; 0: do not "
-        "request a resource that the nodes have",
-        kind="pairs",
-        metavar="RESOURCE=N",
-    )
     pod_patch: str | None = _cluster_option(
         "YAML file with metadata and spec to merge into the pods: labels, annotations, priorityClassName, ...",
         metavar="FILE",
-    )
-    network_policy: bool | None = _cluster_option(
-        "isolate the pods of the run with a NetworkPolicy (default, if the cluster allows it)", kind="switch"
-    )
-    network_method: str | None = _cluster_option(
-        "how --network is applied: nsenter (on kind), annotation or chaos-mesh"
     )
     registry: str | None = _cluster_option("registry prefix of the task images, e.g. ghcr.io/me", metavar="PREFIX")
 

@@ -55,7 +55,8 @@ def refuse_secrets(words: Sequence[str], option: str) -> None:
     if found is not None:
         raise UsageError(
             f"{option}: {found[:60]} looks like a secret, but the value of {option} is stored in the results.",
-            hint="Pass it in an environment variable: ranks here inherit yours; on a cluster, use --env-secret.",
+            hint="Pass it in an environment variable: ranks here inherit yours; on a cluster, put it into a Kubernetes "
+            "Secret, and name that in --pod-patch.",
         )
 
 

@@ -73,7 +73,7 @@ class AksProvider:
                 f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which mlbench does not set up on AKS: "
                 f"between {nodes} machines NCCL would use TCP.",
                 hint="--slow-network-ok accepts that; for InfiniBand install NVIDIA's network operator on your own "
-                "cluster, attach it, and request the cards: mlbench run --device rdma/…=1",
+                "cluster, attach it, and request the cards by --pod-patch: docs/how-to/attached.md",
             )
         region = options.region or DEFAULT_REGION
         zones = split_zones(options.zones, region)

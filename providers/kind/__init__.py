@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlbench_cli.config import settings
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Cluster
 from providers.base import Plan, PlanLine, Resource, details_from_tags, option, read_options
@@ -149,22 +149,6 @@ class KindProvider:
                 file.write(text)
             os.replace(temporary, path)
         return Access.from_kubeconfig(path)
-
-    def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
-        """Run a script in the node's `sh`; returns its output.
-
-        Raises CapacityError with its words if it fails, NotFoundError if the node is not one of the cluster's.
-        """
-        if node not in nodes_of(cluster.name):
-            raise NotFoundError(f'The KIND cluster "{cluster.name}" has no node {node} on this machine.')
-        try:
-            return call(["docker", "exec", "--interactive", node, "sh", "-s", "--", *arguments], text=script)
-        except (UsageError, CredentialError):
-            raise
-        except MlbenchError as error:
-            raise CapacityError(
-                f"on the node {node}, {error.message.partition(' failed: ')[2] or error.message}"
-            ) from None
 
 
 def kubeconfig_of(cluster: Cluster) -> Path:

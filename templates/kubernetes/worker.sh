@@ -5,8 +5,7 @@
 # busybox; tar and sha256sum are needed for the output folder only, mkfifo, tee and Python for the keeper only.
 #
 # In $work: output/ (MLBENCH_OUTPUT_DIR), resources.jsonl, log, then archive.tar and summary.json; a file "ack" ends the
-# hold. If the run has a network of its own (MLBENCH_NETWORK_GATE), a client that shapes it orders probes in the file
-# "order", and then that the command starts.
+# hold.
 set -u
 
 work=${MLBENCH_WORK_DIR:-/results}
@@ -22,13 +21,6 @@ logger=''
 python=''
 stopper=''
 terminated=''
-gate_patience=20 # seconds for which the first probe of the network waits for the other workers
-end_patience=120 # the same of the second probe: workers do not end at the same moment
-probe_program='import sys
-sys.path.insert(0, sys.argv.pop(1))
-from task_images.harness.network_probe import main
-sys.exit(main(sys.argv[1:]))'
-
 replace() { # TEXT PLACEHOLDER VALUE -> $replaced
   replaced='' rest=$1
   while :; do
@@ -53,7 +45,7 @@ fill_in() { # ARGUMENTS... -> $@ of the caller by way of `eval`: with the placeh
   done
 }
 
-if [ "${MLBENCH_ENTRY:-worker}" = rank ] && [ -z "${MLBENCH_BETWEEN:-}" ]; then # one of several processes: started by torchrun, which knows its rank
+if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: started by torchrun, which knows its rank
   unset MLBENCH_ENTRY
   # torchrun sets 1 if nobody chose a number; a task takes its share of the CPUs, quotas included.
   if [ "${MLBENCH_THREADS_OPEN:-}" = 1 ]; then unset OMP_NUM_THREADS; fi
@@ -271,48 +263,6 @@ find_python() { # -> $python, or nothing
   python=''
 }
 
-probe_network() { # STAGE SECONDS FILE DRAIN: measure with the other workers; worker 0 has the event in FILE
-  find_python
-  if [ -n "$python" ]; then
-    "$python" -I -S -c "$probe_program" "${MLBENCH_PROBE_DIR:-/mlbench}" "$index" "$MLBENCH_PODS" "$1" \
-      "$MASTER_ADDR:$MLBENCH_PROBE_PORT" "$2" "$4" >"$3.part" 2>"$work/probe-error"
-  else
-    printf 'the image has no Python for the probe\n' >"$work/probe-error"
-    : >"$3.part"
-  fi
-  if [ ! -s "$3.part" ]; then
-    reason=$(tail -n 1 "$work/probe-error" | tr -cd 'A-Za-z0-9 .,:_-')
-    printf '@mlbench {"v":1,"event":"network","rank":0,"time":%d,"stage":"%s","error":"%s"}\n' \
-      "$(date +%s)" "$1" "${reason:-the probe ended without a report}" >"$3.part"
-  fi
-  mv "$3.part" "$3"
-}
-
-await_network() { # -> $events, a file with what is known of the network: until the client says that it is as asked
-  now
-  end=$((ms + MLBENCH_TIMEOUT * 1000)) measured='' events=$work/network
-  while [ -z "$terminated" ]; do
-    verb='' number='' setup=''
-    [ -r "$work/order" ] && read -r verb number setup <"$work/order"
-    case $verb in
-      probe)
-        if [ "$number" != "$measured" ]; then
-          probe_network before "$gate_patience" "$work/probe-$number" "$MLBENCH_PROBE_DRAIN"
-          measured=$number
-        fi
-        ;;
-      go)
-        { printf '%s\n' "$setup"; cat "$work/probe-$number"; } >"$events"
-        return 0
-        ;;
-    esac
-    sleep 0.2 2>/dev/null || sleep 1
-    now
-    [ "$ms" -lt "$end" ] || return 124
-  done
-  return 143
-}
-
 open_log() { # -> $logger: copies standard input of the pipe $work/pipe to the container's log and to $work/log
   rm -f "$work/pipe" "$work/copy" "$work/log"
   [ -n "${MLBENCH_KEEPER:-}" ] && command -v tee >/dev/null 2>&1 || return
@@ -447,22 +397,6 @@ hold() { # until the results are fetched, or the keeper can be reached after all
   done
 }
 
-if [ -n "${MLBENCH_BETWEEN:-}" ]; then # the command, between the two probes of the network
-  unset MLBENCH_BETWEEN
-  trap : TERM # the command gets it, too, and is waited for
-  [ "$index" = 0 ] && cat "$work/network"
-  "$@"
-  code=$?
-  if [ "$code" = 0 ]; then
-    # Three, of which one has to fit: a busy moment of a node is no property of the network.
-    for patience in "$end_patience" "$gate_patience" "$gate_patience"; do
-      probe_network after "$patience" "$work/probe-after" 0
-      [ "$index" = 0 ] && cat "$work/probe-after"
-    done
-  fi
-  exit "$code"
-fi
-
 if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
   export MLBENCH_ENTRY=rank
   if [ -z "${OMP_NUM_THREADS:-}" ]; then export MLBENCH_THREADS_OPEN=1; fi
@@ -471,12 +405,6 @@ if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
 else
   fill_in "$@"
   eval "$filled"
-fi
-
-gate=0
-if [ -n "${MLBENCH_NETWORK_GATE:-}" ]; then
-  await_network || gate=$?
-  set -- env MLBENCH_BETWEEN=1 sh "$0" "$@"
 fi
 
 now
@@ -491,10 +419,7 @@ started=$(printf '%d.%03d' $((epoch_ms / 1000)) $((epoch_ms % 1000)))
 printf '@mlbench-worker {"worker":%d,"began":%s}\n' "$index" "$started"
 rm -f "$work/deadline" "$work/ack"
 : >"$work/resources.jsonl"
-if [ "$gate" != 0 ]; then
-  code=$gate
-  [ "$gate" != 124 ] || : >"$work/deadline"
-elif [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then
+if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then
   run "$@"
 else
   wait_for_end

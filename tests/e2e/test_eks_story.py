@@ -52,8 +52,10 @@ def test_create_run_download_delete(aws: AwsServer, kubernetes: Access, tmp_path
             applied = {item["metadata"]["name"] for item in api.get(PLUGINS)["items"]}
         assert applied >= {"mlbench-nvidia-device-plugin", "mlbench-efa-device-plugin"}
         # The nodes here have none of the huge pages that AWS' image for EFA sets aside.
-        archive = story(environment, "eks-story-2", tmp_path, "--gpu", "--device", "hugepages-2Mi=0")
-        assert archive["run.json"]["spec"]["kubernetes"]["devices"] == {"vpc.amazonaws.com/efa": "1"}
+        patch = tmp_path / "patch.yaml"
+        patch.write_text("spec: {containers: [{name: main, resources: {limits: {hugepages-2Mi: null}}}]}")
+        archive = story(environment, "eks-story-2", tmp_path, "--gpu", "--pod-patch", str(patch))
+        assert archive["run.json"]["spec"]["kubernetes"]["devices"]["vpc.amazonaws.com/efa"] == "1"
         assert archive["result.json"]["price"]["per_hour"] is None  # nobody knows it in this region, and so it says
         _refuses_strangers(gate, ca)
         mlbench(environment, "delete-cluster", "eks", "eks-story-2", "--yes")

@@ -151,15 +151,6 @@ def test_without_a_keeper_the_worker_holds(runs: Runs, tmp_path: Path) -> None:
     assert (run.folder / "output/rank-0/rank").read_text() == "0\n"
 
 
-def test_output_that_does_not_fit_is_held_by_its_worker(runs: Runs, tmp_path: Path) -> None:
-    script = 'dd if=/dev/zero of="$MLBENCH_OUTPUT_DIR/zeros" bs=1048576 count=40'
-    spec = runs.cluster.spec("keptbig-1", "sh", "-c", script, workers=1, options={"keep_storage": "100Mi"})
-    engine, run = runs.start(spec, tmp_path)
-    assert until(engine, run, has_ended).ended == "exited"
-    assert engine.fetch(run).complete
-    assert (run.folder / "output/rank-0/zeros").stat().st_size == 40 << 20
-
-
 def test_a_log_that_the_node_has_thrown_away_is_whole_all_the_same(runs: Runs, tmp_path: Path) -> None:
     """While nobody follows, the log grows beyond what the kubelet keeps."""
     script = "echo first; seq 2000000; sleep 15; echo last"

@@ -275,21 +275,6 @@ def test_delete_refuses_results_that_nobody_has_fetched(runs: Runs, tmp_path: Pa
     engine.delete(run)
 
 
-def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> None:
-    spec = runs.cluster.spec(
-        "gone-1", "sh", "-c", "echo line; sleep 1", workers=1, options={"hold_seconds": 0, "keep_seconds": 0}
-    )
-    engine, run = runs.start(spec, tmp_path / "none")
-    with runs.cluster.access.client() as api:
-        while (
-            not api.get(object_path("Job", runs.cluster.access.namespace, run.name)).get("status", {}).get("succeeded")
-        ):
-            time.sleep(0.5)
-    assert until(engine, run, has_ended).ended == "exited"
-    assert engine.fetch(run).complete is False
-    assert log(run, 0) == "line\n"
-
-
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same-folder", "another-folder"])
 @pytest.mark.parametrize(("event", "number"), KILLS)
 def test_a_client_killed_at_any_step(runs: Runs, tmp_path: Path, event: str, number: int, elsewhere: bool) -> None:

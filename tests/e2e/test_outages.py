@@ -20,7 +20,6 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
-from templates import FOLDER
 from tests.e2e.runs import Cluster, Runs, log
 from tests.e2e.test_kubernetes_engine import without_dns
 from tests.e2e.troubles import nodes_can_be_paused, nodes_go_on
@@ -271,14 +270,22 @@ def test_names_that_nobody_resolves_until_after_the_end(runs: Runs, store: Store
 def test_a_machine_whose_clock_is_off_by_ten_minutes(runs: Runs, store: Store, tmp_path: Path, minutes: int) -> None:
     """The wall clock of every program in the pod of worker 1 is off; nodes that are containers share one clock."""
     shift = ClockShift(tmp_path)
-    own = tmp_path / "templates" / "kubernetes"
-    own.mkdir(parents=True)
     library = base64.b64encode(shift.library.read_bytes()).decode()
-    shipped = (FOLDER / "kubernetes" / "configmap.yaml.j2").read_text("utf-8")
-    (own / "configmap.yaml.j2").write_text(f"{shipped.rstrip()}\nbinaryData:\n  clock_shim.so: {library}\n")
-    env = {"LD_PRELOAD": "/mlbench/clock_shim.so", "CLOCK_SHIFT": str(60 * minutes), "CLOCK_SHIFT_WORKER": "1"}
+    shim = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"clock{abs(minutes)}{minutes > 0}".lower()}}
+    with runs.cluster.access.client() as api:
+        api.create(
+            collection_path("ConfigMap", runs.cluster.access.namespace),
+            {**shim, "binaryData": {"clock_shim.so": library}},
+        )
+    patch = {
+        "spec": {
+            "containers": [{"name": "main", "volumeMounts": [{"name": "shim", "mountPath": "/shim"}]}],
+            "volumes": [{"name": "shim", "configMap": shim["metadata"]}],
+        }
+    }
+    env = {"LD_PRELOAD": "/shim/clock_shim.so", "CLOCK_SHIFT": str(60 * minutes), "CLOCK_SHIFT_WORKER": "1"}
     say_time = f'date +%s >"$MLBENCH_OUTPUT_DIR/time"; {COUNT}'
-    options = {"env": env, "template_dir": str(tmp_path / "templates"), "collect": "all"}
+    options = {"env": env, "pod_patch": patch, "collect": "all"}
     spec = runs.cluster.spec("clock", "sh", "-c", say_time, options=options)
     run = store.record_run(spec)
     runs.started.append(run)

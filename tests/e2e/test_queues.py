@@ -123,7 +123,7 @@ def _when_served(api: Api, path: str, body: dict[str, Any]) -> None:
 
 
 def _spec(cluster: Cluster, name: str, seconds: float = 0.0) -> RunSpec:
-    options: dict[str, Any] = {"queue": QUEUE, "memory": "64Mi", "server_memory": "64Mi"}
+    options: dict[str, Any] = {"queue": QUEUE, "memory": "64Mi"}
     options |= {"spread": False, "share_nodes": True}  # or the server would need a third node for itself
     method = {**resolve("bsp-ps").to_dict(), "servers": "1"}
     words = ("python3", "-c", PROGRAM, f"{name}-servers-0.{name}", str(seconds))

@@ -42,7 +42,7 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
 
 def test_a_parameter_server_is_a_pod_of_its_own_with_resources_of_its_own(mlbench: Mlbench, tmp_path: Path) -> None:
     words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "wfbp-ps", "--servers", "1", "--no-spread"]
-    mlbench("run", "served", "2", *words, "--server-memory", "1Gi", "--yes")
+    mlbench("run", "served", "2", *words, "--memory", "1Gi", "--yes")
     status = mlbench.json("status", "served-2")
     assert status["outcome"] == "goal_reached"
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import templates
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, has_ended, main_status, terminated_state
 from mlbench_cli.kube.api import Api, ApiError
@@ -40,7 +39,7 @@ class Trouble:
     """`code` is what the finding is to be called, `known` whether the API shows what it is about.
 
     before     the same of what it is to be called earlier
-    template   text of the Job's template, and what takes its place
+    patch      as --pod-patch
     arrange    what must be so while the run is tried
     meanwhile  what is done to the run once all workers run
     """
@@ -50,7 +49,7 @@ class Trouble:
     known: Known
     changes: dict[str, Any] = field(default_factory=dict)
     before: tuple[tuple[str, Known], ...] = ()
-    template: tuple[str, str] | None = None
+    patch: Mapping[str, Any] | None = None
     arrange: Callable[[Api, str], AbstractContextManager[Any]] = lambda api, namespace: nullcontext()
     meanwhile: Callable[[Api, str, Run], None] | None = None
 
@@ -61,8 +60,8 @@ def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Obse
     cluster, changes = runs.cluster, dict(trouble.changes)
     stages = {**dict(trouble.before), trouble.code: trouble.known}
     told: dict[str, float] = {}
-    if trouble.template is not None:
-        changes["options"] = {**changes.get("options", {}), "template_dir": str(_template(folder, trouble.template))}
+    if trouble.patch is not None:
+        changes["options"] = {**changes.get("options", {}), "pod_patch": {"spec": trouble.patch}}
     with cluster.access.client() as api, trouble.arrange(api, cluster.access.namespace):
         engine, run = runs.start(cluster.spec(name, *trouble.argv, **changes), folder / "run")
         meanwhile = trouble.meanwhile
@@ -170,15 +169,6 @@ def job_failed(shown: Shown) -> bool:
 # --- what is done ---------------------------------------------------------------------------------------------------
 
 
-def _template(folder: Path, change: tuple[str, str]) -> Path:
-    text = (templates.FOLDER / "kubernetes/job.yaml.j2").read_text()
-    old, new = change
-    assert old in text
-    (folder / "templates/kubernetes").mkdir(parents=True)
-    (folder / "templates/kubernetes/job.yaml.j2").write_text(text.replace(old, new))
-    return folder / "templates"
-
-
 def _there(kind: str, body: dict[str, Any]) -> Callable[[Api, str], AbstractContextManager[Any]]:
     """An object of the namespace that is there meanwhile."""
 
@@ -242,7 +232,7 @@ def nodes_can_be_paused(api: Api) -> bool:
 EAT = "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))"
 SLEEP = ("sleep", "100")
 PULL = waits("ErrImagePull", "ImagePullBackOff")
-SMALL_TMP = ("- name: tmp\n        emptyDir: {}", "- name: tmp\n        emptyDir: {sizeLimit: 4Mi}")
+SMALL_TMP = {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "4Mi"}}]}
 TROUBLES: dict[str, Trouble] = {
     "cpu": Trouble("unschedulable", ("true",), unschedulable, {"cpus": 500.0}),
     "gpu": Trouble("unschedulable", ("true",), unschedulable, {"gpus_per_worker": 1, "device": "gpu"}),
@@ -251,11 +241,12 @@ TROUBLES: dict[str, Trouble] = {
     "image": Trouble("image_pull", ("true",), PULL, {"image": "nosuch.invalid/x:1"}),
     "image-absent": Trouble(
         "image_not_found", ("true",), waits("ErrImageNeverPull"), {"image": "nosuch.invalid/x:1"},
-        template=("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"),
+        patch={"containers": [{"name": "main", "imagePullPolicy": "Never"}]},
     ),
     "image-name": Trouble("image_name_invalid", ("true",), waits("InvalidImageName"), {"image": "A b:1"}),
     "secret": Trouble(
-        "config_error", ("true",), waits("CreateContainerConfigError"), {"options": {"env_secret": "nosuch"}}
+        "config_error", ("true",), waits("CreateContainerConfigError"),
+        patch={"containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "nosuch"}}]}]},
     ),
     "quota": Trouble(
         "quota_exceeded", ("true",), event("FailedCreate"),
@@ -268,13 +259,13 @@ TROUBLES: dict[str, Trouble] = {
             {"kind": "LimitRange", "spec": {"limits": [{"type": "Container", "max": {"memory": "10Mi"}}]}},
         ),
     ),
-    "host-network": Trouble("pod_security", ("true",), event("FailedCreate"), {"options": {"host_network": True}}),
+    "host-network": Trouble("pod_security", ("true",), event("FailedCreate"), patch={"hostNetwork": True}),
     "command": Trouble("command_not_found", ("no-such-command",), has_crashed),
     "memory": Trouble(
         "out_of_memory", ("python3", "-c", EAT), has_crashed, {"options": {"memory": "64Mi", "shm": "16Mi"}}
     ),
     "disk": Trouble(
-        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), is_evicted, template=SMALL_TMP
+        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), is_evicted, patch=SMALL_TMP
     ),
     "deadline": Trouble("deadline", SLEEP, has_crashed, {"timeout": 2.0}),
     "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), has_crashed),

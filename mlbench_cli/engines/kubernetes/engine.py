@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,6 @@ from mlbench_cli.engines.kubernetes.manifests import (
     ID_ANNOTATION,
     STOPPED_ANNOTATION,
     file_name,
-    has_chaos,
     has_keeper,
     job_name,
     manifests,
@@ -44,9 +43,6 @@ from mlbench_cli.engines.kubernetes.manifests import (
     servers_name,
     spec_of,
 )
-from mlbench_cli.engines.kubernetes.network.chaos import remove_chaos, require_chaos_mesh
-from mlbench_cli.engines.kubernetes.network.gate import OPEN, NetworkGate, read_state
-from mlbench_cli.engines.kubernetes.network.nodes import RunOnNode
 from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.pods import MANAGED_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched
@@ -79,21 +75,14 @@ OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 class KubernetesEngine:
     """Executes runs on the cluster that `access` reaches.
 
-    `run_on_node` runs scripts on its nodes, if they are containers of this machine. `report` gets the sentences for a
-    person who follows a log while the cluster is silent.
+    `report` gets the sentences for a person who follows a log while the cluster is silent.
     """
 
     dies_with_client = False
 
-    def __init__(
-        self,
-        access: Access,
-        run_on_node: RunOnNode | None = None,
-        report: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, access: Access, report: Callable[[str], None] | None = None) -> None:
         self._access = access
         self._report = report
-        self._run_on_node = run_on_node
         self._lock = threading.Lock()
         self._followings: dict[str, RunFollower] = {}
 
@@ -102,26 +91,11 @@ class KubernetesEngine:
         return Submission(spec, manifests(spec, self._access.namespace))
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Create the objects and release the Job; after an interruption, only what is missing.
-
-        Workers with a shaped network wait until a client has shaped it; with `detach`, this client does.
-        """
+        """Create the objects and release the Job; after an interruption, only what is missing."""
         save_manifests(run, submission)
         with self._access.client() as api:
             check_version(api)
-            if has_chaos(run.spec):
-                require_chaos_mesh(api, self._namespace(run))
             submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
-        if detach and run.spec.has_shaped_network:
-            self._await_network(run)
-
-    def _await_network(self, run: Run) -> None:
-        """Follow the run until its network is shaped, or it has ended."""
-        with self._access.client() as api, closing(self.watch(run)) as observations:
-            for _ in observations:  # the last one has `ended`
-                state = read_state(read_job(api, self._namespace(run), run.spec))
-                if state is not None and state["state"] == OPEN:
-                    return
 
     # --- look -----------------------------------------------------------------------------------------------------
 
@@ -154,13 +128,8 @@ class KubernetesEngine:
             yield observation
             if observation.ended:
                 return
-            gate = self._gate(run)
-            try:
-                with self._following(run) as following:
-                    yield from self._yield_observations(run, api, observer, following, gate, silence, observation)
-            finally:
-                if gate is not None:
-                    gate.close()
+            with self._following(run) as following:
+                yield from self._yield_observations(run, api, observer, following, silence, observation)
 
     def _look(self, run: Run, observer: RunObserver) -> Observation:
         pods = observer.pods()
@@ -182,28 +151,12 @@ class KubernetesEngine:
         silence.end()
         return observation
 
-    def _gate(self, run: Run) -> NetworkGate | None:
-        if not run.spec.has_shaped_network:
-            return None
-        documents = self.render(run.spec).documents
-        return NetworkGate(self._access, self._namespace(run), run, documents, self._run_on_node)
-
-    def _pass_gate(self, run: Run, api: Api, observer: RunObserver, gate: NetworkGate, pods: Mapping[int, Pod]) -> None:
-        """Continue shaping the run's network, and stop a run whose network is not available."""
-        if observer.job is None or is_over(observer.job) or is_stopped(observer.job):
-            return
-        gate.advance(observer.job, pods, time.time() + api.server_ahead)
-        if gate.is_refused:
-            self._stop(api, run, Ending.NEVER_STARTED)
-            observer.refresh(pods)
-
     def _yield_observations(
         self,
         run: Run,
         api: Api,
         observer: RunObserver,
         following: RunFollower,
-        gate: NetworkGate | None,
         silence: Silence,
         seen: Observation,
     ) -> Iterator[Observation]:
@@ -221,8 +174,6 @@ class KubernetesEngine:
                     probed |= observer.probe(pods, following.summaries() | probed)
                     next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
                     silence.end()
-                if gate is not None:
-                    self._pass_gate(run, api, observer, gate, pods)
                 summaries = probed | following.summaries()
                 is_news = last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT
                 if silence.is_broken and may_observe and is_news:
@@ -233,7 +184,6 @@ class KubernetesEngine:
                         observer.refresh(pods)  # the Job may have newer information
                         seen = self._observe(run, observer, pods, summaries, gaps)
                     if seen.ended:
-                        self._drop_chaos(api, run)
                         yield seen
                         return
                     used = time.thread_time() - used
@@ -308,7 +258,6 @@ class KubernetesEngine:
         seen = RunFolder(run.folder).read_observation()
         word = seen.ended if seen and seen.ended else "cancelled"
         with self._access.client() as api, self._following(run) as following:
-            self._drop_chaos(api, run)
             stop = partial(self._stop, api, run, word)
             keeper = self._keeper(api, run)
             return Results(self._access, api, self._namespace(run), run, following, keeper, stop).fetch()
@@ -367,7 +316,6 @@ class KubernetesEngine:
             if job is not None and not force:
                 _refuse_loss(run, job)
             self._let_go(api, namespace, run)
-            self._drop_chaos(api, run)
             _remove(api, namespace, run.spec)
         remove_folder(run.folder)
 
@@ -387,11 +335,6 @@ class KubernetesEngine:
 
     def _observer(self, api: Api, run: Run) -> RunObserver:
         return RunObserver(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
-
-    def _drop_chaos(self, api: Api, run: Run) -> None:
-        """Restore the network's own rate and delay."""
-        if has_chaos(run.spec):
-            remove_chaos(api, self._namespace(run), run.name)
 
     def _keeper(self, api: Api, run: Run) -> Keeper | None:
         if not has_keeper(run.spec):

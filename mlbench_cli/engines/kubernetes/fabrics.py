@@ -69,7 +69,7 @@ def choose_fabric(spec: RunSpec) -> PodFabric:
 
     Google's is only for several workers with whole machines: one alone communicates within its machine.
     """
-    if EFA in spec.kubernetes.devices:
+    if EFA in spec.kubernetes.pod_devices:
         return PodFabric(EFA_ENVIRONMENT, pins_memory=True)
     if spec.kubernetes.has_rdma_devices:
         return PodFabric(pins_memory=True)

@@ -3,9 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.environment import contract_environment, thread_variables
@@ -21,7 +20,6 @@ from mlbench_cli.engines.kubernetes.pods import (
     SERVER,
     WORKER,
     anti_affinity,
-    cpu_limit,
     list_tolerations,
     pod_security,
     resource_limits,
@@ -32,16 +30,7 @@ from mlbench_cli.engines.kubernetes.pods import (
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.model.network import (
-    HEADER_FACTOR,
-    MIN_BUCKET_BYTES,
-    QUEUE_SECONDS,
-    NetworkMethod,
-    NetworkShape,
-    parse_network,
-)
-from mlbench_cli.model.spec import MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
-from task_images import contract
+from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -49,7 +38,6 @@ STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word
 FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"
-NETWORK_ANNOTATION = "mlbench/network"  # on the Job: how far the network is that was asked for; see network/gate.py
 TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
 
 WORK_DIR = "/results"
@@ -61,22 +49,18 @@ MAX_BOOKED_SECONDS = 7 * 86400  # maximum duration of DWS flex-start machines
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 KEEPER_PORT = 29600
-PROBE_PORT = 29601
-# What the probe in the pods consists of: files of the tasks, which the pods see under the same path in /mlbench.
-PROBE_FILES = ("contract.py", "harness/network.py", "harness/network_probe.py")
 KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run that may wait in a queue
+KEEPER_DISK = "10Gi"
+KEEPER_CPUS = "2"  # a quota of CPU limits wants one of each pod
 KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, because the kubelet evicts pods that fill it
 
 # The ranks of a catalog task run the image's code, whatever its working directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper", "networkchaos")
+TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper")
 SERVERS = "servers"  # their Job is made from the workers' template
 KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-CHAOS = "NetworkChaos"
-MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
-MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
 
 # Nodes in use by a run are neither scaled down nor consolidated, by cluster-autoscaler and by Karpenter.
 SAFE_TO_EVICT = {
@@ -95,19 +79,12 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     import templates
 
     values = _values(spec, spec.kubernetes.namespace or namespace)
-    folder = Path(spec.kubernetes.template_dir) if spec.kubernetes.template_dir else None
     wanted = [(kind, values) for kind in TEMPLATES if _is_wanted(kind, spec)]
     if spec.servers:
         wanted.append(("job", {**values, **_server_values(spec, values)}))
-    try:
-        documents = tuple(
-            document
-            for kind, given in wanted
-            for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given, folder)
-        )
-    except templates.TemplateError as error:
-        raise UsageError(f"A template of the run's objects is invalid: {error}") from None
-    _refuse_doubles(documents)
+    documents = (
+        document for kind, given in wanted for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given)
+    )
     return tuple(_patch_pods(document, spec.kubernetes.pod_patch) for document in documents)
 
 
@@ -122,9 +99,23 @@ def _patch_pods(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str,
     if role_of(document) == KEEPER:
         spec = {key: value for key, value in patch.get("spec", {}).items() if key in OF_ALL_PODS}
         patch = {"metadata": patch.get("metadata", {}), "spec": spec}
+    elif role_of(document) == SERVER:  # has a worker's patch, but none of its devices
+        patch = {**patch, "spec": _without_devices(patch.get("spec", {}))}
     if document["kind"] == "PodTemplate":
         return {**document, "template": _merge(document["template"], patch)}
     return {**document, "spec": {**document["spec"], "template": _merge(document["spec"]["template"], patch)}}
+
+
+def _without_devices(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **spec,
+        "containers": [
+            {**item, "resources": {"limits": {key: limits[key] for key in ("cpu", "memory") if key in limits}}}
+            if (limits := (item.get("resources") or {}).get("limits") or {})
+            else item
+            for item in spec.get("containers", ())
+        ],
+    }
 
 
 def _merge(old: Any, new: Any) -> Any:
@@ -154,17 +145,6 @@ def _merge(old: Any, new: Any) -> Any:
     return merged_list
 
 
-def _refuse_doubles(documents: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError if two objects have the same name: a Job of one's own template that has no `job_name`."""
-    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
-    for kind, name in names:
-        if names.count((kind, name)) > 1:
-            raise UsageError(
-                f'The templates of the run\'s objects give two objects the name {kind} "{name}".',
-                hint="In your own job.yaml.j2: metadata.name is {{ job_name }}, subdomain is {{ name }}.",
-            )
-
-
 def _is_wanted(kind: str, spec: RunSpec) -> bool:
     options = spec.kubernetes
     # Kueue books machines itself, for the runs of its queues.
@@ -173,7 +153,6 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
         "networkpolicy": options.network_policy,
         "claim": choose_fabric(spec).claimed_cards > 0,
         "provisioning": options.provisioning_class is not None and options.queue is None,
-        "networkchaos": has_chaos(spec),
     }
     return optional.get(kind, True)
 
@@ -191,11 +170,6 @@ def spec_of(job: Mapping[str, Any]) -> RunSpec:
 def has_keeper(spec: RunSpec) -> bool:
     """Whether the run has a keeper, a pod that has its results after its workers have ended."""
     return spec.kubernetes.keep_seconds > 0
-
-
-def has_chaos(spec: RunSpec) -> bool:
-    """Whether Chaos Mesh shapes the run's network, with its own objects."""
-    return spec.has_shaped_network and spec.kubernetes.network_method == NetworkMethod.CHAOS_MESH
 
 
 def keeper_name(run_name: str) -> str:
@@ -227,8 +201,6 @@ def role_of(item: Mapping[str, Any]) -> str | None:
 
 def file_name(document: Mapping[str, Any]) -> str:
     """File name of a document in the archive's manifests/."""
-    if document["kind"] == CHAOS:  # of which there are several
-        return f"{CHAOS.lower()}-{document['spec']['action']}.yaml"
     names = {KEEPER: KEEPER, SERVER: SERVERS}
     return f"{names.get(role_of(document) or '', document['kind'].lower())}.yaml"
 
@@ -245,10 +217,9 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
-    hold = max(0, options.hold_seconds)
     # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds its
     # results. Each of them keeps its own deadline.
-    length = math.ceil(spec.timeout) + hold + DEADLINE_MARGIN
+    length = math.ceil(spec.timeout) + HOLD_SECONDS + DEADLINE_MARGIN
     deadline = options.start_timeout + length
     keep = max(0, options.keep_seconds)
     return {
@@ -266,7 +237,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
             **NO_MESH_ANNOTATIONS,
             **_booking(spec),
             **fabric.annotations,
-            **_bandwidth_annotations(spec),
         },
         "runtime_class": options.runtime_class,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
@@ -283,9 +253,8 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "booked_seconds": min(length + START_TIMEOUT, MAX_BOOKED_SECONDS),
         "ttl_seconds": max(TTL_SECONDS, keep + 86400),
         "grace_seconds": GRACE_SECONDS,
-        "host_network": options.host_network,
+        "host_network": options.uses_host_network,
         "pull_secret": options.pull_secret,
-        "env_secret": options.env_secret,
         "data_claim": options.data_claim,
         "data_dir": spec.data_dir,
         "node_selector": dict(options.node_selector),
@@ -298,8 +267,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "fabric_mounts": fabric.mounts,
         "claim": CLAIM if fabric.claimed_cards else None,
         "claimed_cards": fabric.claimed_cards,
-        "read_only_root": not options.writable_root,
-        "egress": options.egress,
         "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],
         "environment": _literals(_environment(spec, fabric, thread_variables(spec))),
@@ -312,68 +279,23 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
         "keeper_pod_labels": {**NO_MESH, **labels, ROLE_LABEL: KEEPER},
         "keeper_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
-        "keeper_limits": {**cpu_limit(spec), "memory": "512Mi", "ephemeral-storage": options.keep_storage},
+        "keeper_limits": {"cpu": KEEPER_CPUS, "memory": "512Mi", "ephemeral-storage": KEEPER_DISK},
         "keeper_port": KEEPER_PORT,
         "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
         "keeper_tolerations": [toleration(text) for text in options.tolerations],
-        "keeper_bytes": max(0, int(quantity(options.keep_storage)) - KEEPER_SPARE_BYTES),
+        "keeper_bytes": int(quantity(KEEPER_DISK)) - KEEPER_SPARE_BYTES,
         "keep_seconds": keep,
-        "keep_storage": options.keep_storage,
-        "probe_files": _read_probe(spec),
-        "chaos": _chaos(spec, deadline),
+        "keep_storage": KEEPER_DISK,
     }
-
-
-def _read_probe(spec: RunSpec) -> dict[str, dict[str, str]]:
-    """The files of the probe, by their keys in the ConfigMap: path below /mlbench, and text."""
-    if not spec.has_shaped_network:
-        return {}
-    folder = Path(contract.__file__).parent
-    return {
-        f"probe-{Path(name).name}": {
-            "path": f"task_images/{name}",
-            "text": (folder / name).read_text("utf-8"),
-        }
-        for name in PROBE_FILES
-    }
-
-
-def _bandwidth_annotations(spec: RunSpec) -> dict[str, str]:
-    """What asks the plugin "bandwidth" of the cluster's network for a rate: bits per second, each way."""
-    if not spec.has_shaped_network or spec.kubernetes.network_method != NetworkMethod.ANNOTATION:
-        return {}
-    rate = f"{HEADER_FACTOR * _shape(spec).rate:.0f}"
-    return {"kubernetes.io/ingress-bandwidth": rate, "kubernetes.io/egress-bandwidth": rate}
-
-
-def _chaos(spec: RunSpec, seconds: int) -> dict[str, object]:
-    """The figures of the objects of Chaos Mesh: rate in bits per second, sizes in bytes, latency in microseconds."""
-    if not has_chaos(spec):
-        return {}
-    shape = _shape(spec)
-    # Fewer than twice the bytes under way are lost at the queue: chaos-mesh/website#217.
-    queue = shape.rate / 8 * max(QUEUE_SECONDS, 2 * shape.delay)
-    return {
-        "rate": f"{HEADER_FACTOR * shape.rate:.0f}bit",
-        "limit": int(min(MAX_CHAOS_QUEUE, max(MIN_CHAOS_QUEUE, queue))),
-        "buffer": int(min(MAX_CHAOS_QUEUE, shape.bucket_bytes)),
-        "latency": f"{shape.delay * 1e6:.0f}us" if shape.delay else "",
-        "duration": f"{seconds}s",
-    }
-
-
-def _shape(spec: RunSpec) -> NetworkShape:
-    return parse_network(spec.network or "")
 
 
 def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object]:
     """Differences of the parameter servers' Job: they need no GPUs, network cards or data."""
-    options = spec.kubernetes
     server = replace(
         spec,
         processes_per_worker=1,
         gpus_per_worker=0,
-        kubernetes=replace(options, memory=options.server_memory or options.memory, devices={}),
+        kubernetes=replace(spec.kubernetes, devices={}),
     )
     labels = {**values["labels"], ROLE_LABEL: SERVER}
     return {
@@ -383,11 +305,7 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
         "job_labels": {**labels, **_queue_labels(spec)},
         "annotations": {},
         "worker_labels": {**NO_MESH, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
-        "worker_annotations": {
-            **SAFE_TO_EVICT,
-            **NO_MESH_ANNOTATIONS,
-            **_bandwidth_annotations(spec),
-        },
+        "worker_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
         "pods": spec.servers,
         "data_claim": None,
         "runtime_class": None,
@@ -443,22 +361,13 @@ def _check(spec: RunSpec) -> None:
         )
     quantities = (
         ("--memory", options.memory),
-        ("--server-memory", options.server_memory),
         ("--shm", options.shm),
-        ("--keep-storage", options.keep_storage),
     )
     for flag, amount in quantities:
         if amount is not None and not _QUANTITY.fullmatch(amount):
             raise UsageError(f'{flag} "{amount}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
-    if has_keeper(spec) and quantity(options.keep_storage) <= KEEPER_SPARE_BYTES:
-        raise UsageError(
-            f"--keep-storage {options.keep_storage}: it must be above {KEEPER_SPARE_BYTES >> 20} MiB.",
-            hint="For example --keep-storage 10Gi; --keep 0 disables the keeper.",
-        )
     if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
         raise UsageError(f"--keep: {options.keep_seconds} seconds; the maximum is 30 days.")
-    if not 0 <= options.run_as_user < 2**31:
-        raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to store in the cluster.")
     if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
@@ -492,24 +401,9 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         "MLBENCH_WORKERS": str(spec.workers),
         "MLBENCH_RUN_ON_ALL": "1" if spec.run_on_all else "0",
         "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
-        "MLBENCH_HOLD": str(max(0, options.hold_seconds)),
+        "MLBENCH_HOLD": str(HOLD_SECONDS),
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
         **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
-        **_network_environment(spec),
-    }
-
-
-def _network_environment(spec: RunSpec) -> dict[str, str]:
-    """Variables with which worker.sh waits for the shaped network and measures it with the other pods."""
-    if not spec.has_shaped_network:
-        return {}
-    may_burst = NetworkMethod(spec.kubernetes.network_method or NetworkMethod.NSENTER).may_burst
-    return {
-        "MLBENCH_NETWORK": str(spec.network),
-        "MLBENCH_NETWORK_GATE": "1",
-        "MLBENCH_PODS": str(spec.unit_count),
-        "MLBENCH_PROBE_PORT": str(PROBE_PORT),
-        "MLBENCH_PROBE_DRAIN": f"{_shape(spec).rate:.0f}" if may_burst else "0",
     }
 
 
@@ -521,7 +415,7 @@ def _nominal_fabric(spec: RunSpec) -> dict[str, str]:
 
 def _port(spec: RunSpec) -> int:
     """On the host's network two runs may meet on one node: there the port depends on the spec."""
-    return 20000 + int(spec.hash, 16) % 10000 if spec.kubernetes.host_network else PORT
+    return 20000 + int(spec.hash, 16) % 10000 if spec.kubernetes.uses_host_network else PORT
 
 
 def _literals(variables: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,6 @@ from mlbench_cli.engines.kubernetes.logs import (
     without_stamps,
 )
 from mlbench_cli.engines.kubernetes.manifests import holders
-from mlbench_cli.engines.kubernetes.network.gate import network_findings
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.topology import find_topology
@@ -168,7 +167,7 @@ class RunObserver:
         return Observation(
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
-            findings=(*network_findings(job), *self._confirm_lasting(found, now)),
+            findings=tuple(self._confirm_lasting(found, now)),
             ended=None if word is None else Ending(word),
             first_failed=None if first is None else self._ranks[first],
             topology={

@@ -18,6 +18,7 @@ NO_MESH_ANNOTATIONS = {"linkerd.io/inject": "disabled"}
 HOST = "kubernetes.io/hostname"
 NODE_LOSS_SECONDS = 30
 # Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
+USER = 10001
 CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
 _TOLERATION = re.compile(
     r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
@@ -33,20 +34,15 @@ def resource_requests(spec: RunSpec) -> dict[str, str]:
 
 
 def resource_limits(spec: RunSpec) -> dict[str, str]:
-    """Memory, GPUs and other devices of each worker; CPUs only if asked for: limits slow ranks down now and then."""
+    """Memory, GPUs and other devices of each worker, but no CPUs: their limits slow ranks down now and then."""
     gpus = {gpu_resource(spec): str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
     memory = {"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}
-    return {**cpu_limit(spec), **memory, **gpus, **spec.kubernetes.devices}
+    return {**memory, **gpus, **spec.kubernetes.devices}
 
 
 def gpu_resource(spec: RunSpec) -> str:
     """Kubernetes' name of the machines' GPUs."""
     return spec.kubernetes.gpu_resource or NVIDIA_GPU
-
-
-def cpu_limit(spec: RunSpec) -> dict[str, str]:
-    """The CPU limit of each pod, for namespaces that require one; empty without."""
-    return {"cpu": str(spec.kubernetes.cpu_limit)} if spec.kubernetes.cpu_limit else {}
 
 
 def serves_beside(spec: RunSpec) -> bool:
@@ -81,9 +77,7 @@ def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, obje
 
 def pod_security(spec: RunSpec) -> dict[str, object]:
     """The security context of all pods of a run, as the standard "restricted" wants it."""
-    user = spec.kubernetes.run_as_user
-    if spec.kubernetes.assigned_user:  # OpenShift rejects pods that name one outside of the namespace's range
-        return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    user = 0 if spec.kubernetes.runs_as_root else USER
     return {
         "runAsNonRoot": user != 0,
         "runAsUser": user,

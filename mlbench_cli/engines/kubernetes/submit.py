@@ -10,7 +10,6 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
-    CHAOS,
     HASH_LABEL,
     TOKEN_ANNOTATION,
     job_name,
@@ -76,8 +75,7 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
     if not is_unreleased(job) and not job["spec"].get("suspend"):
         return job
     for document in documents[1:]:
-        if document["kind"] != CHAOS:  # these choose among the pods that run when they are created
-            create_owned(api, document, job)
+        create_owned(api, document, job)
     if not is_unreleased(job):
         return job  # its queue releases it, and the servers' Job
     for document in documents[1:]:

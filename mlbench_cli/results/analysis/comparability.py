@@ -49,9 +49,7 @@ NEUTRAL = {
     "kubernetes.pull_secret": "a credential",
     "kubernetes.queue": "who decides when the run starts",
     "kubernetes.start_timeout": "a deadline",
-    "kubernetes.hold_seconds": "after the run",
     "kubernetes.keep_seconds": "after the run",
-    "kubernetes.keep_storage": "after the run",
     "kubernetes.collect": "after the run",
     "kubernetes.registry": "where the image comes from; its digest is a fact",
     "kubernetes.provisioning_class": "how machines are booked",
@@ -61,7 +59,7 @@ _OWN_FACTS = frozenset(
     (
         *("task", "backend", "device", "preset", "cluster_kind", "processes_per_worker", "gpus_per_worker"),
         *("cpus", "image", "argv", "functional_only", "parameters", "network", "method"),
-        *("kubernetes", "kubernetes.network_method"),
+        "kubernetes",
     )
 )
 # The text of a setting is left out where the spec has its default; a list and a tuple are the same.
@@ -237,9 +235,8 @@ def _shorten(text: str) -> str:
 
 
 def _network(spec: Mapping[str, Any]) -> str:
-    """The network that was asked for, and on a cluster who shaped it; empty if none was."""
-    method = _mapping(spec.get("kubernetes")).get("network_method")
-    return f"{spec.get('network') or ''}{f' by {method}' if method else ''}"
+    """The network that was asked for; empty if none was."""
+    return str(spec.get("network") or "")
 
 
 def find_network_difference(a: Archive, b: Archive) -> Difference | None:

@@ -304,7 +304,7 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
             "memlock_low",
             f"{len(low)} of {len(limits)} ranks may lock {min(low.values()) / 2**20:.4g} MiB of memory. RDMA network "
             "cards need at least 1 GiB; otherwise NCCL fails to register memory or falls back to TCP.",
-            hint="Run with --run-as-user 0, or raise LimitMEMLOCK of containerd on the nodes.",
+            hint="Run as root (the default with such cards), or raise LimitMEMLOCK of containerd on the nodes.",
             evidence={"memlock_bytes": {str(rank): limit for rank, limit in sorted(low.items())[:16]}},
         )
     ]

@@ -147,9 +147,8 @@ def test_what_a_catalog_task_would_mount_or_import_is_agreed_to(
 
 def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
     rights: dict[str, Any] = {
-        "namespace": "kube-system", "env": {"LD_PRELOAD": "x"}, "env_secret": "keys", "data_claim": "disk",
-        "template_dir": str(folder), "host_network": True, "run_as_user": 0, "writable_root": True, "registry": "evil",
-        "devices": {"a/b": "1"}, "pod_patch": {"metadata": {"labels": {"a": "b"}}},
+        "namespace": "kube-system", "env": {"LD_PRELOAD": "x"}, "data_claim": "disk",
+        "registry": "evil", "devices": {"a/b": "1"}, "pod_patch": {"metadata": {"labels": {"a": "b"}}},
         "network_policy": False, "pull_secret": "pull",
     }  # fmt: skip
     spec = RunSpec(
@@ -158,7 +157,6 @@ def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
     )  # fmt: skip
     choices = dict(repetition._authors_choices(spec, Cluster("lab", "kind")))
     assert choices.keys() == {"command", "image", *rights}
-    assert choices["run_as_user"] == "0"
 
 
 def test_every_field_of_a_spec_is_classified() -> None:

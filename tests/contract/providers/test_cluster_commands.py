@@ -392,7 +392,7 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 0, result.err
     assert "up to 8 GPUs each" in result.err
-    assert "rdma/hca; request them with --device" in result.err
+    assert "rdma/hca. mlbench run --pod-patch FILE requests them" in result.err
     details = Store().cluster("fleet").details
     assert (details["gpus_per_node"], details["gpu"]) == (8, "NVIDIA-H100-80GB-HBM3")
     assert details["version"] == "v1.34+.1"
@@ -456,8 +456,6 @@ def test_without_the_right_to_network_policies_runs_do_without(mlbench: Any, api
     words = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
     kinds = [item["kind"] for item in mlbench(*words).json["submissions"][0]["documents"]]
     assert "NetworkPolicy" not in kinds
-    kinds = [item["kind"] for item in mlbench(*words, "--network-policy").json["submissions"][0]["documents"]]
-    assert "NetworkPolicy" in kinds
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:

@@ -85,13 +85,13 @@ ELSEWHERE = {
         "contract/test_images.py",
         "test_images_for_a_cloud_are_built_for_its_workers",
     ),
-    "attached cluster with `--device rdma/…`": (
+    "attached cluster with RDMA cards in `--pod-patch`": (
         "contract/engines/kubernetes/test_locked_memory.py",
         "test_pods_with_rdma_cards_lock_64_mib_and_those_of_another_user_do_not",
     ),
     "attached OpenShift": (
-        "unit/engines/kubernetes/test_manifests.py",
-        "test_a_cluster_that_assigns_users_gets_pods_that_name_none",
+        "contract/engines/kubernetes/test_pod_patch.py",
+        "test_a_patch_is_merged_into_the_pods",
     ),
     "attached with Kueue": (
         "contract/engines/kubernetes/test_engine.py",

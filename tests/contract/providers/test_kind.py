@@ -384,27 +384,6 @@ def test_known_complaints_have_hints(world: World) -> None:
     assert "max_user_instances" in (error.hint or "")
 
 
-def test_scripts_run_on_the_nodes_of_the_cluster_and_no_others(world: World) -> None:
-    cluster = _make(_cluster())
-    node = f"{cluster.name}-worker"
-    provider = KindProvider()
-    assert provider.run_on_node(cluster, node, 'echo "$# $2"', ["a b", "$(c)"]).split() == ["2", "$(c)"]
-    with pytest.raises(CapacityError, match=f"on the node {node}, no netem here"):
-        provider.run_on_node(cluster, node, "echo no netem here >&2; exit 1", [])
-    with pytest.raises(NotFoundError, match="no node other-worker"):
-        provider.run_on_node(cluster, "other-worker", "true", [])
-
-
-def test_the_script_that_shapes_links_says_what_a_node_lacks(world: World) -> None:
-    """Here: a node without containerd's ctr, so without the container that is looked for."""
-    import templates
-
-    cluster = _make(_cluster())
-    script = (templates.FOLDER / "kubernetes" / "shape.sh").read_text()
-    with pytest.raises(CapacityError, match="the node has no container abc"):
-        KindProvider().run_on_node(cluster, f"{cluster.name}-worker", script, ["abc", "1000000", "0", "3000", "9000"])
-
-
 def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, command: Callable[..., Any]) -> None:
     store = Store()
     cluster = replace(_make(_cluster()), state="creating")

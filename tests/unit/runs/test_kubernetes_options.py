@@ -30,10 +30,6 @@ def resolve(details: dict[str, Any] | None = None, **options: Any) -> Kubernetes
         ({}, {"vpc.amazonaws.com/efa": "4"}),
         ({"spread": True}, {"vpc.amazonaws.com/efa": "4"}),
         ({"spread": False}, {}),  # workers that share a machine cannot each have all its cards
-        ({"device": {"vpc.amazonaws.com/efa": "2"}}, {"vpc.amazonaws.com/efa": "2"}),
-        ({"device": {"vpc.amazonaws.com/efa": "0"}}, {}),
-        ({"device": {"rdma/hca": "1"}}, {"vpc.amazonaws.com/efa": "4", "rdma/hca": "1"}),
-        ({"device": {"rdma/hca": "1"}, "spread": False}, {"rdma/hca": "1"}),
     ],
 )
 def test_a_worker_gets_the_devices_of_its_machine(options: dict[str, Any], devices: dict[str, str]) -> None:
@@ -44,7 +40,6 @@ def test_a_worker_gets_the_devices_of_its_machine(options: dict[str, Any], devic
     ("options", "fabric"),
     [
         ({}, {"setup": "gib", "name": "RoCE"}),
-        ({"host_network": True}, {"name": "RoCE"}),
         ({"spread": False}, {"name": "RoCE"}),
     ],
 )
@@ -57,37 +52,12 @@ def test_a_fast_network_is_set_up_only_for_pods_that_have_a_machine_and_a_networ
 
 
 @pytest.mark.parametrize(
-    ("details", "options", "user"),
-    [
-        ({}, {}, 10001),
-        ({}, {"run_as_user": "0"}, 0),
-        ({}, {"run_as_user": "2147483647"}, 2147483647),
-        ({}, {"device": {"rdma/hca": "1"}}, 0),
-        ({}, {"device": {"hugepages-2Mi": "5Gi"}}, 10001),
-        ({}, {"device": {"rdma/hca": "1"}, "run_as_user": "1000"}, 1000),
-        ({"fabric": {"setup": "gib"}}, {}, 0),
-        ({"fabric": {"setup": "gib"}}, {"host_network": True}, 10001),
-        ({"fabric": {"name": "EFA"}}, {}, 10001),
-        ({}, {"run_as_user": "none"}, 10001),
-    ],
-)
-def test_ranks_are_root_only_if_asked_or_for_network_cards_that_lock_memory(
-    details: dict[str, Any], options: dict[str, Any], user: int
-) -> None:
-    found = resolve(details, **options)
-    assert found.run_as_user == user
-    assert found.assigned_user is (options.get("run_as_user") == "none")
-
-
-@pytest.mark.parametrize(
     "options",
     [
-        {"cpu_limit": 1},
         {"queue": "a" * 63},
         {"namespace": "a"},
         {"memory": "1.5Gi"},
         {"shm": "512M"},
-        {"toleration": ("gpu:NoExecute", "gpu=:PreferNoSchedule", "example.com/gpu")},
         {"env": {"_A1": "1", "RANKS": "1"}},
     ],
 )

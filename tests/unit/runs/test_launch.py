@@ -195,23 +195,18 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
         namespace="team",
         memory="8Gi",
         node_selector={"disk": "ssd"},
-        toleration=("gpu=yes:NoSchedule", "spot"),
-        hold="30m",
         collect="all",
         env={"LEVEL": "info"},
-        template_dir=str(tmp_path),
         spread=False,
         registry="ghcr.io/me/",
-        env_secret="token",
         data_claim="sets",
     )
     options = spec.kubernetes
     assert (spec.engine, spec.cluster, spec.image) == ("kubernetes", "far", "me/train:1")
-    assert (options.namespace, options.memory, options.shm, options.hold_seconds) == ("team", "8Gi", "1Gi", 1800)
-    assert (options.tolerations, options.env) == (("gpu=yes:NoSchedule", "spot"), {"LEVEL": "info"})
+    assert (options.namespace, options.memory, options.shm) == ("team", "8Gi", "1Gi")
+    assert options.env == {"LEVEL": "info"}
     assert (options.collect, options.spread, options.registry) == ("all", False, "ghcr.io/me")
-    assert options.template_dir == str(tmp_path)
-    assert (options.env_secret, options.data_claim, spec.data_dir) == ("token", "sets", "/data")
+    assert (options.data_claim, spec.data_dir) == ("sets", "/data")
 
 
 def test_the_image_of_a_task() -> None:
@@ -332,21 +327,16 @@ def test_faults_in_pods_are_refused() -> None:
     ("changes", "words"),
     [
         ({"image": None}, "--image is missing"),
-        ({"network_method": "annotation"}, "needs --network"),
         ({"memory": "8GB"}, "not a Kubernetes quantity"),
         ({"shm": "lots"}, "not a Kubernetes quantity"),
         ({"namespace": "Team"}, "not a Kubernetes name"),
-        ({"hold": "-5m"}, "is not a duration"),
+        ({"start_timeout": "-5m"}, "is not a duration"),
         ({"collect": "some"}, "neither rank0 nor all"),
-        ({"toleration": ("gpu:NoScedule",)}, 'Did you mean "NoSchedule"?'),
-        ({"toleration": ("=x",)}, "not of the form"),
         ({"node_selector": {"a key": "x"}}, "not a valid label key"),
         ({"env": {"1A": "x"}}, "not the name of a variable"),
         ({"env": {"RANK": "0"}}, "set by mlbench itself"),
         ({"env": {"MLBENCH_GOAL": "0"}}, "set by mlbench itself"),
         ({"env": {"HF_TOKEN": "x"}}, "looks like a secret"),
-        ({"template_dir": "/no/such/folder"}, "does not exist"),
-        ({"env_secret": "My Token"}, "not a Kubernetes name"),
         ({"data_claim": "a/b"}, "not a Kubernetes name"),
         ({"data_claim": "sets", "data_dir": "data"}, "cannot be a data folder"),
         ({"data_claim": "sets", "data_dir": "/dev/shm"}, "cannot be a data folder"),
@@ -442,9 +432,9 @@ def test_a_run_moves_to_another_cluster_as_if_it_had_been_asked_for_there() -> N
 
 
 def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
-    rights: dict[str, Any] = {"host_network": True, "env": {"A": "b"}, "pull_secret": "pull", "image": None}
+    rights: dict[str, Any] = {"env": {"A": "b"}, "pull_secret": "pull", "image": None}
     spec = one(DIGITS, REMOTE, **rights)
-    assert spec.kubernetes.host_network
+    assert spec.kubernetes.env
     assert move(spec, Cluster("other", "kind"), None) == replace(one(DIGITS, REMOTE), cluster="other")
 
 
@@ -452,7 +442,7 @@ def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
     ("asked", "cluster", "words"),
     [
         (replace(DIGITS, network="1gbit"), Cluster("h", "hosts"), "--network"),
-        (replace(DIGITS, network="model:1gbit"), REMOTE, "modeled networks are only for local runs"),
+        (replace(DIGITS, network="model:1gbit"), REMOTE, "this machine only"),
     ],
 )
 def test_a_run_that_a_cluster_cannot_repeat_does_not_move(asked: Request, cluster: Cluster, words: str) -> None:

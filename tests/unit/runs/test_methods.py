@@ -99,14 +99,6 @@ def test_servers_on_a_cluster_are_units_after_the_workers() -> None:
     assert [found.unit_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 3]
 
 
-def test_servers_take_part_in_runs_on_gpus_and_have_resources_of_their_own() -> None:
-    far = Cluster("far", "kind")
-    found = spec(cluster=far, method="wfbp-ps", gpu=True, gpus_per_worker=1, server_memory="4Gi")
-    assert (found.servers, found.kubernetes.server_memory) == (1, "4Gi")
-    with pytest.raises(UsageError, match="--server-memory: the run has no parameter servers"):
-        spec(cluster=far, server_memory="4Gi")
-
-
 def test_shards_on_gpus_are_refused_with_gloo() -> None:
     with pytest.raises(UsageError, match="gloo cannot do on GPUs") as error:
         spec(cluster=Cluster("far", "kind"), method="fsdp2", gpu=True, gpus_per_worker=1, backend="gloo")

@@ -100,12 +100,12 @@ def test_the_equivalent_command() -> None:
         gpu=False,
         set={"a": [1, 2]},
         env={"LEVEL": "x y"},
-        toleration=("spot",),
+        node_selector={"pool": "spot"},
     )
     words = shlex.split(equivalent_command(request))
     assert words[:4] == ["mlbench", "run", "run", "2"]
     assert words[words.index("--command") + 1] == request.command
-    assert {"--light", "--no-gpu", "a=1,2", "LEVEL=x y", "spot"} <= set(words)
+    assert {"--light", "--no-gpu", "a=1,2", "LEVEL=x y", "pool=spot"} <= set(words)
 
 
 # --- values of files, flags and matrices -----------------------------------------------------------------------------

@@ -35,6 +35,8 @@ MAX_RESTARTS = 3  # of a container that the task waits for, after which it will 
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
 
+CPU_LIMIT_HINT = "--pod-patch FILE with   spec: {containers: [{name: main, resources: {limits: {cpu: N}}}]}"
+
 
 def not_created(facts: Facts) -> list[Finding]:
     """Pods that the Job controller does not create, or may not."""
@@ -54,7 +56,7 @@ def not_created(facts: Facts) -> list[Finding]:
             Finding(
                 "quota_exceeded",
                 f"The namespace's quota does not allow the pods: {message}",
-                hint="--cpu-limit N" if _lacks_cpu_limit(message) else "kubectl describe resourcequota",
+                hint=CPU_LIMIT_HINT if _lacks_cpu_limit(message) else "kubectl describe resourcequota",
                 retryable=True,
                 permanent="must specify" in message,
                 evidence=proof,
@@ -105,9 +107,15 @@ def _lacks_cpu_limit(message: str) -> bool:
 def _refusal(message: str) -> tuple[str, str | None]:
     """Code and hint for a refused pod; no hint if it is not known whether the trouble passes."""
     if "violates PodSecurity" in message:
-        return "pod_security", "The namespace forbids such pods: remove --host-network, or use another namespace."
+        return (
+            "pod_security",
+            "The namespace forbids such pods: check --pod-patch, or use another namespace.",
+        )
     if "security context constraint" in message:
-        return "security_context", "OpenShift assigns users to pods: --run-as-user none"
+        return "security_context", (
+            "OpenShift assigns users to pods. --pod-patch FILE with   spec: {securityContext: {runAsUser: null, "
+            "runAsGroup: null, fsGroup: null}}"
+        )
     if "autogke" in message or "warden" in message:
         return (
             "admission_denied",

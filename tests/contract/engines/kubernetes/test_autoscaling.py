@@ -163,7 +163,7 @@ UNSCHEDULABLE = {
 
 def follow(server: KubeApi, folder: Path, case: Case, node_after: float | None) -> tuple[FinishedRun, Autoscaler]:
     """Submit a run whose workers need 8 CPUs each and follow it to its end."""
-    options = KubernetesOptions(keep_seconds=0, hold_seconds=0, provisioning_class=BOOKING if case.booked else None)
+    options = KubernetesOptions(keep_seconds=0, provisioning_class=BOOKING if case.booked else None)
     spec = a_run(folder, kubernetes=options, cpus=8.0, argv=("true",)).spec
     with closing(Store(folder)) as store:
         run = store.record_run(spec)

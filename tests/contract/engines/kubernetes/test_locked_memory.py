@@ -5,9 +5,11 @@ The process gets what a container runtime gives: the user and the capabilities o
 added capability is in the bounding set only (NVIDIA/nvidia-container-toolkit#2037 measured it on Kubernetes 1.36).
 """
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,17 +30,13 @@ print(ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 64 << 20), lockable_byte
 """
 
 
-def pod_of(*, device: dict[str, str], user: int | None = None) -> dict[str, Any]:
+def pod_of(folder: Path, device: dict[str, str], user: int | None = None) -> dict[str, Any]:
     cluster = Cluster("c", "attached", details={"gpus_per_node": 8, "registry": "ghcr.io/me"})
-    request = Request(
-        name="r",
-        workers=(2,),
-        task="allreduce",
-        gpu=True,
-        device=device,
-        run_as_user=None if user is None else str(user),
-    )
-    (spec,) = resolve(request, cluster)
+    security = {} if user is None else {"securityContext": {"runAsUser": user, "runAsGroup": user}}
+    patch = {"spec": {**security, "containers": [{"name": "main", "resources": {"limits": device}}]}}
+    (folder / "patch.yaml").write_text(json.dumps(patch))
+    path = str(folder / "patch.yaml")
+    (spec,) = resolve(Request(name="r", workers=(2,), task="allreduce", gpu=True, pod_patch=path), cluster)
     pod: dict[str, Any] = manifests(spec, "default")[0]["spec"]["template"]["spec"]
     return pod
 
@@ -62,14 +60,16 @@ def lock_memory(pod: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     "device", [{"vpc.amazonaws.com/efa": "4"}, {"rdma/ib": "1"}, {"rdma/hca_shared_devices_a": "1"}]
 )
-def test_pods_with_rdma_cards_lock_64_mib_and_those_of_another_user_do_not(device: dict[str, str]) -> None:
-    assert lock_memory(pod_of(device=device)) == ["0", "unlimited"]
-    other = pod_of(device=device, user=10001)
+def test_pods_with_rdma_cards_lock_64_mib_and_those_of_another_user_do_not(
+    device: dict[str, str], tmp_path: Path
+) -> None:
+    assert lock_memory(pod_of(tmp_path, device)) == ["0", "unlimited"]
+    other = pod_of(tmp_path, device, user=10001)
     assert other["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert lock_memory(other) == ["-1", str(MEMLOCK)]
 
 
-def test_pods_without_such_cards_stay_ordinary_users() -> None:
-    pod = pod_of(device={"hugepages-2Mi": "1Gi"})
+def test_pods_without_such_cards_stay_ordinary_users(tmp_path: Path) -> None:
+    pod = pod_of(tmp_path, {"hugepages-2Mi": "1Gi"})
     assert pod["securityContext"]["runAsUser"] == 10001
     assert "add" not in pod["containers"][0]["securityContext"]["capabilities"]

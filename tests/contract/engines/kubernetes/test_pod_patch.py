@@ -1,5 +1,6 @@
 """--pod-patch: what a site wants of pods, merged into the rendered Jobs; what mlbench relies on cannot be changed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ spec:
   containers:
   - name: main
     env: [{name: NCCL_DEBUG, value: INFO}, {name: HOME, value: /work}]
-    resources: {limits: {rdma/ib: 1}}
+    resources: {limits: {cpu: 4, example.org/card: 1}}
+    securityContext: {readOnlyRootFilesystem: false}
+    envFrom: [{secretRef: {name: keys}}]
     volumeMounts: [{mountPath: /scratch, name: scratch}]
   - {name: sidecar, image: "example.org/daemon:1"}
   volumes: [{name: scratch, emptyDir: {}}]
@@ -56,7 +59,10 @@ def test_a_patch_is_merged_into_the_pods(tmp_path: Path) -> None:
     variables = [(item["name"], item.get("value")) for item in main["env"]]
     assert ("NCCL_DEBUG", "INFO") in variables
     assert [value for name, value in variables if name == "HOME"] == ["/work"]
-    assert main["resources"]["limits"]["rdma/ib"] == 1
+    assert main["resources"]["limits"] == {"cpu": 4, "example.org/card": 1}
+    assert main["securityContext"]["readOnlyRootFilesystem"] is False
+    assert main["securityContext"]["allowPrivilegeEscalation"] is False
+    assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert main["command"] == ["sh", "/mlbench/worker.sh"]
     assert {"/scratch", "/results"} <= {item["mountPath"] for item in main["volumeMounts"]}
     assert sidecar["name"] == "sidecar"
@@ -68,6 +74,25 @@ def test_a_patch_is_merged_into_the_pods(tmp_path: Path) -> None:
     assert [item["name"] for item in keeper["spec"]["containers"]] == ["main"]
     assert RunSpec.from_dict(spec.to_dict()) == spec
     assert spec.hash != a_run(tmp_path).spec.hash
+
+
+def test_servers_get_the_patch_without_the_devices(tmp_path: Path) -> None:
+    spec = replace(patched(tmp_path, PATCH), method={"name": "ps", "servers": "1"})
+    jobs = {item["metadata"]["name"]: item for item in manifests(spec, "d") if item["kind"] == "Job"}
+    pod = jobs["r-2-servers"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"cpu": 4}
+    assert pod["priorityClassName"] == "high"
+
+
+def test_a_patch_puts_pods_on_the_network_of_their_nodes(tmp_path: Path) -> None:
+    """There, two runs may meet on one node, so each has a port of its own, and the keeper lets nodes in."""
+    spec = patched(tmp_path, "spec: {hostNetwork: true, dnsPolicy: ClusterFirstWithHostNet}")
+    job, *others = manifests(spec, "d")
+    assert job["spec"]["template"]["spec"]["hostNetwork"] is True
+    environment = {item["name"]: item.get("value") for item in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert environment["MASTER_PORT"] != "29500"
+    (policy,) = [item for item in others if item["kind"] == "NetworkPolicy"]
+    assert {"ports": [{"protocol": "TCP", "port": 29600}]} in policy["spec"]["ingress"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +107,7 @@ def test_a_patch_is_merged_into_the_pods(tmp_path: Path) -> None:
         ("spec: {restartPolicy: Always}", "own"),
         ("spec: {containers: [{name: main, command: [sh]}]}", "own"),
         ("spec: {containers: [{image: x}]}", "each with its name"),
+        ("spec: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: 8}}}]}", "--gpus-per-worker"),
         ("spec: {containers: [{name: main, env: [{name: RANK, value: '1'}]}]}", "RANK"),
         ("spec: {containers: [{name: main, env: [{name: API_TOKEN, value: 'x'}]}]}", "secret"),
     ],

@@ -56,12 +56,9 @@ FULL = a_spec(
         tolerations=("dedicated=bench:NoSchedule", "spot"),
         pull_secret="login",
         queue="batch",
-        hold_seconds=60,
         collect="all",
         env={"LEVEL": "debug $(date)", "RANK": "99", "MLBENCH_RUN_ID": "other"},
-        env_secret="token",
         data_claim="datasets",
-        host_network=True,
         spread=False,
         devices={"vpc.amazonaws.com/efa": "4"},
     ),
@@ -142,7 +139,7 @@ def test_the_keeper_is_a_small_pod_with_the_workers_image_that_has_no_rights() -
 
 
 def test_the_keepers_time_is_limited_by_the_cluster() -> None:
-    spec = a_spec(timeout=600.0, kubernetes=KubernetesOptions(keep_seconds=1000, hold_seconds=100))
+    spec = a_spec(timeout=600.0, kubernetes=KubernetesOptions(keep_seconds=1000))
     job, keeper = manifests(spec, "default")[0]["spec"], keeper_of(spec)["spec"]
     assert keeper["activeDeadlineSeconds"] == job["activeDeadlineSeconds"] + 1000
     assert job["ttlSecondsAfterFinished"] > 1000
@@ -175,24 +172,6 @@ def test_workers_keep_off_nodes_that_they_would_share() -> None:
     # The keeper bears the run's label, too, and must not keep a worker from its node.
     assert own["labelSelector"] == {"matchLabels": {**workers, "mlbench/run": "demo-2"}}
     assert terms(spread=False, share_nodes=True) == []
-
-
-def test_who_may_connect_to_the_outside() -> None:
-    def policy(**options: Any) -> Object:
-        found: Object = manifests(a_spec(kubernetes=KubernetesOptions(**options)), "default")[3]["spec"]
-        return found
-
-    assert policy()["egress"] == [{}]
-    closed = policy(egress=False)["egress"]
-    assert [list(rule) for rule in closed] == [["to"], ["ports"]]
-    assert policy()["ingress"] == policy(egress=False)["ingress"]
-
-
-def test_images_that_need_another_user_or_a_writable_root_can_have_them() -> None:
-    pod = pod_of(a_spec(kubernetes=KubernetesOptions(run_as_user=0, writable_root=True)))
-    assert pod["securityContext"]["runAsNonRoot"] is False
-    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]) == (0, 0)
-    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is False
 
 
 def test_what_kubernetes_would_replace_stays_as_it_was_written() -> None:
@@ -263,30 +242,13 @@ def test_who_holds() -> None:
     assert holders(a_spec(kubernetes=every, run_on_all=False)) == (0,)
 
 
-def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "kubernetes").mkdir()
-    (tmp_path / "kubernetes/service.yaml.j2").write_text("kind: Service\nmetadata: {name: {{ name | tojson }}}\n")
-    spec = a_spec(kubernetes=KubernetesOptions(template_dir=str(tmp_path)))
-    assert manifests(spec, "default")[2] == {"kind": "Service", "metadata": {"name": "demo-2"}}
-    (tmp_path / "kubernetes/service.yaml.j2").write_text("{{ nothing }}")
-    with pytest.raises(UsageError, match=r"service\.yaml\.j2.*nothing"):
-        manifests(spec, "default")
-    (tmp_path / "kubernetes/service.yaml.j2").write_text("a: [")
-    with pytest.raises(UsageError, match="not valid YAML"):
-        manifests(spec, "default")
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"image": None}, "no container image"),
         ({"kubernetes": KubernetesOptions(memory="much")}, "--memory"),
         ({"kubernetes": KubernetesOptions(shm="1 Gi")}, "--shm"),
-        ({"kubernetes": KubernetesOptions(server_memory="2 GB")}, "--server-memory"),
-        ({"kubernetes": KubernetesOptions(keep_storage="10 GB")}, "--keep-storage"),
-        ({"kubernetes": KubernetesOptions(keep_storage="64Mi")}, "--keep-storage 64Mi: it must be above 64 MiB"),
         ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the maximum is 30 days"),
-        ({"kubernetes": KubernetesOptions(run_as_user=-1)}, "--run-as-user"),
         ({"kubernetes": KubernetesOptions(tolerations=("a:b:c",))}, "toleration"),
         ({"kubernetes": KubernetesOptions(collect="some")}, "neither rank0 nor all"),
         ({"argv": ("x" * 300_000,)}, "too long"),
@@ -372,13 +334,6 @@ def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
     assert variables_of(servers["containers"][0])["OMP_NUM_THREADS"] == "7"  # what the user says goes first
 
 
-def test_a_parameter_server_can_have_resources_of_its_own() -> None:
-    options = KubernetesOptions(memory="8Gi", server_memory="2Gi")
-    workers, servers = containers_of(a_served_spec(cpus=8.0, kubernetes=options))
-    assert servers["resources"] == {"requests": {"cpu": "8", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
-    assert (variables_of(workers)["OMP_NUM_THREADS"], variables_of(servers)["OMP_NUM_THREADS"]) == ("4", "8")
-
-
 def test_parameter_servers_prove_by_their_jobs_annotation_that_they_are_of_the_run() -> None:
     """The keeper asks for the uid of the run's Job; the label that workers have it from names the servers' own Job."""
     for container, path in zip(
@@ -410,16 +365,6 @@ def test_machines_are_booked_for_servers_that_need_nodes_of_their_own() -> None:
         assert booking["spec"]["podSets"][0]["count"] == count
 
 
-def test_a_template_of_ones_own_that_names_both_jobs_alike_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "kubernetes"
-    folder.mkdir()
-    built_in = (templates.FOLDER / "kubernetes" / "job.yaml.j2").read_text()
-    (folder / "job.yaml.j2").write_text(built_in.replace("job_name", "name"))
-    with pytest.raises(UsageError, match='two objects the name Job "demo-2"') as error:
-        manifests(a_served_spec(kubernetes=KubernetesOptions(template_dir=str(tmp_path))), "default")
-    assert "{{ job_name }}" in (error.value.hint or "")
-
-
 # --- what real clusters ask for ---------------------------------------------------------------------------------------
 
 
@@ -429,27 +374,6 @@ def jobs_of(spec: RunSpec) -> dict[str, Object]:
 
 def with_servers(**options: Any) -> RunSpec:
     return a_spec(method={"name": "ps", "servers": "2"}, kubernetes=KubernetesOptions(**options))
-
-
-def test_a_namespace_that_demands_cpu_limits_gets_them_on_every_pod() -> None:
-    for job in jobs_of(with_servers(cpu_limit=3)).values():
-        (container,) = job["spec"]["template"]["spec"]["containers"]
-        assert container["resources"]["limits"]["cpu"] == "3"
-    for job in jobs_of(with_servers()).values():
-        (container,) = job["spec"]["template"]["spec"]["containers"]
-        assert "cpu" not in container["resources"]["limits"]
-
-
-def test_a_cluster_that_assigns_users_gets_pods_that_name_none() -> None:
-    for job in jobs_of(with_servers(assigned_user=True)).values():
-        security = job["spec"]["template"]["spec"]["securityContext"]
-        assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-
-
-def test_specs_with_numbers_of_cpus_are_read_again() -> None:
-    spec = with_servers(cpu_limit=3, assigned_user=True)
-    assert RunSpec.from_dict(spec.to_dict()) == spec
-    assert not {"cpu_limit", "assigned_user"} & set(with_servers().to_dict()["kubernetes"])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ def a_spec(gpus: int = 0, cpus: float | None = None, **options: Any) -> RunSpec:
         (a_spec(), {"cpu": "500m", "memory": "512Mi"}, {}),
         (a_spec(cpus=4.0), {"cpu": "4", "memory": "512Mi"}, {}),
         (a_spec(cpus=0.5, memory="8Gi"), {"cpu": "0.5", "memory": "8Gi"}, {"memory": "8Gi"}),
-        (a_spec(cpu_limit=3), {"cpu": "500m", "memory": "512Mi"}, {"cpu": "3"}),
         (
             a_spec(gpus=8, devices={"rdma/hca": "1"}, gpu_resource="amd.com/gpu"),
             {"cpu": "500m", "memory": "512Mi"},

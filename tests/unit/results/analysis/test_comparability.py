@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.model.methods import method_phrase
-from mlbench_cli.model.network import NetworkMethod
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.analysis.comparability import NEUTRAL, ComparisonKey, key_of
 from mlbench_cli.results.archive.reader import Archive
@@ -34,7 +33,6 @@ _TAKEN: dict[str, Any] = {
     "device": "gpu",
     "goal": "light",
     "network": "1gbit",
-    "kubernetes.network_method": str(next(iter(NetworkMethod))),
     "method": resolve("eftopk").to_dict(),
 }
 

@@ -159,11 +159,10 @@ def test_the_framework_is_that_of_the_first_rank(sealed: Path, rank: dict[str, A
     [
         ({}, ""),
         ({"network": "1gbit"}, "1gbit"),
-        ({"network": "1gbit", "kubernetes": {"network_method": "tc"}}, "1gbit by tc"),
         ({"kubernetes": "malformed"}, ""),
     ],
 )
-def test_a_network_is_what_was_asked_for_and_who_shaped_it(sealed: Path, spec: dict[str, Any], network: str) -> None:
+def test_a_network_is_what_was_asked_for(sealed: Path, spec: dict[str, Any], network: str) -> None:
     assert key_with(sealed, spec=spec).network == network
 
 

@@ -46,7 +46,7 @@ class Recorder:
         **spec: Any,
     ) -> None:
         """Submit a run with the given changes, and write down Job, pods, events and nodes when `until` says so."""
-        options = {"kubernetes": KubernetesOptions(hold_seconds=0)}
+        options = {"kubernetes": KubernetesOptions()}
         fields = {"argv": WAIT, "workers": 2, "image": self.image, **options, **spec}
         run = RunSpec(
             name=name.replace("_", "-"),
@@ -206,7 +206,9 @@ def main(image: str, names: list[str]) -> None:
 
     def pod_security() -> None:
         label("restricted")
-        recorder.record("pod_security", is_refused, kubernetes=KubernetesOptions(host_network=True))
+        recorder.record(
+            "pod_security", is_refused, kubernetes=KubernetesOptions(pod_patch={"spec": {"hostNetwork": True}})
+        )
         label("privileged")
 
     def quota(name: str, hard: Mapping[str, str]) -> None:
@@ -258,7 +260,6 @@ def main(image: str, names: list[str]) -> None:
         "deadline": lambda: recorder.record(
             "deadline",
             has_failed,
-            kubernetes=KubernetesOptions(hold_seconds=0),
             timeout=1.0,
             seconds=240,
             argv=WAIT,
