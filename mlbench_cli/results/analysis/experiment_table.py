@@ -20,6 +20,7 @@ from mlbench_cli.results.analysis.numbers import (
 )
 from mlbench_cli.results.analysis.rates import PublishedSeries
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.analysis.throughput import throughput_of
 from mlbench_cli.util.csv_text import format_csv
 
 METHOD = "method"
@@ -140,15 +141,8 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
         if not is_finite_number(found):
             return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it did not report {metric}"})
         return Sample(run, settings, workers, float(found), metric, **facts)
-    details = result.get("details") or {}
-    rates = _rates_of(details.get("throughput_protocol"))
-    if rates:
-        unit = f"{details['throughput_protocol'].get('unit', 'samples')}/s"
-        return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, **facts)
-    throughput = details.get("throughput")
-    rate = throughput.get("samples_per_second") if isinstance(throughput, dict) else None
-    if is_finite_number(rate):
-        return Sample(run, settings, workers, float(rate), "samples/s", **facts)
+    if (rate := throughput_of(result)) is not None:
+        return Sample(run, settings, workers, rate[0], f"{rate[1]}/s", **facts)
     return _seconds_sample(run, settings, workers, result, facts)
 
 
@@ -166,13 +160,6 @@ def _sent_bytes(result: JsonObject) -> float | None:
     counts = communication if isinstance(communication, Mapping) else {}
     sent = counts.get("wire_bytes", counts.get("bytes"))
     return float(sent) if is_finite_number(sent) else None
-
-
-def _rates_of(protocol: object) -> tuple[float, ...]:
-    rates = protocol.get("rates") if isinstance(protocol, dict) else None
-    if not isinstance(rates, list) or not all(is_finite_number(rate) for rate in rates):
-        return ()
-    return tuple(float(rate) for rate in rates)
 
 
 def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:

@@ -15,6 +15,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.analysis.throughput import throughput_of
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv
@@ -248,8 +249,8 @@ def measure(archive: Archive) -> Measurement:
     seconds = _bound(max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0)
     parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
     whole_run = bool(key.measure)
-    training = seconds - parts.get("validation", 0.0)
-    goal, samples = result["goal"], result["samples"]
+    rate = None if whole_run else throughput_of(result)
+    goal = result["goal"]
     value = None if not goal else goal["value"] if goal["last"] is None else goal["last"]
     network: Mapping[str, Any] = result.get("network") or {}
     apart = network.get("networks") not in (None, 1)
@@ -263,7 +264,7 @@ def measure(archive: Archive) -> Measurement:
         key,
         conditions_of(archive),
         value=None if value is None else _bound(value),
-        throughput=_bound(samples / training) if samples and not whole_run and training > 0 else None,
+        throughput=None if rate is None else _bound(rate[0]),
         goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
         round_trip=network["rtt_seconds"] if apart else None,
         compiling=_read_compiling(result, seconds),

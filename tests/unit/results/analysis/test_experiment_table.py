@@ -95,7 +95,7 @@ def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
     cases: list[tuple[JsonObject, str | None, float, str]] = [
         ({"metrics": {"x": 5.0}}, "x", 5.0, "x"),
         ({"details": {"throughput_protocol": protocol}}, None, 2.0, "tokens/s"),
-        ({"details": {"throughput": {"samples_per_second": 4.0}}}, None, 4.0, "samples/s"),
+        ({"samples": 28, "task_seconds": {"wall": 7.0}}, None, 4.0, "samples/s"),
         ({}, None, 7.0, "seconds"),
         ({"details": {"throughput_protocol": protocol}}, "seconds", 7.0, "seconds"),
         ({"goal": {"metric": "Prec@1", "last": 92.5, "reached": False}}, "goal", 92.5, "Prec@1"),

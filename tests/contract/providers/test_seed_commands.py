@@ -1,0 +1,79 @@
+"""The ten commands of MLBench's documentation, as they are typed there: on stand-ins of kind, and on this machine."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.kind_tools import World
+
+TEN = (
+    *("charts", "create-cluster", "delete", "delete-cluster", "download"),
+    *("get-dashboard-url", "list-clusters", "run", "set-cluster", "status"),
+)
+Shell = Callable[..., str]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, world: World) -> Shell:
+    """Types a command line in an empty home; returns what it prints on both streams."""
+    home = {"MLBENCH_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+
+    def type_in(line: str, code: int = 0) -> str:
+        words = line.split()
+        assert words.pop(0) == "mlbench"
+        done = subprocess.run(
+            [sys.executable, "-m", "mlbench_cli", *words],
+            cwd=tmp_path,
+            env={**os.environ, **home},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return type_in
+
+
+def test_the_first_page_of_help_has_the_ten_commands(shell: Shell) -> None:
+    page = shell("mlbench --help")
+    listed = re.findall(r"^  ([a-z-]+)  ", page.split("\n\n")[2], re.MULTILINE)
+    assert sorted(listed) == list(TEN)
+    assert max(len(line) for line in page.splitlines()) <= 80
+
+
+def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
+    shell("mlbench create-cluster kind 3 my-cluster --yes")
+    assert re.search(r"^my-cluster-3 \*", shell("mlbench list-clusters"), re.MULTILINE)
+    shell("mlbench set-cluster local")
+    assert not re.search(r"^my-cluster-3 \*", shell("mlbench list-clusters"), re.MULTILINE)
+    shell("mlbench set-cluster kind my-cluster-3")
+    assert re.search(r"^my-cluster-3 \*", shell("mlbench list-clusters"), re.MULTILINE)
+    assert "no resources remain" in shell("mlbench delete-cluster kind my-cluster-3 --yes")
+    assert "my-cluster-3" not in shell("mlbench list-clusters")
+    # The clouds' names of 2020 are known, too; without their packages or credentials a plan can be shown all the same.
+    assert "my-cluster-3" in shell("mlbench create-cluster gcloud 3 my-cluster --dry-run")
+
+
+def test_runs_of_several_sizes_are_followed_downloaded_charted_and_deleted(shell: Shell, tmp_path: Path) -> None:
+    shell("mlbench run my-run 1 2 --task digits_resnet --preset tiny --set goal_full=20 --yes")
+    listed = shell("mlbench status")
+    assert all(re.search(rf"^{name}\b", listed, re.MULTILINE) for name in ("my-run-1", "my-run-2"))
+    shown = shell("mlbench status my-run-2")
+    assert "val_global_loss" in shown
+    assert "val_global_Prec@1" in shown
+    shell("mlbench download my-run-2")
+    with zipfile.ZipFile(tmp_path / "results.zip") as archive:
+        assert re.match(r"20% Top 1 Validation Accuracy reached in", archive.read("official_result.txt").decode())
+    shell("mlbench charts figures --yes")
+    assert len(list((tmp_path / "figures").glob("*.png"))) >= 3
+    shell("mlbench delete my-run-2 --yes")
+    assert "my-run-2" not in shell("mlbench status")
+    assert "mlbench serve" in shell("mlbench get-dashboard-url", code=4)
