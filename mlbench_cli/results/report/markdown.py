@@ -12,7 +12,8 @@ from mlbench_cli.results.report.model import Report, ReportTable, Section
 
 MAX_BYTES = 60_000  # GitHub's limit for a comment is 65,536
 MAX_FIGURE_ROWS = 24
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~@!])")
+# With brackets escaped, parentheses and "!" are plain text; "_" inside a word is, too.
+_SPECIAL = re.compile(r"([\\`*{}\[\]#|~@]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 _CUT = "\n\n*The rest is in the HTML report.*\n"
 
 
