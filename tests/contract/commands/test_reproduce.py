@@ -120,9 +120,13 @@ def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.Monke
 def test_a_plan_is_printed_and_nothing_run(folder: Path, capsys: Captured) -> None:
     archive = strangers_archive(folder, **digits(seed=7))
     sealed = write_side(folder / "a", GOOD)
+    failed = sealed_run(folder / "b", "failed", **digits())
     assert run(["reproduce", sealed[0], "--dry-run"]) == 2  # a task that nobody knows
-    assert run(["reproduce", archive, "--dry-run"]) == 2
+    assert run(["reproduce", str(failed), "--dry-run"]) == 2
     assert "it has no result to reproduce" in capsys.readouterr().err
+    assert run(["reproduce", archive, "--repeat", "2", "--dry-run", "-o", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [(each["name"], each["seed"]) for each in plan["runs"]] == [("x-repro-1-r1", 7), ("x-repro-1-r2", 8)]
     assert not Store().runs()
 
 
