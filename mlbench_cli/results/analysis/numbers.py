@@ -22,6 +22,7 @@ CLOSE = 1.1  # factors below are told in percent
 MIN_RUNS = 3  # for an interval that says more than the range
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_EXPONENT = 1e15  # from here on
 _PERCENT = re.compile(r"(Prec@\d+|accuracy)$")
 _PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -264,6 +265,6 @@ def _scale_of_seconds(seconds: float) -> tuple[float, str | None]:
 
 def _with_prefix(value: float) -> str:
     for size, name in _PREFIXES:
-        if abs(value) >= 0.9995 * size:
+        if 0.9995 * size <= abs(value) < _EXPONENT:
             return f"{significant(value / size)}{name}"
     return significant(value)

@@ -21,8 +21,8 @@ def official_line(result: Mapping[str, Any]) -> str | None:
     "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
     Seconds are rank 0's wall clock from the first training step to the goal, including validation and waiting for data;
     in parentheses the sum over its training steps only, which MLBench 3 reported. Parts that are 0 are omitted. For a
-    run with a time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...". Also None if
-    findings remove the line (`doubts`).
+    run with a time budget: "81.25% Top 1 Validation Accuracy after 7204.125 seconds (budget 7200, then the last
+    validation), ...". Also None if findings remove the line (`doubts`).
     """
     goal, parts = result["goal"], _parts(result)
     if result.get("doubts"):

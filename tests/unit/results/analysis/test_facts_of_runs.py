@@ -128,8 +128,8 @@ def test_an_image_is_known_by_its_digests(
     ("provenance", "code"),
     [
         ({"code": {"digest": "0123456789abcdefXYZ"}}, "0123456789abcdef"),
-        ({"source": {"commit": "0123456789abcdef"}}, "0123456789ab"),
-        ({"source": {"commit": "0123456789abcdef", "modified": True}}, "0123456789ab (modified)"),
+        ({"source": {"commit": "0123456789abcdef"}}, "commit 0123456789ab"),
+        ({"source": {"commit": "0123456789abcdef", "modified": True}}, "commit 0123456789ab, modified"),
         ({"source": {"modified": True}}, None),
         ({"code": {"digest": "abc"}, "source": {"commit": "def"}}, "abc"),
         ("malformed", None),

@@ -59,7 +59,7 @@ def test_a_spent_budget_counts_by_what_it_ended_with(tmp_path: Path) -> None:
     assert goal_of(result)["reached"]
     assert goal_of(result)["seconds"] == {"wall": 20.5, "training": 18.25}
     assert str(result["official_line"]).startswith(
-        "81.25% Top 1 Validation Accuracy after 60.000 seconds (budget 60), Com"
+        "81.25% Top 1 Validation Accuracy after 60.000 seconds (budget 60, then the last validation), Com"
     )
     assert archive.read("official_result.txt").decode() == official_text(result)
 

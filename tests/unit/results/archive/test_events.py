@@ -28,7 +28,7 @@ METRIC: dict[str, Any] = {"rank": 1, "time": START, "name": "loss", "value": 0.5
         ({"value": "-inf"}, True),
         ({"value": "many"}, False),
         ({"value": None}, False),
-        ({"value": math.inf}, False),
+        ({"value": math.inf}, True),
         ({"value": True}, False),
         ({"name": ""}, False),
         ({"name": 5}, False),

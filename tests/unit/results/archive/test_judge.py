@@ -249,7 +249,7 @@ def test_every_field_of_a_result() -> None:
         ],
         "details": BUDGET["details"],
         "price": {"per_hour": 3600.0, "currency": "USD", "amount": 9.0},
-        "official_line": "81.5% Top 1 Validation Accuracy after 7.500 seconds (budget 6)",
+        "official_line": "81.5% Top 1 Validation Accuracy after 7.500 seconds (budget 6, then the last validation)",
     }
     assert {**judgement.result, "division": None, "conditions": None} == {
         **expected,
