@@ -119,8 +119,7 @@ class Stack(Resource):
             offered = zones_for(self.aws, self.machine_types, self.zone)
             zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
         parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
-        parameters |= {"ClusterName": self.cluster.name, "Subnets": ",".join(subnets.values())}
-        parameters["Boundary"] = self.boundary or ""
+        parameters |= {"Subnets": ",".join(subnets.values()), "Boundary": self.boundary or ""}
         parameters |= {"PrivateMachines": "yes" if self.private else "no", "Moving": "yes" if self.zones else "no"}
         self.aws.call(
             "cloudformation",

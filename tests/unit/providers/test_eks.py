@@ -163,7 +163,7 @@ def test_what_a_cluster_consists_of() -> None:
     assert plain.count("node group") == 2
     assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin", "GPU probe"]
     more = [kind for kind in fast if kind not in gpu]
-    assert more == ["placement group", "launch template", "EFA device plugin", "network topology"]
+    assert more == ["placement group", "launch template", "EFA device plugin"]
 
 
 def test_every_resource_stands_behind_what_it_needs() -> None:

@@ -34,7 +34,7 @@ FAR = Cluster(
 CLUSTERS = {"local": LOCAL, "far": FAR}
 EMPTY = Experiment("e", "demo", "2026-01-01T00:00:00.000Z", {})
 
-COMMAND: dict[str, Any] = {"command": "true"}
+COMMAND: dict[str, Any] = {"command": "printenv MLBENCH_PARAMETERS"}
 DIGITS: dict[str, Any] = {"task": "digits_resnet", "preset": "tiny"}
 CIFAR: dict[str, Any] = {"task": "cifar10_resnet20", "set": {"data": "synthetic"}}
 ON_GPUS: dict[str, Any] = {**COMMAND, "gpu": True}

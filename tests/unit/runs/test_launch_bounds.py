@@ -157,7 +157,7 @@ def test_the_image_of_a_task_where_ranks_have_one(
     ],
 )
 def test_parameters_of_a_command_are_json_where_they_can_be(text: Any, value: Any) -> None:
-    assert one(set={"x": text}).parameters == {"x": value}
+    assert one(command="printenv MLBENCH_PARAMETERS", set={"x": text}).parameters == {"x": value}
 
 
 # --- names, sizes and prices -----------------------------------------------------------------------------------------

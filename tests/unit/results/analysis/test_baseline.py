@@ -134,5 +134,5 @@ def test_a_check_is_a_metric_and_a_factor(text: str, wanted: Wanted) -> None:
 
 @pytest.mark.parametrize("text", ["", "=1.1", "seconds=", "seconds=x", "seconds=0.99", "seconds=1e6", "seconds=nan"])
 def test_a_check_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--check .*factor"):
+    with pytest.raises(UsageError, match=r"--check .*factor"):
         Wanted.parse(text)
