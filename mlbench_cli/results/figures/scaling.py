@@ -32,7 +32,7 @@ _WORKERS = "workers"
 
 @dataclass(frozen=True)
 class Job:
-    """Groups of runs of the same job, which share figures. `prices` are US dollars by run, if known.
+    """Groups of runs of the same job, which share figures. `prices` are US dollars by archive, if known.
     `published` adds the published curves of MLBench 3."""
 
     name: str
@@ -353,7 +353,7 @@ def _share(job: Job, key: str) -> Figure | None:
 
 def _cost(job: Job, key: str) -> Figure | None:
     def cost(group: Group, point: Point) -> Estimate | None:
-        known = [job.prices[run.name] for run in point.good if run.name in job.prices]
+        known = [job.prices[run.source] for run in point.good if run.source in job.prices]
         return estimate(known) if known and len(known) == len(point.good) else None
 
     lines = _collect_lines(job, cost)

@@ -105,7 +105,7 @@ def _prices(runs: Sequence[RunData]) -> dict[str, float]:
     for run in runs:
         amount = (run.archive.result["price"] or {}).get("amount")
         if isinstance(amount, int | float):
-            found[run.name] = float(amount)
+            found[str(run.archive.path)] = float(amount)
     return found
 
 
@@ -531,7 +531,6 @@ def _run_section(runs: Sequence[RunData]) -> Section:
         *("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "id"),
         *("energy", "per sample", "per token", "energy by"),
     )
-    energies = {run.name: find_energy(run.archive) for run in runs}
     rows = tuple(
         (
             run.name,
@@ -544,7 +543,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
             ", ".join(label.replace("_", "-") for label in conditions_of(run.archive).labels) or NO_VALUE,
             str(run.archive.result["division"].get("word") or "none"),
             str(run.archive.run["id"]),
-            *_energy_cells(energies[run.name]),
+            *_energy_cells(find_energy(run.archive)),
         )
         for run in runs
     )

@@ -114,8 +114,8 @@ def judge(job: Job, runs: Sequence[RunData]) -> Verdict | None:
     found = sorted(by_size[max(sizes)], key=lambda place: place.point.seconds.mean)
     base = min(found, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
     other = found[0] if found[0] is not base else found[1]
-    archives = {run.name: run.archive for run in runs}
-    sides = [[archives[run.name] for run in place.point.good if run.name in archives] for place in (base, other)]
+    archives = {str(run.archive.path): run.archive for run in runs}  # names of runs repeat across stores
+    sides = [[archives[run.source] for run in place.point.good if run.source in archives] for place in (base, other)]
     found_apart = compare(sides[0], sides[1])
     rows = found_apart.seconds
     ratio = next((rows[name].ratio for name in TIMES if name in rows and rows[name].ratio), None)

@@ -136,8 +136,7 @@ def test_one_point_is_a_sentence_and_no_figure(archives: Callable[..., list[Arch
 
 
 def test_methods_are_compared_in_the_title_only_with_enough_runs(archives: Callable[..., list[Archive]]) -> None:
-    method = {"method": {"name": "fusion"}}
-    few = collect([*archives(), *archives(**method)])
+    few = collect([*archives(), *archives(method={"name": "fusion"})])  # other runs of the same names
     assert any("Too few runs to tell" in text for text in few.headline)
 
 
