@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, TaskFailedError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.checks import Check
@@ -54,12 +54,16 @@ class Checklist:
             return question()
         except MlbenchError as error:
             state = "missing" if optional else "failed"
-            yield Check(self.label(what), state, error.message, error.hint, error.exit_code)
+            yield Check(self.label(what), state, error.message, error.hint, 0 if optional else error.exit_code)
         return None
 
-    def result(self, what: str, found: str, hint: str | None = None, *, missing: bool = False) -> Check:
-        """A line of the report: "ok", or "missing" for something that is only needed for a part of the work."""
-        return Check(self.label(what), "missing" if missing else "ok", found, hint)
+    def result(
+        self, what: str, found: str, hint: str | None = None, *, missing: bool = False, optional: bool = False
+    ) -> Check:
+        """A line of the report: "ok" or "missing". What is `optional`, such as a quota for one kind of GPU, leaves
+        the exit code as it is."""
+        code = 0 if optional or not missing else TaskFailedError.exit_code
+        return Check(self.label(what), "missing" if missing else "ok", found, hint, code)
 
     def rights(self, denied: Sequence[str], granted: str, lacking: str) -> Check:
         """The line about rights: `granted` if none is denied, else those that are, after the words `lacking`."""
@@ -92,7 +96,7 @@ def check_program(checklist: Checklist, name: str, use: str) -> Check:
 
     path = shutil.which(name)
     found, hint = (path, None) if path else ("not on PATH", f"Not needed by mlbench; {use}.")
-    return checklist.result(name, found, hint, missing=path is None)
+    return checklist.result(name, found, hint, missing=path is None, optional=True)
 
 
 def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
@@ -117,7 +121,9 @@ def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[C
         return
     known = found.count_prices(region)
     hint = f"Other prices are unknown; your price table: {user_price_file()}"
-    yield checklist.result("prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1)
+    yield checklist.result(
+        "prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1, optional=True
+    )
 
 
 def check_clusters(checklist: Checklist, question: Callable[[], list[Cluster]]) -> Iterator[Check]:

@@ -264,7 +264,7 @@ def _find_signer(archive: Archive, signers: Path, workspace: Workspace) -> Signe
 def _was_started_here(run_id: str, spec: RunSpec, store: Store) -> bool:
     """Whether this store recorded an experiment with exactly this run: its owner chose the program, or agreed to it.
 
-    Runs that `mlbench discover` found have no experiment here.
+    Runs that `mlbench status --refresh` found have no experiment here.
     """
     row = store.find_run(run_id)
     return (

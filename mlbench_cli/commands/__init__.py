@@ -25,7 +25,6 @@ PANELS: dict[str, dict[str, Command]] = {
         "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end, then exit with its exit code"),
         "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep partial results"),
         "delete": Command("mlbench_cli.commands.delete", "delete", "Delete a run and its results"),
-        "discover": Command("mlbench_cli.commands.discover", "discover", "Find runs that another machine started"),
     },
     "Results": {
         "report": Command("mlbench_cli.commands.report", "report", "Write a report about runs (HTML, Markdown)"),

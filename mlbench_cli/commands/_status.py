@@ -159,7 +159,7 @@ def _explain_empty_store(client: Client) -> None:
     if folders := client.list_unknown_folders():
         console.note(
             f"The store has no runs, but {folders[0].parent} contains {len(folders)} sealed run "
-            f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench discover local"
+            f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench status --refresh"
         )
         return
     console.note("No runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")

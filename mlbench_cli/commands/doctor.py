@@ -50,7 +50,8 @@ def doctor(
 ) -> int:
     """Check this machine for what runs need, or check a cloud: credentials, permissions, quotas and versions.
 
-    It changes nothing. The exit code is 0, or that of the first failed check.
+    It changes nothing. The exit code is that of the first failed check, else 7 if something is missing in a cloud
+    (but for quotas of single kinds of GPU and programs), else 0.
     """
     if providers:
         from providers.doctor import run_checks
@@ -71,6 +72,12 @@ def doctor(
         console.note("".join(f"\n{hint}" for hint in hints))
         if not providers:
             console.note("\nMore checks: mlbench doctor gke|eks|aks|slurm|hosts")
+    codes = [check.exit_code for state in ("failed", "missing") for check in checks if check.state == state]
+    return next((code for code in codes if code), 0) if providers else _first_failed(checks)
+
+
+def _first_failed(checks: list[Check]) -> int:
+    """On this machine, what is missing is needed by some runs only."""
     return next((check.exit_code for check in checks if check.state == "failed"), 0)
 
 

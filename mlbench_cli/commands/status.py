@@ -9,7 +9,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_runs
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model.run import DAMAGED, Outcome, RunState
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN
 from mlbench_cli.util.durations import parse_since
@@ -38,6 +38,9 @@ def status(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the evidence behind each finding")] = False,
     stacks: Annotated[
         bool, typer.Option("--stacks", help="show where the threads of each rank are, for a run on this machine")
+    ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="first look for runs that other machines started on the known clusters")
     ] = False,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=0, help="show the newest N runs that match; 0: all")
@@ -74,6 +77,8 @@ def status(
             hint="mlbench status --state running",
         )
     client = Client(notice=console.note)
+    if refresh:
+        _find_others_runs(client)
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster
 
@@ -87,6 +92,19 @@ def status(
     if cloud:
         raise UsageError("--cloud requires --cluster.", hint="mlbench status --cluster NAME --cloud")
     show_runs(client, names, choice, metric=metric, watch=watch, verbose=verbose, output=output)
+
+
+def _find_others_runs(client: Client) -> None:
+    """Record the runs that are on the clusters, or in folders, and not in the store."""
+    for cluster in client.store.clusters():
+        try:
+            found = client.discover(cluster.name)
+        except MlbenchError as error:
+            console.warn(f"{cluster.name}: {error.message}")
+            continue
+        for run in found:
+            if run.problem:
+                console.warn(f"{run.name}: {run.problem}")
 
 
 def _show_stacks(client: Client, names: list[str], output: Format) -> None:

@@ -35,7 +35,7 @@ class Discovered:
     problem: str | None = None
 
     def to_dict(self) -> JsonObject:
-        """The run as `mlbench discover -o json` prints it."""
+        """The run as JSON values."""
         return asdict(self)
 
 

@@ -480,7 +480,7 @@ class Store:
         if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StoreError(
                 f"The store {self._path} is damaged: {error}.",
-                hint=f"Move {self._path}* to another folder, then record the sealed runs again: mlbench discover local",
+                hint=f"Move {self._path}* to another folder, then record sealed runs again: mlbench status --refresh",
             )
         return StoreError(
             f"The store {self._path} cannot be used: {error}.",

@@ -42,6 +42,7 @@ OPTIONS = {
 COMMANDS = {
     "plan": "mlbench predict RUN --workers 2,4,8 --on MACHINE",
     "campaign": "mlbench run -f FILE",
+    "discover": "mlbench status --refresh",
     "extend": "Repeat mlbench create-cluster with another --ttl.",
     "pins": "mlbench doctor says which support ends soon.",
     "prices": "mlbench create-cluster CLOUD N NAME --dry-run",

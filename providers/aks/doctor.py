@@ -99,7 +99,7 @@ def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
             continue
         left = int(quota["limit"]) - int(quota["currentValue"])
         found = f"{left} of {quota['limit']} vCPUs left"
-        yield checklist.result(f"quota {name}", found, f"Request more at {QUOTAS}", missing=left <= 0)
+        yield checklist.result(f"quota {name}", found, f"Request more at {QUOTAS}", missing=left <= 0, optional=True)
 
 
 def list_denied(wanted: Sequence[str], granted: Sequence[Message]) -> list[str]:

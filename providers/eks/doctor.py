@@ -99,7 +99,9 @@ def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check
     )
     if denied is None:
         return
-    hint = f"The policy to ask an administrator for: {policy_file('eks')}"
+    hint, partition = f"The policy to ask an administrator for: {policy_file('eks')}", caller.split(":")[1]
+    if partition != "aws":
+        hint += f", with arn:{partition}: in place of arn:aws:"
     count = len({action for statement in statements for action in _simulated_actions(statement)})
     found = f"IAM would deny {', '.join(sorted(denied))}" if denied else f"IAM allows all {count} actions"
     yield checklist.result("rights", found, hint if denied else None, missing=bool(denied))
@@ -206,4 +208,6 @@ def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
         )
         if answer := (yield from checklist.ask(f"quota {name}", question, optional=True)):
             value = answer["Quota"]["Value"]
-            yield checklist.result(f"quota {name}", f"{value:g} in all ({code})", MORE_QUOTA, missing=value <= 0)
+            yield checklist.result(
+                f"quota {name}", f"{value:g} in all ({code})", MORE_QUOTA, missing=value <= 0, optional=True
+            )

@@ -76,7 +76,7 @@ def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
         "roles/container.defaultNodeServiceAccount   or --service-account of another; --registry auto lets it pull"
     )
     found = f"{account} has {', '.join(enough)}" if enough else f"{account} has no node role"
-    yield checklist.result("default node account", found, None if enough else hint, missing=not enough)
+    yield checklist.result("default node account", found, None if enough else hint, missing=not enough, optional=True)
 
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
@@ -118,7 +118,9 @@ def _quotas(checklist: Checklist, project: str, quotas: dict[str, Any]) -> Itera
             continue
         left = quotas[name]["limit"] - quotas[name]["usage"]
         hint = f"Ask for more at {api.QUOTAS}{project}"
-        yield checklist.result(f"quota {name}", f"{left:g} of {quotas[name]['limit']:g} left", hint, missing=left <= 0)
+        yield checklist.result(
+            f"quota {name}", f"{left:g} of {quotas[name]['limit']:g} left", hint, missing=left <= 0, optional=True
+        )
     if not gpus:
         hint = f"A request for GPUs may still fail: {api.QUOTAS}{project}"
         yield checklist.result("quota of GPUs", "the project has none", hint, missing=True)

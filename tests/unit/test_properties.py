@@ -137,7 +137,6 @@ requests = st.builds(
     **{item.name: st.none() | st.integers(-1, 70) for item in OPTIONS if item.metadata["kind"] == "integer"},
     node_selector=st.dictionaries(texts, texts, max_size=2),
     env=st.dictionaries(texts | st.just("LEVEL"), texts, max_size=2),
-    toleration=st.lists(texts | st.just("gpu=yes:NoSchedule"), max_size=2).map(tuple),
 )
 # Alone, almost every random request is refused at its first wrong option; with few options set, many pass.
 small_requests = st.builds(

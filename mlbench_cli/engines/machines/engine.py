@@ -381,7 +381,7 @@ class MachinesEngine(ABC):
         if json.loads(known)["id"] != run.id:
             raise UsageError(
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
-                hint=f"mlbench discover, then mlbench delete {run.name}; or choose another name",
+                hint=f"mlbench status --refresh, then mlbench delete {run.name}; or choose another name",
             )
 
 

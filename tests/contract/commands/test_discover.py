@@ -1,10 +1,9 @@
-"""`mlbench discover` on a machine that knows the cluster and none of its runs."""
+"""`mlbench status --refresh` on a machine that knows the cluster and none of its runs."""
 
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,15 +35,15 @@ class Machine:
     def store(self) -> Store:
         return Store(self.home)
 
-    def run(self, *words: str, code: int = 0) -> str:
+    def run(self, *words: str) -> tuple[str, str]:
         done = clients.finish(*words, environment={**os.environ, "MLBENCH_HOME": str(self.home)})
-        assert done.returncode == code, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-        return done.stdout
+        return done.stdout, done.stderr
 
-    def discover(self, code: int = 0) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = json.loads(self.run("discover", "there", "-o", "json", code=code))["runs"]
-        return rows
+    def refresh(self) -> str:
+        """What is said about runs that cannot be recorded."""
+        return self.run("status", "--refresh")[1]
 
 
 @pytest.fixture
@@ -58,20 +57,18 @@ def test_a_run_of_another_machine_is_recorded_once_with_its_own_id(
     run = a_run(tmp_path / "first")
     submit(server, run)
     put_pod(server, 0, **terminated_pod(0))
-    (row,) = machine.discover()
-    assert (row["name"], row["id"], row["created"], row["here"]) == ("r-2", run.id, run.created, "recorded")
+    assert "r-2:" not in machine.refresh()
     recorded = machine.store.run("r-2")
     assert (recorded.run.id, recorded.run.created, recorded.state) == (run.id, run.created, RunState.RUNNING)
     assert recorded.run.spec.cluster == "there"  # by which this machine knows the cluster
-    (again,) = machine.discover()
-    assert again["here"] == "known"
+    machine.refresh()
     assert len(machine.store.runs()) == 1
 
 
 def test_the_other_machine_fetches_what_the_keeper_has(server: KubeApi, machine: Machine, tmp_path: Path) -> None:
     a_kept_run(server, tmp_path)
-    machine.discover()
-    assert "Kept:      on the cluster until 2033-05-18T03:33:20" in machine.run("status", "r-2")
+    machine.refresh()
+    assert "Kept:      on the cluster until 2033-05-18T03:33:20" in machine.run("status", "r-2")[0]
     machine.run("wait", "r-2")
     machine.run("download", "r-2", "-o", str(tmp_path / "z"))
     machine.run("verify", str(tmp_path / "z"))
@@ -84,9 +81,7 @@ def test_a_name_that_is_taken_is_said_and_nothing_is_replaced(
 ) -> None:
     own: Run = machine.store.record_run(a_run(tmp_path / "mine").spec)
     submit(server, a_run(tmp_path / "theirs"))
-    (row,) = machine.discover(code=8)
-    assert row["here"] == "name_taken"
-    assert "mlbench delete r-2" in row["problem"]
+    assert "mlbench delete r-2" in machine.refresh()
     assert [item.run.id for item in machine.store.runs()] == [own.id]
 
 
@@ -95,11 +90,14 @@ def test_what_a_newer_version_started_is_named(server: KubeApi, machine: Machine
     job = job_of(server)
     spec = {**json.loads(job["metadata"]["annotations"]["mlbench/spec"]), "newfield": 1}
     job["metadata"]["annotations"]["mlbench/spec"] = json.dumps(spec)
-    (row,) = machine.discover(code=8)
-    assert (row["name"], row["here"]) == ("r-2", "unreadable")
-    assert "newfield" in row["problem"]
+    assert "newfield" in machine.refresh()
 
 
-def test_the_local_cluster_has_nothing_to_discover(machine: Machine) -> None:
-    assert machine.run("discover", "local") == ""  # no sealed folder that the store does not know
-    machine.run("discover", "nowhere", code=4)
+def test_a_cluster_that_does_not_answer_hides_no_runs_of_others(
+    server: KubeApi, machine: Machine, tmp_path: Path
+) -> None:
+    gone = {"kubeconfig": str(tmp_path / "nowhere"), "context": "x", "namespace": "default"}
+    machine.store.record_cluster(Cluster("gone", "attached", details=gone))
+    submit(server, a_run(tmp_path / "run"))
+    assert "gone: " in machine.refresh()
+    assert [item.run.name for item in machine.store.runs()] == ["r-2"]

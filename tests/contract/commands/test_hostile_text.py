@@ -73,7 +73,6 @@ COMMANDS: dict[str, list[str]] = {
     "download": ["download", "RUN", "--to", "copy.zip"],
     "sign": ["sign", "A", "--key", "key", "--force"],
     "run --from": ["run", "y", "--from", "A", "--dry-run"],
-    "discover": ["discover", "local"],
     "reproduce --dry-run": ["reproduce", "A", "--dry-run"],
     "reproduce --with": ["reproduce", "A", "--with", "B"],
     "site build": ["site", "build", "."],
@@ -171,7 +170,6 @@ ON_TERMINALS = (
     "gate",
     "plan",
     "run --from",
-    "discover",
 )
 
 

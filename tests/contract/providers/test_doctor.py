@@ -94,7 +94,9 @@ def test_what_fails_at_google_is_named(
 def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: World) -> None:
     assert command("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
     gke_world.find_cluster("old-1").resource_labels["mlbench-expires"] = "1000000000"
-    check = checks_of(command("doctor", "gke", "-o", "json"))["gke clusters"]
+    done = command("doctor", "gke", "-o", "json")
+    check = checks_of(done)["gke clusters"]
+    assert done.code == 7
     assert (check["state"], check["found"]) == ("missing", "1 of ours: old-1")
     assert check["hint"] == "mlbench gc --expired   removes old-1"
 

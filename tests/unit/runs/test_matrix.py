@@ -273,7 +273,6 @@ requests = st.builds(
     gpu=st.none() | st.booleans(),
     repeat=st.none() | st.integers(1, 5),
     timeout=st.none() | st.just("90"),
-    toleration=st.lists(awkward, max_size=2).map(tuple),
     env=st.dictionaries(st.just("A"), awkward, max_size=1),
     matrix=axes,
     include=points,

@@ -285,7 +285,7 @@ def test_a_damaged_store(tmp_path: Path) -> None:
     (tmp_path / "mlbench.sqlite").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with pytest.raises(UsageError, match="is damaged") as caught:
         Store(tmp_path)
-    assert "mlbench discover local" in str(caught.value.hint)
+    assert "mlbench status --refresh" in str(caught.value.hint)
 
 
 def test_a_store_of_the_future(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_keeper_is_a_small_pod_with_the_workers_image_that_has_no_rights() -
     assert container["image"] == "example.com/image:1"
     assert container["resources"] == {
         "requests": {"cpu": "20m", "memory": "64Mi", "ephemeral-storage": "10Gi"},
-        "limits": {"memory": "512Mi", "ephemeral-storage": "10Gi"},
+        "limits": {"cpu": "2", "memory": "512Mi", "ephemeral-storage": "10Gi"},
     }
     assert pod["securityContext"] == pod_of(FULL)["securityContext"]
     assert container["securityContext"] == pod_of(a_spec())["containers"][0]["securityContext"]
