@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BESIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "beside")
 IDLE_SECONDS = 30.0  # without CPU time of any rank, after which a run may hang
 IDLE_SHARE = 0.02  # of a core that a rank may use while it only waits
+CLOCK_SECONDS = 0.05  # how far CPU times of the kernel may be off
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3 if hasattr(signal, "SIGRTMAX") else 0
 PRINT_SECONDS = 0.5  # for ranks to print their stacks
 SPY_SECONDS = 10.0
@@ -32,21 +33,23 @@ class IdleWatch:
     """Since when no rank has used a CPU, from the samples of the agent."""
 
     def __init__(self) -> None:
-        self._cpu: dict[int, float] = {}
-        self._looked = time.monotonic()
+        self._cpu: dict[int, float] = {}  # of each rank when the idle time began
+        self._began = time.monotonic()
         self.since: float | None = None  # by the wall clock
+        self._was_long = False
 
     def look(self, lines: Iterable[Mapping[str, object]]) -> bool:
         """Take a sample of all running ranks; whether they have just begun or ceased to be idle for IDLE_SECONDS."""
         now, found = time.monotonic(), {int(str(line["rank"])): float(str(line["cpu_seconds"])) for line in lines}
+        if not found:  # all have ended, perhaps because they hung
+            return False
         grown = [seconds - self._cpu.get(rank, 0.0) for rank, seconds in found.items()]
-        elapsed, was_long = now - self._looked, self.is_long
-        self._cpu, self._looked = found, now
-        if not grown or max(grown) > IDLE_SHARE * elapsed:
-            self.since = None
+        if max(grown) > IDLE_SHARE * (now - self._began) + CLOCK_SECONDS:
+            self._cpu, self._began, self.since = found, now, None
         elif self.since is None:
-            self.since = time.time() - elapsed
-        return self.is_long != was_long
+            self.since = time.time() - (now - self._began)
+        was_long, self._was_long = self._was_long, self.is_long
+        return self._was_long != was_long
 
     @property
     def is_long(self) -> bool:

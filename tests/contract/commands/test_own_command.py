@@ -279,3 +279,13 @@ def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:
     done = mlbench(*words, GLOO_SOCKET_IFNAME="^lo,docker")
     assert done.returncode == 7
     assert 'no network interface "^lo", which GLOO_SOCKET_IFNAME names' in done.stderr
+
+
+def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
+    """The deadline says that they hung and where to look, not to wait longer."""
+    (project / "hang.py").write_text("import time\ntime.sleep(600)\n")
+    done = mlbench("run", "idle", "2", "--command", "python hang.py", "--timeout", "50s", "--share-machine", "--yes")
+    assert done.returncode == 124
+    assert "No rank had used CPU for" in done.stdout + done.stderr
+    assert "longer --timeout" not in done.stdout + done.stderr
+    assert 'hang.py", line 2' in log_of("idle-2")
