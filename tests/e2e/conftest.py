@@ -40,6 +40,23 @@ class Mlbench:
     def json(self, *words: str) -> Any:
         return json.loads(self(*words, "-o", "json"))
 
+    def start(self, *words: str, log: Path) -> subprocess.Popen[bytes]:
+        """One command line in the background; what it prints goes to `log`."""
+        environment = {**os.environ, "MLBENCH_HOME": str(self.home)}
+        command = [sys.executable, "-m", "mlbench_cli", *words]
+        with log.open("wb") as file:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def attach(cluster: Cluster, home: Path, name: str = "there") -> Mlbench:
+    """The command of a machine that knows the cluster by this name, which is its current one."""
+    home.mkdir()
+    command = Mlbench(home)
+    words = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", cluster.access.namespace]
+    command("attach-cluster", name, *words)
+    command("set-cluster", name)
+    return command
+
 
 @pytest.fixture(scope="session")
 def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:

@@ -11,21 +11,13 @@ from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.runs.request import Request
 from tests.contract.server.dashboards import Dashboard, serve
 from tests.contract.server.test_cluster import follow_log
-from tests.e2e.conftest import Mlbench
+from tests.e2e.conftest import attach
 from tests.e2e.runs import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 NAME, RUN = "there", "watched-2"
 SCRIPT = "echo rank $RANK begins; sleep 45; echo rank $RANK ends"  # the dashboard looks for runs every 30 s
 PATIENCE = 600.0
-
-
-def attach(cluster: Cluster, home: Path) -> Mlbench:
-    """The command of a machine that knows the cluster."""
-    home.mkdir()
-    command = Mlbench(home)
-    command(*("attach-cluster", NAME, "--kubeconfig", str(cluster.kubeconfig)), "--namespace", cluster.access.namespace)
-    return command
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -41,8 +33,8 @@ def list_names(dashboard: Dashboard) -> list[str]:
 
 def test_a_dashboard_shows_a_cluster_through_its_api_server(cluster: Cluster, tmp_path: Path) -> None:
     """One machine starts a run; the dashboard of another one finds it, follows its log and has its archive."""
-    attach(cluster, tmp_path / "one")
-    watching = attach(cluster, tmp_path / "other")
+    attach(cluster, tmp_path / "one", NAME)
+    watching = attach(cluster, tmp_path / "other", NAME)
     request = Request(
         name="watched", workers=(2,), cluster=NAME, command=f"sh -c '{SCRIPT}'", image=cluster.image, backend="gloo"
     )
