@@ -55,6 +55,7 @@ def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:
     assert machines.result("task-2")["outcome"] == "completed"
 
 
+@pytest.mark.timeout(900)
 def test_a_training_goes_on_after_a_lost_rank_with_the_curve_of_one_without(
     machines: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_training_goes_on_after_a_lost_rank_with_the_curve_of_one_without(
         folders = [*fleet.shared.glob(checkpoints), *tmp_path.glob(f"disk-*/{checkpoints}")]
         return max((int(path.name) for path in folders if path.name.isdigit()), default=0)
 
-    until(lambda: newest() >= 10, seconds=120)  # so the checkpoint after five updates is complete
+    until(lambda: newest() >= 10, seconds=120, every=0.05)  # so the checkpoint after five updates is complete
     kill(find_processes("runs/faulted-2/nodes/1", "MLBENCH_OUTPUT_DIR="))
     machines.ok("wait", "faulted-2")
     machines.ok("verify", str(machines.folder("faulted-2")))
