@@ -15,17 +15,16 @@ class TemplateError(ValueError):
     """A template is missing or malformed, or lacks a value. The message names the template and what is wrong."""
 
 
-def render(name: str, values: Mapping[str, Any], folder: Path | None = None) -> str:
+def render(name: str, values: Mapping[str, Any]) -> str:
     """The text of template `name` (a path below this folder) with `values`; the same input gives the same bytes.
 
-    A file of the same path below `folder` takes its place. Raises TemplateError.
+    Raises TemplateError.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from jinja2 import TemplateError as JinjaError
 
-    folders = [folder, FOLDER] if folder else [FOLDER]
     environment = Environment(
-        loader=FileSystemLoader(folders),
+        loader=FileSystemLoader(FOLDER),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -38,12 +37,12 @@ def render(name: str, values: Mapping[str, Any], folder: Path | None = None) -> 
         raise TemplateError(f"{name}: {error}") from None
 
 
-def documents(name: str, values: Mapping[str, Any], folder: Path | None = None) -> list[dict[str, Any]]:
+def documents(name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The YAML documents that template `name` gives. Raises TemplateError."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where PyYAML was built with libyaml
-    text = render(name, values, folder)  # outside the block below: its TemplateError is a ValueError too
+    text = render(name, values)  # outside the block below: its TemplateError is a ValueError too
     try:
         loaded = [one for one in yaml.load_all(text, loader) if one is not None]
     except (yaml.YAMLError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Finds disks and load balancers left by a cluster's workloads, and networks left by GKE."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -65,12 +65,6 @@ def _list_labeled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, An
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
-def list_claimed_disks(project: str) -> list[dict[str, Any]]:
-    """Disks of claims of all GKE clusters in a project, including deleted ones."""
-    zones = Compute(project).get(f"/aggregated/disks?filter={quote(f'labels.{LABEL}:*')}").get("items") or {}
-    return [disk for found in zones.values() for disk in found.get("disks") or ()]
-
-
 def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
     """RDMA networks that GKE created for the cluster and did not delete with it.
 
@@ -104,17 +98,6 @@ def list_balancers(project: str) -> dict[str, str]:
     rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()
     marks = {str(rule["name"]): re.fullmatch(MACHINE_TAG, tag) for rule in rules for tag in rule.get("targetTags", ())}
     return {name.removeprefix(BALANCER_RULE): mark[1] for name, mark in marks.items() if mark}
-
-
-def list_places(project: str, balancers: Collection[str]) -> dict[str, str]:
-    """The regions of the given load balancers that still have an address."""
-    found = Compute(project).get("/aggregated/forwardingRules").get("items") or {}
-    rules = [rule for place in found.values() for rule in place.get("forwardingRules") or ()]
-    return {
-        str(rule["name"]): str(rule["region"]).rpartition("/")[2]
-        for rule in rules
-        if rule["name"] in balancers and rule.get("region")
-    }
 
 
 def _list_forwarding_rules(compute: Compute, cluster: Cluster, key: str, value: str) -> list[OrphanedResource]:

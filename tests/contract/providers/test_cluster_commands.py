@@ -281,6 +281,7 @@ class Server:
         self.node = "n"
         self.version: str | None = None  # MAJOR.MINOR
         self.allocatable: dict[str, str] = {}
+        self.runtime_class: str | None = None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -299,6 +300,8 @@ class Server:
                 if self.path == "/version" and server.version:
                     major, _, minor = server.version.partition(".")
                     self._answer(200, {"major": major, "minor": minor, "gitVersion": f"v{server.version}.1"})
+                elif self.path == f"/apis/node.k8s.io/v1/runtimeclasses/{server.runtime_class}":
+                    self._answer(200, {"kind": "RuntimeClass", "metadata": {"name": server.runtime_class}})
                 elif self.path.partition("?")[0] != "/api/v1/nodes":
                     self._answer(404, {"kind": "Status", "message": "no such path", "reason": "NotFound"})
                 elif server.provider_id is None:
@@ -456,6 +459,27 @@ def test_without_the_right_to_network_policies_runs_do_without(mlbench: Any, api
     words = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
     kinds = [item["kind"] for item in mlbench(*words).json["submissions"][0]["documents"]]
     assert "NetworkPolicy" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("there", "words", "expected"),
+    [
+        ("nvidia", ["--gpu"], "nvidia"),
+        ("nvidia", [], None),
+        ("nvidia", ["--gpu", "--runtime-class", "other"], "other"),
+        (None, ["--gpu"], None),
+    ],
+)
+def test_workers_with_gpus_get_the_runtime_class_of_the_cluster(
+    mlbench: Any, api: Server, there: str | None, words: list[str], expected: str | None
+) -> None:
+    api.runtime_class = there
+    api.provider_id, api.version = "aws:///a/i-1", "1.35"
+    api.allocatable = {"cpu": "8", "nvidia.com/gpu": "1"}
+    assert mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig)).code == 0
+    run = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
+    job = mlbench(*run, *words).json["submissions"][0]["documents"][0]
+    assert job["spec"]["template"]["spec"].get("runtimeClassName") == expected
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
