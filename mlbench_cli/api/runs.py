@@ -117,7 +117,8 @@ class RunHandle:
         from mlbench_cli.model.methods import method_phrase
 
         spec = self.run.spec
-        words = [f"{spec.task}, {counted(spec.workers, 'worker')}", method_phrase(spec.method)]
+        words = [f"{spec.title}, {counted(spec.workers, 'worker')}"]
+        words += [method_phrase(spec.method)] if spec.runs_task_program else []
         words += [spec.network] if spec.network else []
         words += ["functional only"] if spec.functional_only else []
         words += [str(self.row.outcome or self.row.state)]

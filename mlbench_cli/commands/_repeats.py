@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlbench_cli import console
-from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
 from mlbench_cli.runs.repeats import Repeats
 
 LEGEND = (
@@ -35,10 +35,24 @@ def show_repeats(found: Sequence[Repeats]) -> None:
         ],
         droppable=["THROUGHPUT", "METRIC"],
     )
+    show_metrics(found)
     for item in found:
         if item.point.good and item.point.without_compiling is not None:
             console.out(f"{item.name}: {format_estimate(item.point.without_compiling, SECONDS)} without compiling")
     console.note(LEGEND)
+
+
+def show_metrics(found: Sequence[Repeats]) -> None:
+    """The figures of the metrics that the programs reported, a row for each."""
+    rows = [
+        [item.name, name, *(format_estimate(figure, unit_of(name)) for figure in (each.last, each.best, each.mean))]
+        for item in found
+        if item.point.good
+        for name, each in item.point.metrics.items()
+    ]
+    if rows:
+        console.out("")
+        console.out_table(["REPEATS", "METRIC", "LAST", "BEST", "MEAN"], rows)
 
 
 def _format_count(item: Repeats) -> str:

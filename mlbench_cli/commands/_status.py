@@ -98,7 +98,8 @@ def _show_run(run: RunHandle, metric: str | None, watch: bool, verbose: bool, ou
             run.watch(report)
     document = run.status()
     if metric is not None:
-        document["metric"] = {"name": metric, "value": find_metric(document["metrics"], metric)}
+        name = find_metric(document["metrics"], metric)
+        document["metric"] = {"name": metric, "value": None if name is None else document["metrics"][name]}
     if output == Format.json:
         console.out_json(document)
     else:
@@ -181,9 +182,9 @@ def show_rows(runs: Sequence[JsonObject]) -> None:
         "LABEL": ["functional" if run["functional_only"] else None for run in runs],
         "CONDITIONS": [_labels(run.get("conditions")) for run in runs],
     }
-    columns |= {name: cells for name, cells in special.items() if set(cells) - {None, OWN}}
+    columns |= {name: cells for name, cells in special.items() if set(cells) - {None, "", OWN}}
     columns |= {
-        "TASK": [run["task"] for run in runs],
+        "TASK": [run["title"] for run in runs],
         "BACKEND": [run["backend"] for run in runs],
         "CLUSTER": [run["cluster"] for run in runs],
         "CREATED": [console.ago(run["created"]) for run in runs],
@@ -207,7 +208,7 @@ def show_one(document: dict[str, Any], metric: str | None, verbose: bool) -> Non
         ("Progress", _progress(document["progress"])),
         ("Goal", _goal(document["goal"], document["outcome"] == "budget_spent")),
         ("Label", _label(document["functional_only"])),
-        ("Method", document["method"] + (", pinned to CPUs" if document["pin"] else "")),
+        ("Method", ", ".join(filter(None, (document["method"], "pinned to CPUs" if document["pin"] else "")))),
         ("Network", document.get("measured_network") or document["network"]),
         *(("Condition", phrase) for phrase in document.get("conditions") or ()),
         ("Goodput", _goodput(document.get("faults"))),
@@ -265,21 +266,24 @@ def _label(functional_only: str | None) -> str | None:
 
 
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
-    metrics = document["metrics"]
+    metrics, figures = document["metrics"], document["metric_figures"]
     if metric is None:
-        shown = metrics
+        shown = {name: name for name in figures or metrics}
     else:
-        value = find_metric(metrics, metric)
-        if value is None:
+        name = find_metric(metrics, metric)
+        if name is None:
             known = f" Reported so far: {', '.join(map(console.clean, metrics))}." if metrics else ""
             console.note(f"No {console.clean(metric)} has been reported yet.{known}")
             return
-        shown = {metric: value}
+        shown = {metric: name}
     if shown:
         console.out("")
-        console.out_table(
-            ["METRIC", "LAST VALUE"], [[name, format_value(value, unit_of(name))] for name, value in shown.items()]
-        )
+        rows = []
+        for title, reported in shown.items():
+            each = figures.get(reported, {"last": metrics.get(reported)})
+            unit = unit_of(reported)
+            rows.append([title, *(format_value(each.get(word), unit) for word in ("last", "best", "mean"))])
+        console.out_table(["METRIC", "LAST", "BEST", "MEAN"], rows)
 
 
 def _progress(progress: dict[str, Any]) -> str | None:

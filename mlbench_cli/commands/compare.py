@@ -15,7 +15,7 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.cells import compare_cells, describe_cell, make_document
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
-from mlbench_cli.results.analysis.gate import Direction, check_gate, parse_limit
+from mlbench_cli.results.analysis.gate import Direction, check_gate, find_metric, parse_limit
 from mlbench_cli.results.analysis.numbers import SECONDS, format_change, format_estimate, unit_of
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
@@ -42,7 +42,11 @@ def compare(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", metavar="NAME", help="figure for --fail-above; default: seconds"),
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="figure to compare, e.g. accuracy; default: all, and seconds for --fail-above",
+        ),
     ] = None,
     direction: Annotated[
         Direction | None, typer.Option("--direction", help="which direction is better; default: depends on the figure")
@@ -61,13 +65,15 @@ def compare(
     each cell has to pass --fail-above.
     """
     limit = None if fail_above is None else parse_limit(fail_above, "--fail-above")
-    if limit is None and (metric is not None or direction is not None):
-        raise UsageError("--metric and --direction choose the figure of --fail-above, which is missing.")
+    if limit is None and direction is not None:
+        raise UsageError("--direction belongs to --fail-above, which is missing.")
     accepted = check_words(across or ())
     with ExitStack() as stack:
         a, b = (open_archives(_archives(word), stack, unproven=unproven) for word in (first, second))
         found, alone = compare_cells(a, b, (_name(first, a), _name(second, b)), accepted)
     gates = {} if limit is None else {v: check_gate(found[v], limit, metric, direction) for v in found}
+    if metric is not None:
+        found = {values: each.reduce_to(str(find_metric(each.rows, metric))) for values, each in found.items()}
     if output == Format.json:
         console.out_json(make_document(found, gates, alone))
     else:
@@ -106,14 +112,18 @@ def _name(word: str, archives: Sequence[Archive]) -> str:
 def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(f"{found.verdict}\n")
-    for title, figures in (("TIME", found.seconds), ("FIGURE", found.others)):
+    tables = [("TIME", found.seconds), ("FIGURE", found.others), ("METRIC", found.metrics)]
+    tables = [(title, figures) for title, figures in tables if any(row.a or row.b for row in figures.values())]
+    for number, (title, figures) in enumerate(tables):
         is_time = title == "TIME"
         rows = []
         for name, row in figures.items():
+            if row.a is None and row.b is None:
+                continue
             unit = SECONDS if is_time else unit_of(name)
             ratio = format_change(row.a, row.b, row.ratio, unit, row.higher_is_better, is_time=is_time)
             rows.append([name, format_estimate(row.a, unit), format_estimate(row.b, unit), ratio])
-        if not is_time:
+        if number:
             console.out("")
         console.out_table([title, found.a, found.b, "B AGAINST A"], rows)
     if found.differences:
@@ -128,6 +138,6 @@ def _show(found: Comparison) -> None:
         console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")
     if found.sessions.warning:
         console.warn(found.sessions.warning)
-    measured = (*found.seconds.values(), *found.others.values())
+    measured = found.rows.values()
     if any(each is not None and each.count > 1 for row in measured for each in (row.a, row.b)):
         console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")

@@ -13,6 +13,8 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.comparability import WORDS, check_words
+from mlbench_cli.results.analysis.gate import Direction
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.files import write_atomically
@@ -36,9 +38,13 @@ def gate(
         typer.Option(
             "--check",
             metavar="METRIC=LIMIT",
-            help="figure to check and by how much it may be worse, as a factor or a share: seconds=1.1, seconds=+10%; "
-            "or convergence; repeatable; default: seconds=+10%",
+            help="figure to check and by how much it may be worse, as a factor or a share: seconds=1.1, seconds=+10%, "
+            "accuracy=+2%; or convergence; repeatable; default: seconds=+10%",
         ),
+    ] = None,
+    direction: Annotated[
+        Direction | None,
+        typer.Option("--direction", help="which direction is better for metrics whose name does not tell"),
     ] = None,
     allows_undecided: Annotated[
         bool, typer.Option("--allow-undecided", help="exit with 0 instead of 9 if a check cannot be decided")
@@ -55,22 +61,22 @@ def gate(
     bencher: Annotated[Path | None, typer.Option("--bencher", metavar="FILE", help="also write Bencher's JSON")] = None,
     across: Annotated[
         list[str] | None,
-        typer.Option("--across", metavar="WORD", help='accept a difference; "conditions" is the only one'),
+        typer.Option("--across", metavar="WORD", help=f"accept a difference; may be repeated: {', '.join(WORDS)}"),
     ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:
     """Fail if results are worse than a baseline by more than the limit and more than noise.
 
-    The baseline needs the same task, goal, data, parameters, machine and workers. With repeats on both sides, Welch's
+    The baseline needs the same task, goal, data, parameters, machine and workers; of your own command, another version
+    of its files is compared. With repeats on both sides, Welch's
     interval decides; with one result, the spread of at least 5 earlier runs. Exit code 0: passed; 7: failed; 9: cannot
     tell. On GitHub, the verdict is also an annotation and a step summary.
     """
     from mlbench_cli.results.analysis import baseline as gates
 
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
-    if other := sorted({*(across or ())} - {"conditions"}):
-        raise UsageError(f'--across "{other[0][:60]}" is not possible here.', hint="--across conditions")
+    accepted = check_words(across or ())
     client = api.Client(notice=console.warn)
     with ExitStack() as stack:
 
@@ -81,7 +87,7 @@ def gate(
         old = open_all(
             client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
         )
-        found = gates.check_results(new, old, wanted, across or ())
+        found = gates.check_results(new, old, wanted, accepted, direction)
     verdict = gates.overall(found)
     if junit is not None:
         _write(junit, gates.format_junit(found))

@@ -1,8 +1,19 @@
 """The communication method of a run as a short phrase."""
 
 from collections.abc import Mapping
+from typing import Any
 
 OWN = "task's own"
+
+
+def method_of(spec: Mapping[str, Any]) -> str:
+    """The method of a run by its spec's document; empty for a user's command, which does as it likes."""
+    return "" if is_command(spec) else method_phrase(spec.get("method") or {})
+
+
+def is_command(spec: Mapping[str, Any]) -> bool:
+    """Whether the ranks of a spec's document run a command of the user."""
+    return spec.get("task") == "custom" or spec.get("preset") == "open"
 
 
 def method_phrase(method: Mapping[str, str]) -> str:

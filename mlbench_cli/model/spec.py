@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.network import is_modeled, parse_network
+from mlbench_cli.util.text import shorten
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
@@ -247,6 +249,11 @@ class RunSpec:
     def runs_task_program(self) -> bool:
         """Whether the ranks run a catalog task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN
+
+    @property
+    def title(self) -> str:
+        """What the run is for people: the task, or the user's command."""
+        return self.task if self.runs_task_program else shorten(shlex.join(self.argv), 80)
 
     @property
     def hash(self) -> str:

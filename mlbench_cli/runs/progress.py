@@ -11,6 +11,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject, Observation, Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
 from mlbench_cli.util.times import parse_timestamp
 from task_images import contract
@@ -99,6 +100,7 @@ class ProgressTracker:
         self._budget = budget
         self.goal = goal
         self.metrics: dict[str, float | str] = {}  # last value by name
+        self._tally = MetricTally()
         self._phase: dict[str, Any] = {}
         self._loss: float | None = None
         self._best: float | None = None
@@ -145,6 +147,11 @@ class ProgressTracker:
             eta_high=eta_high,
         )
 
+    @property
+    def metric_figures(self) -> dict[str, MetricSummary]:
+        """Last, best and mean value of each metric so far."""
+        return self._tally.summarize(self.goal)
+
     def _take_phase(self, event: Mapping[str, Any]) -> None:
         phase = event.get("phase")
         if not isinstance(phase, str) or not phase:
@@ -172,8 +179,10 @@ class ProgressTracker:
         if not is_finite_number(value):
             if str(value) in ("nan", "inf", "-inf"):  # a training that diverged
                 self.metrics[name[:100]] = str(value)
+                self._tally.take(name, str(value))
             return
         self.metrics[name[:100]] = value
+        self._tally.take(name, value)
         if name.endswith("loss") and not name.startswith("val"):
             self._loss = value
         if self.goal and name in self.goal.metric_names:

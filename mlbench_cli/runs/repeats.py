@@ -43,6 +43,7 @@ class Repeats(NamedTuple):
             "samples_per_second": self.point.throughput.to_dict()
             if self.point.good and self.point.throughput
             else None,
+            "metrics": {name: found.to_dict() for name, found in self.point.metrics.items()} if self.point.good else {},
             **({"seconds_without_compiling": spent.to_dict()} if (spent := self.point.without_compiling) else {}),
         }
 

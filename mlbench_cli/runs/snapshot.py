@@ -86,10 +86,10 @@ def _look(run: Run, engine_of: "Callable[[Run], Engine]") -> Observation:
     return engine_of(run).look(run) if note is None or note.is_starting else queued_observation(run, note)
 
 
-def find_metric(metrics: Mapping[str, float | str], metric: str) -> float | str | None:
-    """The last value of a metric by its plain name: "Prec@1" finds val_global_Prec@1."""
+def find_metric(metrics: Mapping[str, float | str], metric: str) -> str | None:
+    """The name of a reported metric by its plain name: "Prec@1" finds val_global_Prec@1."""
     names = (metric, *reversed(metric_names(metric)[1:]), f"train_{metric}")
-    return next((metrics[name] for name in names if name in metrics), None)
+    return next((name for name in names if name in metrics), None)
 
 
 def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
@@ -107,11 +107,24 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
         "ranks": list(result["worker_states"]),
         "progress": _finished_progress(finished),
         "metrics": result.get("metrics", {}),
+        "metric_figures": _finished_metrics(row.run),
         "goal": _finished_goal(result["goal"], str(finished.outcome)),
         **run_conditions(result),
         **({"faults": result["faults"]} if result.get("faults") else {}),
         "findings": [finding.to_dict() for finding in finished.findings],
     }
+
+
+def _finished_metrics(run: Run) -> dict[str, Any]:
+    """Last, best and mean of each metric; empty if the file of metrics is damaged."""
+    from mlbench_cli.results.analysis.program_metrics import program_metrics
+    from mlbench_cli.results.archive.reader import Archive
+
+    try:
+        with Archive.open(run.folder) as archive:
+            return {name: found.to_dict() for name, found in program_metrics(archive).items()}
+    except DamagedArchive:
+        return {}
 
 
 def live_snapshot(row: RunRow, engine: "Engine") -> dict[str, Any]:
@@ -132,6 +145,7 @@ def live_snapshot(row: RunRow, engine: "Engine") -> dict[str, Any]:
         "ranks": [worker.to_dict() for worker in observation.workers],
         "progress": progress,
         "metrics": tracker.metrics,
+        "metric_figures": {name: found.to_dict() for name, found in tracker.metric_figures.items()},
         "goal": _live_goal(progress),
         "findings": [finding.to_dict() for finding in observation.findings],
     }
@@ -151,10 +165,11 @@ def describe_run(row: RunRow) -> dict[str, object]:
         "cluster": spec.cluster,
         "engine": spec.engine,
         "task": spec.task,
+        "title": spec.title,
         "preset": spec.preset,
         "backend": spec.backend,
         "device": spec.device,
-        "method": method_phrase(spec.method),
+        "method": method_phrase(spec.method) if spec.runs_task_program else "",
         "network": spec.network,
         "pin": spec.pin,
         "functional_only": spec.functional_only,

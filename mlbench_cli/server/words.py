@@ -124,8 +124,11 @@ def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple
     where = "this machine" if status["cluster"] == "local" else status["cluster"]
     division = (result or {}).get("division") or {}
     found = [
-        ("Task", status["task"] + ("" if status["preset"] in ("spec", "custom") else f", preset {status['preset']}")),
-        ("Method", status["method"]),
+        (
+            "Task" if status["title"] == status["task"] else "Command",
+            status["title"] + ("" if status["preset"] in ("spec", "custom") else f", preset {status['preset']}"),
+        ),
+        *([("Method", status["method"])] if status["method"] else []),
         ("Workers", f"{workers} on {where}, {status['backend']}, {status['device']}"),
         ("Network", status.get("measured_network") or status["network"] or "not shaped"),
     ]

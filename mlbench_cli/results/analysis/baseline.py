@@ -6,12 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.methods import is_command
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis import collectives, convergence
-from mlbench_cli.results.analysis.comparability import CONDITIONS, conditions_of, describe_condition_difference, key_of
+from mlbench_cli.results.analysis import collectives, convergence, program_metrics
+from mlbench_cli.results.analysis.comparability import (
+    CONDITIONS,
+    Difference,
+    conditions_of,
+    describe_condition_difference,
+    key_of,
+    title_of,
+)
 from mlbench_cli.results.analysis.compare import THROUGHPUT
-from mlbench_cli.results.analysis.gate import parse_limit
+from mlbench_cli.results.analysis.gate import Direction, parse_limit
 from mlbench_cli.results.analysis.history import Judged, decide
 from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, drop_duplicates, measure, outcome_of
 from mlbench_cli.results.analysis.sessions import find_sessions
@@ -22,12 +30,13 @@ from mlbench_cli.util.text import significant
 SECONDS = "seconds"
 DEFAULT_LIMIT = 1.10
 MAX_SUMMARY_BYTES = 1_000_000  # a step summary above 1 MiB is dropped as a whole
+_SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A figure that is checked: "seconds", "throughput", the goal's metric or a collective's; the factor allowed."""
+    """A figure that is checked: "seconds", "throughput", a metric or a collective's; the factor allowed."""
 
     metric: str = SECONDS
     limit: float = DEFAULT_LIMIT
@@ -36,6 +45,8 @@ class Wanted:
     def parse(cls, text: str) -> "Wanted":
         """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
+        # A limit is at least 1, so that "10%" can only mean 10 % more.
+        limit = f"+{limit}" if _SMALL_SHARE.fullmatch(limit) else limit
         factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
         if not name or factor < 1:
             raise UsageError(
@@ -77,11 +88,16 @@ class Check:
 
 
 def check_results(
-    results: Sequence[Archive], baseline: Sequence[Archive], wanted: Sequence[Wanted], across: Collection[str] = ()
+    results: Sequence[Archive],
+    baseline: Sequence[Archive],
+    wanted: Sequence[Wanted],
+    across: Collection[str] = (),
+    direction: Direction | None = None,
 ) -> list[Check]:
     """Compare verified archives with earlier ones of equal task, goal, data, machine, parameters and workers.
 
-    `across`: differences to accept; "conditions" is the only one.
+    `across` are the words of differences to accept (comparability.WORDS). `direction` is that of metrics
+    whose name does not tell it.
 
     An archive that is on both sides counts as a result only. Raises UsageError for a metric that no result has.
     """
@@ -90,13 +106,22 @@ def check_results(
     earlier = [archive for archive in drop_duplicates(baseline) if archive.run["id"] not in ids]
     cells = _cells(results)
     known = {name for archives in cells.values() for archive in archives for name in figures_of(archive)}
+    better = {name: higher for each in results for name, (_, higher) in figures_of(each).items()}
     for each in wanted:
         if known and each.metric not in (*known, convergence.METRIC):
-            raise UsageError(f'No result has "{each.metric[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
+            near = did_you_mean(each.metric, list(known))
+            raise UsageError(f'No result has "{each.metric[:60]}".{near}', hint=f"One of: {', '.join(sorted(known))}")
+        if direction is None and each.metric in better and better[each.metric] is None:
+            raise UsageError(
+                f'It is unknown whether lower or higher is better for "{each.metric[:60]}".',
+                hint="--direction higher, or lower",
+            )
     count = len(cells) * len(wanted)
     figures = [each for each in wanted if each.metric != convergence.METRIC]
     found = [
-        _check(name, archives, earlier, each, count, across) for name, archives in cells.items() for each in figures
+        _check(name, archives, earlier, each, count, across, direction)
+        for name, archives in cells.items()
+        for each in figures
     ]
     if len(figures) < len(wanted):
         found += [_check_convergence(name, archives, earlier) for name, archives in cells.items()]
@@ -114,13 +139,14 @@ def _check_convergence(name: str, results: Sequence[Archive], earlier: Sequence[
     return Check(*about, tuple(values), tuple(reference), True, 1.0, judged)
 
 
-def figures_of(archive: Archive) -> dict[str, tuple[float, bool]]:
-    """Name to value, and whether higher is better; nothing for a run that did not succeed, or whose evidence is in
-    doubt."""
+def figures_of(archive: Archive) -> dict[str, tuple[float, bool | None]]:
+    """Name to value, and whether higher is better (None: unknown); nothing for a run that did not succeed, or whose
+    evidence is in doubt."""
     measured = measure(archive)
     if not measured.good:
         return {}
-    found = {SECONDS: (measured.seconds, False)}
+    found: dict[str, tuple[float, bool | None]] = program_metrics.figures_of(archive)
+    found[SECONDS] = (measured.seconds, False)
     if measured.throughput is not None:
         found["throughput"] = (measured.throughput, True)
     goal = archive.result["goal"]
@@ -139,7 +165,8 @@ def _cells(results: Sequence[Archive]) -> dict[str, list[Archive]]:
     names: dict[str, list[Archive]] = {}
     for archives in found.values():
         result = archives[0].result
-        name = f"{result['task']} {result['preset']} {result['backend']} {result['device']} {result['workers']}"
+        preset = "" if is_command(archives[0].run["spec"]) else f" {result['preset']}"
+        name = f"{title_of(archives[0])}{preset} {result['backend']} {result['device']} {result['workers']}"
         number = sum(1 for other in names if other == name or other.startswith(f"{name} #"))
         names[f"{name} #{number + 1}" if number else name] = archives
     return names
@@ -152,13 +179,15 @@ def _check(
     wanted: Wanted,
     count: int,
     across: Collection[str],
+    direction: Direction | None,
 ) -> Check:
     workers = int(results[0].result["workers"])
-    alike = [each for each in earlier if each.result["workers"] == workers and key_of(each) == key_of(results[0])]
-    alike = [each for each in alike if measure(each).good]
+    alike = [each for each in earlier if each.result["workers"] == workers]
+    alike = [each for each in alike if not _find_differences(each, results[0], across) and measure(each).good]
     measured, known = ([each for each in side if wanted.metric in figures_of(each)] for side in (results, alike))
     values, before = ([figures_of(each)[wanted.metric][0] for each in side] for side in (measured, known))
-    higher = bool(measured) and figures_of(measured[0])[wanted.metric][1]
+    own = figures_of(measured[0])[wanted.metric][1] if measured else False
+    higher = direction is Direction.HIGHER if own is None else own
     judged = _find_obstacle(results, earlier, alike, across) or decide(
         *(before, values, wanted.limit),
         higher_is_better=higher,
@@ -170,6 +199,12 @@ def _check(
     return Check(
         f"{name}: {wanted.metric}", wanted.metric, workers, tuple(values), tuple(before), higher, wanted.limit, judged
     )
+
+
+def _find_differences(earlier: Archive, result: Archive, across: Collection[str]) -> list[Difference]:
+    """Why an earlier run is no baseline of a result. Another version of a user's command is what a gate is for."""
+    own = {"code"} if is_command(result.run["spec"]) else set()
+    return [found for found in key_of(earlier).differences(key_of(result)) if found.word not in {*own, *across}]
 
 
 def _find_obstacle(
@@ -194,11 +229,12 @@ def _find_obstacle(
         return None if differ is None or CONDITIONS in across else Judged(Verdict.CANNOT_TELL, differ.rstrip("."))
     workers = results[0].result["workers"]
     near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
-    differences = [key_of(each).differences(key_of(results[0])) for each in near if each.result["workers"] == workers]
+    differences = [_find_differences(each, results[0], across) for each in near if each.result["workers"] == workers]
     if not differences:
         return Judged(Verdict.CANNOT_TELL, f"the baseline has no run of this task with {workers} workers")
     first = min(differences, key=len)
-    reason = first[0].phrase if first else "They did not succeed."
+    accept = f" Accept it with --across {first[0].word}." if first and first[0].word else ""
+    reason = f"{first[0].phrase}{accept}" if first else "They did not succeed."
     return Judged(Verdict.CANNOT_TELL, f"no run of the baseline has equal conditions. {reason}")
 
 

@@ -10,12 +10,13 @@ in `settings`, so that an option added later keeps runs apart without a change h
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.methods import is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
@@ -200,7 +201,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         image=found.image(),
         code=found.code(),
         framework=found.framework(),
-        command=_shorten(command) if spec["task"] == "custom" or spec["preset"] == "open" else "",
+        command=_shorten(command) if is_command(spec) else "",
         label="functional only" if spec.get("functional_only") else "",
         parameters=_parameters(spec),
         goal=goal["wording"] if goal else nothing,
@@ -208,7 +209,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
         data=_data_text(result) or nothing,
         network=_network(spec),
-        method=method_phrase(_mapping(spec.get("method"))),
+        method=method_of(spec),
         settings=tuple(_settings(spec)),
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
@@ -342,7 +343,7 @@ class _Evidence:
         """
         digest = _mapping(self._provenance.get("code")).get("digest")
         digest = digest or next((rank["code_digest"] for rank in self._ranks if rank.get("code_digest")), None)
-        is_own = self._spec["task"] == "custom" or self._spec["preset"] == "open"
+        is_own = is_command(self._spec)
         if digest and not is_own:
             return str(digest)[:16]
         source = _mapping(self._provenance.get("source"))
@@ -357,7 +358,7 @@ class _Evidence:
             _mapping(item).get("image_digest") for item in self._result.get("worker_states") or ()
         ):
             return "in the image"
-        experiment = self._provenance.get("experiment") or re.sub(r"-\d+(-r\d+)?$", "", str(self._name))
+        experiment = self._provenance.get("experiment") or name_experiment(str(self._name))
         return f"{UNKNOWN} (the command of {shorten(str(experiment), 60)} names no file){f', {state}' if state else ''}"
 
     def framework(self) -> str | None:
@@ -366,6 +367,20 @@ class _Evidence:
             if rank.get("framework") and version:
                 return shorten(f"{rank['framework']} {version}", 60)
         return None
+
+
+def name_experiment(run: str) -> str:
+    """The experiment of a run by its name: "a" of "a-2-r1"."""
+    return re.sub(r"-\d+(-r\d+)?$", "", run)
+
+
+def title_of(archive: Archive) -> str:
+    """What a run is for people: its task; of a user's command, its experiment and the command."""
+    spec = archive.run["spec"]
+    if not is_command(spec):
+        return str(archive.result["task"])
+    experiment = name_experiment(str(archive.run["name"]))
+    return f"{shorten(experiment, 60)}: {shorten(shlex.join(map(str, spec.get('argv') or ())), 80)}"
 
 
 def _machine_text(facts: Mapping[str, Any]) -> str | None:

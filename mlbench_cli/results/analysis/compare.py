@@ -5,11 +5,11 @@ Either side is one archive or several, repeats of one another; then its figures 
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlbench_cli.model.methods import method_phrase
-from mlbench_cli.results.analysis import collectives, energy
+from mlbench_cli.model.methods import method_of
+from mlbench_cli.results.analysis import collectives, energy, program_metrics
 from mlbench_cli.results.analysis.comparability import (
     CONDITIONS,
     WORKERS,
@@ -18,7 +18,7 @@ from mlbench_cli.results.analysis.comparability import (
     find_network_difference,
     key_of,
 )
-from mlbench_cli.results.analysis.numbers import verdict_sentence
+from mlbench_cli.results.analysis.numbers import format_change, unit_of, verdict_sentence
 from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, drop_duplicates, measure, outcome_of
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
@@ -57,10 +57,12 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`seconds` by what took them, `others` that are no times (the goal's metric at the end, samples per second).
+    """`seconds` by what took them, `others` that are no times (the goal's metric at the end, samples per second),
+    `metrics` that the program reported, each with its last, best and mean value (program_metrics.py).
 
     Ratios of seconds below 1: B was faster. `obstacles` say why the figures mean little together, without those that
-    the user accepted (`across`). `failed` names the runs of B that did not succeed.
+    the user accepted (`across`). `failed` names the runs of B that did not succeed. `about` is the only figure that the
+    comparison has been reduced to; empty: all.
     """
 
     a: str
@@ -74,23 +76,37 @@ class Comparison:
     conditions: Mapping[str, str] = field(default_factory=dict)
     sessions: Sessions = field(default_factory=lambda: Sessions((), ()))
     energy_sources: tuple[str, ...] = ()
+    metrics: Mapping[str, ComparisonRow] = field(default_factory=dict)
+    about: str = ""
+
+    def reduce_to(self, name: str) -> "Comparison":
+        """The same comparison of a single figure."""
+        seconds, others, metrics = (
+            {name: rows[name]} if name in rows else {} for rows in (self.seconds, self.others, self.metrics)
+        )
+        return replace(self, seconds=seconds, others=others, metrics=metrics, about=name)
 
     @property
     def verdict(self) -> str | None:
         """The verdict in a sentence: which side takes longer, and whether the difference is significant."""
-        rows = (self.seconds[name] for name in TIMES if name in self.seconds)
+        names = (self.about,) if self.about else TIMES
+        rows = (self.rows[name] for name in names if name in self.rows)
         row = next((row for row in rows if row.ratio is not None), None)
         if row is None or row.a is None or row.b is None or row.ratio is None:
             return None
         counts = f"{len(self.sessions.a) or row.a.count} and {len(self.sessions.b) or row.b.count} runs"
         if self.sessions.a and self.sessions.basis is Basis.UNKNOWN:
             return f"No verdict on {self.a} and {self.b} ({counts}): {self.sessions.note}."
+        if self.about and self.about not in TIMES:
+            is_time, unit = self.about in self.seconds, unit_of(self.about)
+            change = format_change(row.a, row.b, row.ratio, unit, row.higher_is_better, is_time=is_time)
+            return f"{self.about}, {self.b} against {self.a}: {change} ({counts})."
         return verdict_sentence(self.a, self.b, row.ratio, counts)
 
     @property
     def rows(self) -> dict[str, ComparisonRow]:
-        """All figures by name: times first, then the others."""
-        return {**self.seconds, **self.others}
+        """All figures by name: times first, then the others, then the program's metrics."""
+        return {**self.seconds, **self.others, **self.metrics}
 
     @property
     def ratios(self) -> dict[str, float | None]:
@@ -145,6 +161,10 @@ def compare(
     sessions = find_sessions(a, b)
     seconds = [[_seconds(archive.result) for archive in side] for side in (a, b)]
     others = [[_others(archive) for archive in side] for side in (a, b)]
+    reported = [[program_metrics.figures_of(archive) for archive in side] for side in (a, b)]
+    known = {*others[0][0], *others[1][0]}
+    metrics = [[{n: value for n, (value, _) in each.items() if n not in known} for each in side] for side in reported]
+    better = {name: higher for side in reported for each in side for name, (_, higher) in each.items()}
     first, second = names or (", ".join(archive.run["name"] for archive in a), ", ".join(x.run["name"] for x in b))
     obstacles = [found for found in dict.fromkeys(_obstacles(a, b)) if found.word not in across]
     labeled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
@@ -160,6 +180,7 @@ def compare(
         {name: phrase for name, phrase in labeled.items() if phrase},
         sessions,
         tuple(dict.fromkeys(found.label for run in (*a, *b) if (found := energy.find_energy(run)))),
+        _rows(metrics[0], metrics[1], sessions, better),
     )
 
 
@@ -179,7 +200,7 @@ def _settings_of(archive: Archive) -> dict[str, Any]:
     plain = {name: value for name, value in spec.items() if name not in (*_UNINTERESTING, *_NESTED)}
     return {
         **plain,
-        "method": method_phrase(spec.get("method") or {}),
+        "method": method_of(spec),
         **{f"{group}.{name}": value for group in _NESTED for name, value in (spec.get(group) or {}).items()},
         "data": archive.result["data"],
         "synthetic": archive.result["synthetic"],
@@ -241,7 +262,7 @@ def _rows(
     a: Sequence[Mapping[str, float | None]],
     b: Sequence[Mapping[str, float | None]],
     sessions: Sessions,
-    directions: Mapping[str, bool] | None = None,
+    directions: Mapping[str, bool | None] | None = None,
 ) -> dict[str, ComparisonRow]:
     """The figures of both sides by name; None for a side of which not every run has the figure.
 
@@ -288,7 +309,7 @@ def _paired_ratio(a: Mapping[int, float], b: Mapping[int, float], shared: Sequen
     return Estimate(found.count, math.exp(found.mean), low, high)
 
 
-def _directions(archive: Archive) -> dict[str, bool]:
+def _directions(archive: Archive) -> dict[str, bool | None]:
     """Of each figure that is no time, whether higher is better."""
     goal = archive.result["goal"]
     own = {goal["metric"]: goal["comparison"] == ">="} if goal else {}

@@ -14,6 +14,7 @@ from typing import Any
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.results.analysis.compare import THROUGHPUT, TIMES, Comparison, ComparisonRow
 from mlbench_cli.results.analysis.numbers import format_ratio
+from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
@@ -122,9 +123,12 @@ def find_metric(rows: Mapping[str, ComparisonRow], asked: str | None) -> str | N
         known = [name for name in TIMES if name in rows]
         return next((name for name in known if rows[name].ratio is not None), known[0] if known else None)
     words = {"throughput": THROUGHPUT, "bandwidth": "busbw"}
-    wanted = words.get(str(asked).lower(), str(asked)).lower()
+    plain = str(asked).lower()
+    wanted = plain if any(name.lower() == plain for name in rows) else words.get(plain, plain)
     exact = [name for name in rows if name.lower() == wanted]
     matches = exact or [name for name in rows if wanted in name.lower()]
+    lasts = [name for name in matches if not name.endswith((BEST, MEAN))]
+    matches = lasts if len(lasts) == 1 else matches  # "acc" means the last value of accuracy, not its best or mean
     if len(matches) == 1:
         return matches[0]
     problem = f"names {len(matches)} figures" if matches else "is not a figure of these results"

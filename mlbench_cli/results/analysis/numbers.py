@@ -23,7 +23,7 @@ MIN_RUNS = 3  # for an interval that says more than the range
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _EXPONENT = 1e15  # from here on
-_PERCENT = re.compile(r"(Prec@\d+|accuracy)$")
+_PERCENT = re.compile(r"Prec@\d+$")  # programs report an accuracy as a share, too
 _PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -172,7 +172,8 @@ def has_verdict(found: Estimate) -> bool:
 
 
 def unit_of(metric: str) -> str:
-    """The unit of a metric by its name; empty if it has none, or nobody knows."""
+    """The unit of a metric by its name; empty if it has none, or nobody knows. Its best and mean have the same."""
+    metric = metric.removesuffix(" best").removesuffix(" mean")
     if _PERCENT.search(metric):
         return "%"
     plain = metric.removeprefix("val_").removeprefix("train_")

@@ -13,7 +13,13 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
-from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of
+from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of, title_of
+from mlbench_cli.results.analysis.program_metrics import (
+    MetricEstimates,
+    MetricSummary,
+    estimate_metrics,
+    program_metrics,
+)
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.analysis.throughput import throughput_of
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
@@ -36,7 +42,8 @@ class Measurement:
     is samples of all ranks per second of training, waiting for data included and validation left out.
     `compiling` is the part of `seconds` in which torch compiled the model, if it did.
     `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the
-    network between several network stacks; None if the ranks shared one, or nothing was measured.
+    network between several network stacks; None if the ranks shared one, or nothing was measured. `metrics` are those
+    that the program reported; `title` names the task, or the experiment and the command.
     """
 
     name: str
@@ -52,6 +59,8 @@ class Measurement:
     goodput: float | None = None
     round_trip: float | None = None
     compiling: float | None = None
+    metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    title: str = ""
 
     @property
     def whole_run(self) -> bool:
@@ -109,6 +118,11 @@ class Point:
         return _estimate([run.throughput for run in self.shown])
 
     @cached_property
+    def metrics(self) -> dict[str, MetricEstimates]:
+        """The metrics that every run reported, each with the estimates of its last, best and mean value."""
+        return estimate_metrics(run.metrics for run in self.shown)
+
+    @cached_property
     def without_compiling(self) -> Estimate | None:
         """Mean and interval of the time less that of torch.compile, in seconds; None if nothing was compiled."""
         return _estimate([None if run.compiling is None else run.seconds - run.compiling for run in self.shown])
@@ -147,6 +161,11 @@ class Group:
     def facts(self) -> dict[str, str]:
         """What all runs of the group share, as texts."""
         return self.key.facts()
+
+    @property
+    def titles(self) -> list[str]:
+        """What the runs are for people, each once: the task, or experiments with their command."""
+        return list(dict.fromkeys(run.title or self.task for point in self.points for run in point.shown))
 
     @property
     def metric(self) -> str:
@@ -201,8 +220,14 @@ class Series:
         return [run for group in self.groups for point in group.points for run in point.bad]
 
     def to_csv(self) -> str:
-        """One line per group and number of workers; seconds are means over the runs that count."""
-        return format_csv([_HEADER, *(_row(group, point) for group in self.groups for point in group.points)])
+        """One line per group and number of workers; seconds are means over the runs that count.
+
+        Behind the fixed columns, each metric that the programs reported has three: its last, best and mean value.
+        """
+        points = [(group, point) for group in self.groups for point in group.points]
+        names = list(dict.fromkeys(name for _, point in points for name in point.metrics))
+        header = [*_HEADER, *(f"{name} {figure}" for name in names for figure in ("last", "best", "mean"))]
+        return format_csv([header, *([*_row(group, point), *_metric_cells(point, names)] for group, point in points)])
 
 
 def collect(archives: Iterable[Archive], min_runs: int = 1) -> Series:
@@ -268,6 +293,8 @@ def measure(archive: Archive) -> Measurement:
         goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
         round_trip=network["rtt_seconds"] if apart else None,
         compiling=_read_compiling(result, seconds),
+        metrics=program_metrics(archive),
+        title=title_of(archive),
     )
 
 
@@ -397,6 +424,13 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
         yield from (_figure(speedup.mean / growth), _figure(growth / speedup.mean**2))
     yield from (group.metric, *_figures(point.value), *_figures(point.throughput))
     yield " ".join(run.name for run in (*point.good, *point.bad))
+
+
+def _metric_cells(point: Point, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        found = point.metrics.get(name)
+        each = (found.last, found.best, found.mean) if found else (None, None, None)
+        yield from (_figures(estimate)[0] for estimate in each)
 
 
 def _figures(found: Estimate | None) -> tuple[str, str, str]:

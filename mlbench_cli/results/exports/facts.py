@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.methods import method_of
+from mlbench_cli.results.analysis.program_metrics import BEST, MEAN, figures_of
 from mlbench_cli.results.analysis.tables import ResourceSample
 from mlbench_cli.util.times import parse_timestamp
 
@@ -51,6 +53,13 @@ def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
     return found
 
 
+def describe_run(archive: "Archive") -> dict[str, str | int]:
+    """The settings that tables have of each run, as texts and the seed."""
+    spec = archive.run["spec"]
+    texts = {name: str(spec.get(name) or "") for name in ("preset", "network", "backend", "device")}
+    return {"task": str(archive.result["task"]), "method": method_of(spec), **texts, "seed": int(spec.get("seed") or 0)}
+
+
 def read_facts(archive: "Archive") -> RunFacts:
     """The facts of a verified archive."""
     run, result = archive.run, archive.result
@@ -61,7 +70,7 @@ def read_facts(archive: "Archive") -> RunFacts:
         int(result["workers"]),
         parse_timestamp(str(run["created"])),
         describe_settings(run["spec"]),
-        summarize_result(result),
+        {**summarize_result(result), **_summarize_metrics(archive)},
         str(result["outcome"]),
     )
 
@@ -81,6 +90,12 @@ def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
         found[f"phase_seconds/{phase}"] = spread.get("rank0") if isinstance(spread, Mapping) else None
     found["samples"], found["wall_seconds"] = result.get("samples"), result.get("wall_seconds")
     return {name: float(value) for name, value in found.items() if is_finite_number(value)}
+
+
+def _summarize_metrics(archive: "Archive") -> dict[str, float]:
+    """The best and mean values of the program's metrics; the last ones are those of its points."""
+    every = ((name, value) for name, (value, _) in figures_of(archive).items())
+    return {name: value for name, value in every if name.endswith((BEST, MEAN))}
 
 
 def list_values(sample: "ResourceSample") -> "Iterator[tuple[str, float]]":

@@ -9,29 +9,34 @@ from mlbench_cli.util import files
 from mlbench_cli.util.csv_text import format_csv
 
 SCHEMA = b"1"
+COLUMNS = ("task", "preset", "method", "network", "backend", "device", "seed")  # what people group runs by
+Settings = Mapping[str, Mapping[str, str | int]]  # by run
 
 
-def write_parquet(path: Path, metrics: MetricTable, samples: ResourceTable, tasks: Mapping[str, str]) -> list[Path]:
+def write_parquet(path: Path, metrics: MetricTable, samples: ResourceTable, settings: Settings) -> list[Path]:
     """Write metrics to `path` and, if there are any, samples beside it as NAME-resources.parquet.
 
-    `tasks` has the task of each run. Columns: those of `MetricPoint` and of `ResourceSample`, and the task. Times are
-    UTC in microseconds. Raises UsageError without pyarrow.
+    Columns: those of `MetricPoint` and of `ResourceSample`, and the `settings` of each run. Times are UTC in
+    microseconds. Raises UsageError without pyarrow.
     """
     arrow: Any = load_library("pyarrow")
     parquet: Any = load_library("pyarrow.parquet")
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
-        content = table.to_arrow().append_column("task", arrow.array([tasks[row.run] for row in table], arrow.string()))
+        content = table.to_arrow()
+        for name in COLUMNS:
+            kind = arrow.int64() if name == "seed" else arrow.string()
+            content = content.append_column(name, arrow.array([settings[row.run][name] for row in table], kind))
         with files.replace_file(target) as file:
             parquet.write_table(content.replace_schema_metadata({b"mlbench_schema": SCHEMA}), file, compression="zstd")
     return [*tables]
 
 
-def write_csv(path: Path, metrics: MetricTable, samples: ResourceTable, tasks: Mapping[str, str]) -> list[Path]:
+def write_csv(path: Path, metrics: MetricTable, samples: ResourceTable, settings: Settings) -> list[Path]:
     """As `write_parquet`; times are seconds since 1970."""
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
-        columns = {**table.to_columns(), "task": [tasks[row.run] for row in table]}
+        columns = {**table.to_columns(), **{name: [settings[row.run][name] for row in table] for name in COLUMNS}}
         cells = zip(*columns.values(), strict=True)
         text = format_csv([columns, *(["" if cell is None else cell for cell in row] for row in cells)])
         files.write_atomically(target, text.encode())

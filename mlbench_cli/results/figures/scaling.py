@@ -23,7 +23,7 @@ from mlbench_cli.results.analysis.statistics import Estimate, estimate
 from mlbench_cli.results.figures.look import MAX_LOOKS, PHASES, Look, choose_shared_looks, family_of, look_of
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Scale, choose_divider
 from mlbench_cli.results.figures.published import published_lines, published_phases
-from mlbench_cli.util.text import counted
+from mlbench_cli.util.text import counted, list_some
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
 COMMUNICATION = "communication"
@@ -78,6 +78,11 @@ class Job:
         ]
 
     @property
+    def title(self) -> str:
+        """The task; of a user's command, its experiments and the command."""
+        return _title_of(self.groups)
+
+    @property
     def task(self) -> str:
         """The task of all groups."""
         return self.groups[0].task
@@ -103,16 +108,25 @@ def split_jobs(series: Series, prices: dict[str, float], *, published: bool = Tr
     for group in series.groups:
         found.setdefault(_job_key(group.key), []).append(group)
     jobs = list(found.values())
-    tasks = [groups[0].task for groups in jobs]
+    titles = [_title_of(groups) for groups in jobs]
     return [
         Job(
-            groups[0].task if tasks.count(groups[0].task) == 1 else f"{groups[0].task} ({_difference(groups[0])})",
+            title if titles.count(title) == 1 else f"{title} ({_difference(groups[0])})",
             label_groups(groups),
             prices,
             published,
         )
-        for groups in jobs
+        for title, groups in zip(titles, jobs, strict=True)
     ]
+
+
+def _title_of(groups: Sequence[Group]) -> str:
+    """ "a, b: python train.py" of two experiments with one command."""
+    titles = list(dict.fromkeys(title for group in groups for title in group.titles))
+    names, commands = zip(*(title.partition(": ")[::2] for title in titles), strict=True)
+    if len(titles) < 2 or len({*commands}) > 1:
+        return titles[0]
+    return f"{list_some(names)}{': ' + commands[0] if commands[0] else ''}"
 
 
 # Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
@@ -125,7 +139,7 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
     """The groups of one job, labeled by their differences; a single group by its method."""
     facts = [group.facts for group in groups]
     if len(groups) == 1:
-        return (replace(groups[0], label=describe("method", facts[0].get("method", "")) or groups[0].label),)
+        return (replace(groups[0], label=describe("method", facts[0]["method"])),)
     telling = _choose_telling(facts)
     return tuple(replace(group, label=_describe_all(telling, group.facts) or group.label) for group in groups)
 
@@ -493,7 +507,7 @@ def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -
         has_ends = any(ends)
         lines.append(
             Line(
-                group.label or group.task,
+                group.label or job.title,
                 tuple(float(point.workers) for point, _ in found),
                 tuple(each.mean for _, each in found),
                 tuple(each and each[0] for each in ends) if has_ends else (),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlbench_cli.model.goals import name_metric
-from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
 from mlbench_cli.results.analysis.energy import Energy, find_energy
@@ -87,7 +87,7 @@ def collect(
         tuple(section for section in sections if not section.is_empty),
         tuple(run.name for run in runs),
         context=_context(series, runs),
-        badges=tuple(badges_of(runs, {run.name: method_phrase(_spec(run).get("method") or {}) for run in runs})),
+        badges=tuple(badges_of(runs, {run.name: method_of(_spec(run)) for run in runs})),
         numbers=tuple(numbers_of(jobs[0], verdicts[0])) if is_one else (),
     )
 
@@ -122,7 +122,8 @@ def _title(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequen
 
 def _context(series: Series, runs: Sequence[RunData]) -> str:
     """The line above the title: tasks, goal, place, date."""
-    tasks = ", ".join(series.tasks[:3]) + (" and more" if len(series.tasks) > 3 else "")
+    titles = list(dict.fromkeys(title for group in series.groups for title in group.titles))
+    tasks = ", ".join(titles[:3]) + (" and more" if len(titles) > 3 else "")
     goal = series.common.get("goal", "")
     places = list(dict.fromkeys(str(run.archive.result["cluster"]) for run in runs))
     where = "this machine" if places == ["local"] else ", ".join(places[:3]) + (" and more" if len(places) > 3 else "")
@@ -179,6 +180,7 @@ def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
     """The sections of a single job: figures first, then the table of all sizes."""
     yield Section("Figures", _comparison_note(job), (), _leading(drawn))
     yield _result_section(job)
+    yield Section("Metrics", (), _metric_tables(job))
 
 
 def _several_jobs(
@@ -191,8 +193,8 @@ def _several_jobs(
     for job, figures, verdict in zip(jobs, drawn, verdicts, strict=True):
         places = sum(len(group.points) for group in job.groups)
         sentences = tuple(sentences_of(job, verdict)) or (f"{title_of(job, verdict)}.",)
-        table = _result_section(job).tables if places > 1 else ()
-        yield Section(job.name, sentences, table, _leading(figures) if places > 1 else ())
+        tables = (*(_result_section(job).tables if places > 1 else ()), *_metric_tables(job))
+        yield Section(job.name, sentences, tables, _leading(figures) if places > 1 else ())
 
 
 def _job_row(job: Job) -> tuple[str, ...]:
@@ -252,6 +254,28 @@ def _result_section(job: Job) -> Section:
         tones=tuple(tones) if 9 in kept else (),
     )
     return Section("All sizes" if len(job.workers) > 1 else "Results", (), (table,))
+
+
+def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
+    """What the programs reported: a row per configuration and metric. None if they reported nothing."""
+    rows = [
+        (
+            group.label,
+            str(point.workers),
+            name,
+            *(format_estimate(figure, unit_of(name)) for figure in (each.last, each.best, each.mean)),
+        )
+        for group in job.groups
+        for point in group.points
+        if point.good
+        for name, each in point.metrics.items()
+    ]
+    if not rows:
+        return ()
+    first = 0 if len(job.groups) > 1 else 1
+    head = ("series", "workers", "metric", "last", "best", "mean")[first:]
+    numeric = tuple(index for index, name in enumerate(head) if name not in ("series", "metric"))
+    return (ReportTable("Metrics of rank 0", head, tuple(row[first:] for row in rows), numeric),)
 
 
 def _result_row(group: Group, point: Point) -> tuple[str, ...]:
@@ -538,7 +562,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
             str(run.archive.result["outcome"]).replace("_", " "),
             format_value(run.archive.result["task_seconds"]["wall"], SECONDS),
             format_goal(run.archive.result["goal"], run.archive.result["outcome"], in_words=True) or NO_VALUE,
-            method_phrase(_spec(run).get("method") or {}),
+            method_of(_spec(run)) or NO_VALUE,
             _spec(run).get("network") or NO_VALUE,
             ", ".join(label.replace("_", "-") for label in conditions_of(run.archive).labels) or NO_VALUE,
             str(run.archive.result["division"].get("word") or "none"),

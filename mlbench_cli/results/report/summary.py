@@ -141,7 +141,7 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
     group, point = best.group, best.point
     if group.after_time:
         value = format_value(point.value.mean if point.value else None, unit_of(group.metric))
-        return f"{job.task} reaches {value} {name_metric(group.metric)} with {best.name}"
+        return f"{job.title} reaches {value} {name_metric(group.metric)} with {best.name}"
     if verdict is not None and verdict.is_known and verdict.ratio is not None:
         other, base = verdict.other, verdict.base.subject
         if not verdict.is_different:
@@ -153,8 +153,8 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
         return f"T{text[1:]}" if other.subject != other.group.label else text
     time = format_value(point.seconds.mean, SECONDS)
     if group.metric and not group.key.measure:
-        return f"{job.task} reaches its goal in {time} with {best.name}"
-    return f"{job.task} takes {time} with {best.name}"
+        return f"{job.title} reaches its goal in {time} with {best.name}"
+    return f"{job.title} takes {time} with {best.name}"
 
 
 def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:

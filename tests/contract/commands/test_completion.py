@@ -61,12 +61,6 @@ def test_names_are_completed(home: Path, line: str, offered: str, withheld: str)
     assert withheld not in found
 
 
-def test_the_script_of_the_shell_is_printed(home: Path) -> None:
-    done = clients.finish("--show-completion", environment=os.environ | {"MLBENCH_HOME": str(home)})
-    assert done.returncode == 0
-    assert "_MLBENCH_COMPLETE=complete_" in done.stdout
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_completes_options(home: Path, shell: str) -> None:
     assert "digits_resnet" in complete(home, "mlbench run x --task digi", shell)

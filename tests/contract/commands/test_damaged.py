@@ -132,13 +132,6 @@ def test_the_dashboard_shows_the_others(home: Path) -> None:
         assert sorted((entry["name"], entry["state"]) for entry in runs) == [
             ("bad-2", "damaged"), ("fine-2", "finished"), ("good-2", "finished")
         ]  # fmt: skip
-        metrics = dashboard.ask("/metrics").body.decode()
-        assert (
-            'run="bad-2",task="unknown-task",backend="gloo",workers="2",preset="spec",cluster="local",outcome="damaged"'
-            in metrics
-        )
-        assert 'mlbench_run_task_seconds{run="good-2"' in metrics
-        assert 'mlbench_run_task_seconds{run="bad-2"' not in metrics
         assert dashboard.ask("/runs/bad-2").status == 400
         assert dashboard.ask("/runs/good-2").status == 200
 

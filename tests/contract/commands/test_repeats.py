@@ -12,17 +12,18 @@ from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 
-# A program whose time, metric and samples follow from its seed: 40 becomes 40 s, 40 %, 4000 samples.
+# A program whose time, metric and samples follow from its seed: 40 becomes 0.4 s, 40 %, 4000 samples per second.
 PROGRAM = """
-import json, os, sys
+import json, os, sys, time
+time.sleep(0.5)
 seed = int(os.environ["MLBENCH_SEED"])
 def emit(**fields):
-    print("@mlbench " + json.dumps({"v": 1, "rank": 0, "time": 1.0, **fields}))
+    print("@mlbench " + json.dumps({"v": 1, "rank": 0, "time": time.time(), **fields}))
 if seed in map(int, sys.argv[1:]):
     sys.exit(3)
 emit(event="metric", name="val_Prec@1", value=seed)
 goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 1.0, "kind": "full", "value": seed, "last": seed}
-emit(event="result", outcome="goal_reached", goal=goal, wall_seconds=seed, samples=100 * seed * seed)
+emit(event="result", outcome="goal_reached", goal=goal, wall_seconds=seed / 100, samples=seed * seed)
 """
 
 
@@ -51,9 +52,9 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     repeats = {entry["name"]: entry for entry in answer(capsys, "status")["repeats"]}
     assert repeats["x-1"]["workers"] == 1
     margin = 4.302653 / 3**0.5  # t of 2 degrees of freedom; the deviation is 1
-    for figure, mean, factor in (("seconds", 40, 1), ("metric", 40, 1), ("samples_per_second", 4000, 100)):
+    for figure, mean, factor in (("seconds", 0.4, 0.01), ("metric", 40, 1), ("samples_per_second", 4000, 100)):
         found = repeats["x-1"][figure]
-        assert (found["count"], found["mean"]) == (3, mean)
+        assert (found["count"], found["mean"]) == (3, pytest.approx(mean))
         assert (found["low"], found["high"]) == pytest.approx((mean - factor * margin, mean + factor * margin))
     assert repeats["x-1"]["metric"]["name"] == "Prec@1"
 
@@ -64,11 +65,11 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
         "x-1",
         "1",
         "3",
-        "40.0",
-        "s",
-        "(37.5",
+        "400",
+        "ms",
+        "(375",
         "to",
-        "42.5)",
+        "425)",
         "Prec@1",
         "40.0",
         "%",
@@ -86,7 +87,7 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert "mlbench status x-1-r1 --watch" in capsys.readouterr().err
 
     compared = answer(capsys, "compare", "x-1", "x-2-r1")
-    assert (compared["a"], compared["b"], compared["seconds"]["task"]) == ("x-1", "x-2-r1", [40, 39])
+    assert (compared["a"], compared["b"], compared["seconds"]["task"]) == ("x-1", "x-2-r1", pytest.approx([0.4, 0.39]))
     assert compared["estimates"]["task"]["a"]["count"] == 3
     assert compared["estimates"]["task"]["ratio"]["low"] is None  # a single run says nothing about its spread
     ratio = answer(capsys, "compare", "x-1", "x-2")["estimates"]["task"]["ratio"]
@@ -94,7 +95,7 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert run(["compare", "x-1", "x-2"]) == 0
     out = capsys.readouterr().out.replace("\u00a0", " ")
     assert out.startswith("No difference seen: x-2 takes 0.945 to 1.06 times as long as x-1 (95 %; 3 and 3 runs).")
-    assert "40.0 s (37.5 to 42.5)" in out
+    assert "400 ms (375 to 425)" in out
 
     both = answer(capsys, "compare", "x", "x", "--across", "conditions")  # the experiment, with both of its sizes
     assert [found["cell"] for found in both["comparisons"]] == [{"workers": "1"}, {"workers": "2"}]
@@ -107,16 +108,16 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
     assert [(row["workers"], row["runs"]) for row in rows] == [("1", "3"), ("2", "3")]
-    assert [float(row["seconds_high"]) for row in rows] == pytest.approx([40 + margin] * 2, rel=1e-4)
+    assert [float(row["seconds_high"]) for row in rows] == pytest.approx([0.4 + margin / 100] * 2, rel=1e-4)
 
 
 def test_repeats_that_failed_do_not_count_and_one_alone_has_no_interval(capsys: Captured) -> None:
     argv = ["run", "x", "1", "--command", "python program.py 40 42", "--repeat", "3", "--seed", "40"]
     [repeats] = answer(capsys, *argv, code=7)["repeats"]
     assert (repeats["counted"], repeats["left_out"]) == (["x-1-r2"], ["x-1-r1", "x-1-r3"])
-    assert repeats["seconds"] == {"count": 1, "mean": 41, "low": None, "high": None, "confidence": 0.95}
+    assert repeats["seconds"] == {"count": 1, "mean": 0.41, "low": None, "high": None, "confidence": 0.95}
     assert run(["status"]) == 0
-    assert ["x-1", "1", "1", "of", "3", "41.0", "s", "Prec@1", "41.0", "%", "4.10k", "samples/s"] in [
+    assert ["x-1", "1", "1", "of", "3", "410", "ms", "Prec@1", "41.0", "%", "4.10k", "samples/s"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
     ]
 

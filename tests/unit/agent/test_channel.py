@@ -65,7 +65,6 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
         ("Host key is known to differ, so\nHost key verification failed.", 255, "is not the one that is known"),
         ("No answer.\nHost key verification failed.", 255, "is not the one that is known"),
         ("sh: 1: python9: Permission denied", 126, "On m1, python3 cannot be run: sh: 1: python9: Permission denied"),
-        ("python3: can't open file 'x'\n@@@@\n\n", 2, "On m1, python3 cannot be run: python3: can't open file 'x'"),
         ("@@@@\n", None, "m1 does not answer: no answer"),
     ],
 )

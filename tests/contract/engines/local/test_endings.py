@@ -295,7 +295,7 @@ def test_two_ranks_of_torch_meet_over_gloo(lab: Lab) -> None:
         "dist.destroy_process_group()"
     )
     begun = time.monotonic()
-    run = lab.start(python(script), workers=2, timeout=100.0)
+    run = lab.start((sys.executable, "-c", script), workers=2, timeout=100.0)
     end = lab.end(run)
     assert end.ended == "exited", (lab.log(run), lab.log(run, 1), time.monotonic() - begun, sys.version)
     assert [lab.log(run, rank) for rank in (0, 1)] == [b"3.0\n"] * 2

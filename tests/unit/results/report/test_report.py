@@ -60,7 +60,7 @@ def test_a_report_has_every_figure_that_its_runs_allow(archives: Callable[..., l
         *("job1-way", "job1-ranks", "timeline", "machine-cpu", "machine-memory"),
     }
     assert [section.heading for section in report.sections if not section.is_folded] == [
-        *("Figures", "All sizes", "Findings", "Settings"),
+        *("Figures", "All sizes", "Metrics", "Findings", "Settings"),
     ]
     assert [section.heading for section in report.sections if section.is_folded][:2] == [
         *("More figures", "Runs and machines over time"),
@@ -131,7 +131,7 @@ def test_one_point_is_a_sentence_and_no_figure(archives: Callable[..., list[Arch
     report = collect([*archives(), archives(task="other-task")[0]])
     section = next(section for section in report.sections if section.heading == "other-task")
     assert not section.figures
-    assert not section.tables
+    assert [table.title for table in section.tables] == ["Metrics of rank 0"]
     assert section.paragraphs[0].startswith("100\u00a0s with 1 worker")
 
 

@@ -1,0 +1,191 @@
+"""The metrics that a program reports, each as three figures: its last, best and mean value.
+
+The only place that computes them. Metrics are those of rank 0; values that are not finite count only as the last one.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import one_line
+
+BEST, MEAN = " best", " mean"  # behind the name of a metric: the name of that figure; the last value has none
+MAX_NAMES = 100  # a program may report any number of names
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_RATE = re.compile(r"(per_?(second|sec|s)|/s(ec)?|throughput|flops|mfu|bandwidth)$", re.IGNORECASE)
+_LOWER = frozenset(
+    {
+        *(
+            "loss",
+            "nll",
+            "bpb",
+            "bpc",
+            "error",
+            "errors",
+            "err",
+            "mse",
+            "rmse",
+            "mae",
+            "perplexity",
+            "ppl",
+            "wer",
+            "cer",
+        ),
+        *("cer", "fid", "seconds", "time", "duration", "latency", "joules", "energy"),
+    }
+)
+_HIGHER = frozenset(
+    {
+        *("accuracy", "acc", "prec", "precision", "recall", "f", "auc", "auroc", "bleu", "rouge", "map", "iou", "dice"),
+        *("psnr", "ssim", "reward", "score", "throughput", "goodput"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class MetricSummary:
+    """The figures of one metric. `last` may be "nan", "inf" or "-inf"; `mean` is None if no value was finite.
+
+    `best` is None if it is unknown whether lower or higher is better.
+    """
+
+    count: int
+    last: float | str
+    mean: float | None
+    best: float | None
+    higher_is_better: bool | None
+
+    def to_dict(self) -> dict[str, float | str | bool | None]:
+        """The figures as JSON documents have them."""
+        return {"last": self.last, "best": self.best, "mean": self.mean, "count": self.count}
+
+
+class MetricTally:
+    """Summarizes metrics value by value."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Tally] = {}
+
+    def take(self, name: str, value: float | str) -> None:
+        """Record the next value of a metric of rank 0."""
+        name = one_line(name, 100)
+        if name not in self._seen and len(self._seen) >= MAX_NAMES:
+            return
+        self._seen.setdefault(name, _Tally()).take(value)
+
+    def summarize(self, goal: Goal | None) -> dict[str, MetricSummary]:
+        """The figures of every metric, in the order in which the names appeared."""
+        return {name: tally.summarize(find_direction(name, goal)) for name, tally in self._seen.items()}
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.count = self._finite = 0
+        self._mean = 0.0
+        self._low, self._high = math.inf, -math.inf
+        self._last: float | str = "nan"
+
+    def take(self, value: float | str) -> None:
+        self.count += 1
+        self._last = value
+        if isinstance(value, str):
+            return
+        self._finite += 1
+        self._mean += value / self._finite - self._mean / self._finite  # a sum of values could overflow
+        self._low, self._high = min(self._low, value), max(self._high, value)
+
+    def summarize(self, higher_is_better: bool | None) -> MetricSummary:
+        if not self._finite:
+            return MetricSummary(self.count, self._last, None, None, higher_is_better)
+        mean = min(max(self._mean, self._low), self._high)  # of equal values exactly that value
+        best = None if higher_is_better is None else self._high if higher_is_better else self._low
+        return MetricSummary(self.count, self._last, mean, best, higher_is_better)
+
+
+_known: "WeakKeyDictionary[Archive, dict[str, MetricSummary]]" = WeakKeyDictionary()
+
+
+def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
+    """The figures of every metric that rank 0 reported, by name."""
+    if archive not in _known:
+        tally = MetricTally()
+        for row in archive.metrics():
+            name, value = row.get("name"), row.get("value")
+            if row.get("rank") == 0 and isinstance(name, str) and (is_finite_number(value) or isinstance(value, str)):
+                tally.take(name, value if isinstance(value, str) else float(value))
+        goal = archive.result["goal"]
+        _known[archive] = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
+    return _known[archive]
+
+
+def find_direction(name: str, goal: Goal | None = None) -> bool | None:
+    """Whether a higher value of a metric is better: as its goal says, else as such names usually mean it; else None."""
+    if goal is not None and name in goal.metric_names:
+        return goal.comparison == ">="
+    if _RATE.search(name):
+        return True
+    words = {word.lower() for word in _WORD.findall(name)}
+    if words & {"scale", "weight", "rate", "learning"}:
+        return None
+    if words & _LOWER:
+        return False
+    return True if words & _HIGHER else None
+
+
+def figures_of(archive: Archive) -> dict[str, tuple[float, bool | None]]:
+    """Every figure of the program's metrics: its value, and whether higher is better."""
+    return {
+        name: (value, summary.higher_is_better)
+        for metric, summary in program_metrics(archive).items()
+        for name, value in _figures(metric, summary)
+    }
+
+
+def _figures(metric: str, summary: MetricSummary) -> Iterator[tuple[str, float]]:
+    if not isinstance(summary.last, str):
+        yield metric, summary.last
+    if summary.best is not None:
+        yield metric + BEST, summary.best
+    if summary.mean is not None:
+        yield metric + MEAN, summary.mean
+
+
+@dataclass(frozen=True)
+class MetricEstimates:
+    """One metric of repeats: the estimates of its figures; None where a run lacks the figure."""
+
+    last: Estimate | None
+    best: Estimate | None
+    mean: Estimate | None
+    is_single: bool  # every run reported one value, so that all three are the same
+
+    def to_dict(self) -> dict[str, object]:
+        """The estimates as JSON documents have them."""
+        each = {"last": self.last, "best": self.best, "mean": self.mean}
+        return {name: None if found is None else found.to_dict() for name, found in each.items()}
+
+
+def estimate_metrics(runs: Iterable[Mapping[str, MetricSummary]]) -> dict[str, MetricEstimates]:
+    """The metrics that every one of some repeats reported."""
+    every = list(runs)
+    names = [name for name in (every[0] if every else {}) if all(name in run for run in every)]
+    return {name: _estimate([run[name] for run in every]) for name in names}
+
+
+def _estimate(summaries: list[MetricSummary]) -> MetricEstimates:
+    def of(values: list[float | str | None]) -> Estimate | None:
+        known = [value for value in values if value is not None and not isinstance(value, str)]
+        return estimate(known) if len(known) == len(values) else None
+
+    return MetricEstimates(
+        of([summary.last for summary in summaries]),
+        of([summary.best for summary in summaries]),
+        of([summary.mean for summary in summaries]),
+        all(summary.count == 1 for summary in summaries),
+    )

@@ -1,0 +1,104 @@
+"""What a user's program reports, in every command: two versions of a script, measured three times each."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+# The accuracy rises in the first version and falls at the end in the second, which is a fifth slower.
+SCRIPT = """
+import json, os, random, time
+noise = random.Random(os.environ["MLBENCH_SEED"]).random() / 1000
+def emit(name, value):
+    event = {"v": 1, "event": "metric", "rank": 0, "time": time.time(), "name": name, "value": value}
+    print("@mlbench " + json.dumps(event))
+for accuracy in ACCURACIES:
+    emit("accuracy", accuracy + noise)
+    emit("loss", 1 - accuracy)
+    emit("tokens_per_second", SPEED * (1 + noise))
+    emit("temperature", 20.0)
+emit("loss", float("nan"))
+"""
+
+
+@pytest.fixture
+def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments a and b of two versions of train.py."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name, accuracies, speed in (("a", "[0.5, 0.7, 0.9]", "1000"), ("b", "[0.5, 0.8, 0.6]", "800")):
+        Path("train.py").write_text(SCRIPT.replace("ACCURACIES", accuracies).replace("SPEED", speed))
+        argv = ["run", name, "1", "--command", "python train.py", "--repeat", "3", "--share-machine"]
+        assert run(argv) == 0
+
+
+def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("versions")
+def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
+    assert run(["status", "a"]) == 0
+    assert "tokens_per_second" in capsys.readouterr().out
+    figures = answer(capsys, "status", "b-1-r1")["metric_figures"]
+    assert figures["accuracy"]["last"] == pytest.approx(0.6, abs=0.002)
+    assert figures["accuracy"]["best"] == pytest.approx(0.8, abs=0.002)
+    assert figures["accuracy"]["mean"] == pytest.approx(1.9 / 3, abs=0.002)
+    assert (figures["loss"]["last"], figures["loss"]["best"]) == ("nan", pytest.approx(0.2))
+    assert figures["temperature"]["best"] is None  # nobody knows which direction is better
+
+    repeats = {item["name"]: item for item in answer(capsys, "status")["repeats"]}
+    assert repeats["b-1"]["metrics"]["accuracy"]["best"]["mean"] == pytest.approx(0.8, abs=0.002)
+
+    rows = answer(capsys, "compare", "a", "b")["estimates"]
+    assert rows["tokens_per_second"]["ratio"]["mean"] == pytest.approx(0.8, rel=0.01)
+    assert rows["tokens_per_second"]["higher_is_better"] is True
+    assert rows["loss best"]["higher_is_better"] is False
+    assert rows["temperature"]["higher_is_better"] is None
+    assert run(["compare", "a", "b", "--metric", "accuracy"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("accuracy, b against a: 1.50× lower (1.50 to 1.50) (3 and 3 runs).")
+    assert "TIME" not in out
+    assert "tokens_per_second" not in out
+    assert run(["compare", "a", "b", "--metric", "tokens", "--fail-above", "1.1", "--across", "code"]) in (7, 9)
+
+    for form in ("md", "html"):
+        assert run(["report", f"report.{form}", "a", "b"]) == 0
+        page = Path(f"report.{form}").read_text().replace("\\", "")
+        assert "a, b: python train.py" in page
+        assert "tokens_per_second" in page
+        assert "custom takes" not in page
+        assert "task's own" not in page
+    assert run(["charts", "figures", "--run", "a", "--run", "b"]) == 0
+    summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
+    assert sorted(float(row["accuracy best"]) for row in summary) == pytest.approx([0.8, 0.9], abs=0.002)
+
+    assert run(["export", "csv", "points.csv", "a", "b"]) == 0
+    points = list(csv.DictReader(Path("points.csv").read_text().splitlines()))
+    assert {row["seed"] for row in points} == {"42", "43", "44"}
+    assert {(row["preset"], row["network"], row["method"]) for row in points} == {("custom", "", "")}
+
+
+@pytest.mark.usefixtures("versions")
+def test_a_gate_on_a_metric_compares_two_versions_of_a_script(capsys: Captured) -> None:
+    gate = ["gate", "b", "--baseline", "a", "--across", "conditions"]
+    [slower] = answer(capsys, *gate, "--check", "tokens_per_second=10%", code=7)["checks"]
+    assert slower["worse"] == pytest.approx(1.25, rel=0.01)
+    assert slower["name"] == "b: python train.py gloo cpu 1: tokens_per_second"
+    assert answer(capsys, *gate, "--check", "tokens_per_second=+50%")["verdict"] == "passed"
+    [better] = answer(capsys, *gate[:1], "a", *gate[2:3], "b", *gate[4:], "--check", "accuracy best=5%")["checks"]
+    assert better["worse"] < 1
+
+    assert run([*gate, "--check", "tokens=5%"]) == 2
+    assert "tokens_per_second best" in capsys.readouterr().err
+    assert run([*gate, "--check", "temperature"]) == 2
+    assert "--direction" in capsys.readouterr().err
+    assert run([*gate, "--check", "temperature", "--direction", "lower"]) == 0
