@@ -72,18 +72,6 @@ def test_a_shell_script_on_two_nodes(runs: Runs, tmp_path: Path) -> None:
     engine.delete(run)
 
 
-def test_a_rank_that_is_killed_starts_again_with_all_others(runs: Runs, tmp_path: Path) -> None:
-    script = 'echo "attempt $MLBENCH_ATTEMPT"; test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 300'
-    spec = runs.cluster.spec("again-2", "sh", "-c", script, faults="at 2s kill rank 1", on_failure="restart")
-    engine, run = runs.start(spec, tmp_path)
-    seen = until(engine, run, has_ended)
-    assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
-    assert engine.fetch(run).complete
-    assert log(run, 0) == log(run, 1) == "attempt \nattempt 1\n"
-    record = json.loads((tmp_path / "faults.json").read_text())
-    assert [attempt["why"] for attempt in record["attempts"]] == ["killed", None]
-
-
 def test_an_image_with_nothing_but_busybox(runs: Runs, tmp_path: Path) -> None:
     name, busybox = os.environ.get("LAB_CLUSTER"), shutil.which("busybox")
     if not (os.environ.get("MLBENCH_E2E_KUBECONFIG") and name and busybox and shutil.which("kind")):

@@ -67,27 +67,6 @@ def test_all_reduce_detached_then_waited_for(mlbench: Mlbench, tmp_path: Path) -
     mlbench("delete", "reduce-2", "--yes")
 
 
-def test_a_rank_that_is_killed_starts_again_in_its_pod_and_the_curve_stays_the_same(
-    mlbench: Mlbench, tmp_path: Path
-) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=99.9", "--set", "epochs=4"]
-    words += ["--on-failure", "restart", "--checkpoint-every", "5", "--yes"]
-    mlbench("run", "calm", "2", *words)
-    mlbench("run", "faulted", "2", *words, "--faults", "at 0.2s kill rank 1")
-    results = []
-    for name in ("calm-2", "faulted-2"):
-        archive = tmp_path / f"{name}.zip"
-        mlbench("download", name, "--output", str(archive))
-        mlbench("verify", str(archive))
-        results.append(json.loads(zipfile.ZipFile(archive).read("result.json")))
-        mlbench("delete", name, "--yes")
-    calm, faulted = results
-    assert (faulted["faults"]["injected"], faulted["faults"]["attempts"]) == (1, 2)
-    for one, other in zip(calm["details"]["curve"], faulted["details"]["curve"], strict=True):
-        for key in ("update", "train_loss", "loss", "Prec@1"):
-            assert one[key] == pytest.approx(other[key], rel=1e-6), key
-
-
 def test_a_dying_rank_fails_the_run(mlbench: Mlbench) -> None:
     command = "sh -c 'echo here; [ {rank} = 1 ] && exit 3; sleep 60'"
     image = f"localhost/mlbench/allreduce:{_version()}"
