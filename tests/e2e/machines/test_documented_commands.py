@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.documentation import ROOT, run_page
 from tests.e2e.machines.fleet import Client, Fleet
+
+pytestmark = pytest.mark.timeout(900)  # each page has half a dozen trainings
 
 
 def shrink(command: str) -> str:
