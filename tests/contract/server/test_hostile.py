@@ -33,7 +33,7 @@ HOSTILE = {
     "workflow command": "%0A::error title=hacked::x",
     "right-to-left text": "abc\u202edef",
     "JavaScript line separator": "a\u2028b\u2029c",
-    "Prometheus label": 'x"} 1 # mlbench_evil 1',
+    "label breakout": 'x"} 1 # mlbench_evil 1',
     "prototype name": "__proto__",
     "path traversal": "../../etc/passwd",
     "end of CDATA": "]]>&lt;b&gt;&amp;",
@@ -95,7 +95,7 @@ def test_no_page_runs_or_loads_what_strangers_wrote(
 
 
 def test_no_file_is_forged_by_what_strangers_wrote(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Markdown, CSV, XML, and the exposition of Prometheus."""
+    """Markdown, CSV, XML and JSON."""
     monkeypatch.setenv("MLBENCH_HOME", str(home))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
