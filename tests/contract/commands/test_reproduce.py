@@ -286,10 +286,10 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def test_an_archive_is_fetched_and_named_by_its_digest(folder: Path, server: str) -> None:
-    (folder / "served" / "x.zip").write_bytes(b"not an archive")
+    (folder / "served" / "x.zip").write_bytes(b"PK\x03\x04, and no more")
     client = api.Client()
     path = client.fetch_archive(f"{server}/x.zip")
-    assert path.read_bytes() == b"not an archive"
+    assert path.read_bytes() == b"PK\x03\x04, and no more"
     assert client.fetch_archive(f"{server}/x.zip") == path
     assert [each.name for each in path.parent.iterdir()] == [path.name]
     assert run(["reproduce", f"{server}/x.zip"]) == 2
