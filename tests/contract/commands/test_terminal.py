@@ -124,7 +124,7 @@ def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     pid = rank_pid(tmp_path)
     client.send_signal(signal.SIGTERM)
     out, err = client.communicate(timeout=LIMIT)
-    assert client.returncode == 143
+    assert client.returncode == 143, out + err
     assert json.loads(out)["error"]["code"] == "terminated"
     assert "Traceback" not in err
     assert gone(pid)
