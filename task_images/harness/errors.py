@@ -5,7 +5,7 @@ from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE, E
 
 def install_hint(extra: str) -> str:
     """The command that installs an extra of mlbench in the environment of this task."""
-    return f"pip install 'mlbench-cli[{extra}]'"
+    return f"pip install '.[{extra}]' in a checkout of mlbench, for the Python that runs the task"
 
 
 class TaskError(Exception):

@@ -15,7 +15,7 @@ from email.message import Message
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.errors import EnvironmentUnfitError, install_hint
 
 SCHEMES = ("s3", "gs")
 READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -106,5 +106,5 @@ def _need(module: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError:
         raise EnvironmentUnfitError(
-            f"{module} is not installed; it is needed to read object stores", f"pip install 'mlbench-cli[{extra}]'"
+            f"{module} is not installed; it is needed to read object stores", install_hint(extra)
         ) from None

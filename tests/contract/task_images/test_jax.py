@@ -25,7 +25,7 @@ def test_without_jax_it_says_how_to_get_it(ranks: RankServer, tmp_path: Path) ->
         "task_images.allreduce", 1, tmp_path, load_task("allreduce").resolve("tiny", {}), MLBENCH_BACKEND="jax"
     )
     assert ended.code == 78
-    assert "pip install 'mlbench-cli[jax]'" in ended.stderr
+    assert "pip install '.[jax]'" in ended.stderr
 
 
 @with_jax

@@ -23,7 +23,6 @@ from mlbench_cli.kube.watch import split_lines
         ("NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies"),
         ("ResourceClaimTemplate", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaimtemplates"),
         ("ProvisioningRequest", "/apis/autoscaling.x-k8s.io/v1/namespaces/n/provisioningrequests"),
-        ("NetworkChaos", "/apis/chaos-mesh.org/v1alpha1/namespaces/n/networkchaos"),
     ],
 )
 def test_paths_of_kinds(kind: str, path: str) -> None:

@@ -19,7 +19,7 @@ def test_without_tensorflow_it_says_how_to_get_it(ranks: RankServer, tmp_path: P
     parameters = load_task("allreduce").resolve("tiny", {})
     (ended,) = ranks.run("task_images.allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
     assert ended.code == 78
-    assert "pip install 'mlbench-cli[tensorflow]'" in ended.stderr
+    assert "pip install '.[tensorflow]'" in ended.stderr
 
 
 @pytest.mark.skipif(not HAS_TENSORFLOW, reason="TensorFlow, 1.2 GB, is not installed (extra: tensorflow)")

@@ -133,5 +133,5 @@ def test_a_parameter_server_is_not_for_gpus(tmp_path: Path) -> None:
 def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
     (ended,) = launch(f"task_images.{NAME}", 1, tmp_path, load_task(NAME).resolve("tiny"), MLBENCH_BACKEND="grpc")
     assert ended.code == 78
-    assert "pip install 'mlbench-cli[tensorflow]'" in ended.stderr
+    assert "pip install '.[tensorflow]'" in ended.stderr
     assert "Traceback" not in ended.stderr
