@@ -41,8 +41,7 @@ if ! command -v helm >/dev/null && command -v go >/dev/null; then
 fi
 
 sh task_images/build.sh allreduce digits_resnet
-[ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_autoscalers.py \
-  tests/e2e/test_dashboard.py tests/e2e/test_language.py \
+[ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_language.py \
   tests/e2e/test_gke_story.py tests/e2e/test_eks_story.py \
   tests/e2e/test_helm_charts.py::test_from_a_repository_to_a_removal_that_leaves_nothing
 exec "$python" -m pytest -m cluster "$@"

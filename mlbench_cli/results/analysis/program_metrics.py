@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.analysis.statistics import MAX_FIGURE, Estimate, estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import one_line
 
@@ -181,6 +181,7 @@ def estimate_metrics(runs: Iterable[Mapping[str, MetricSummary]]) -> dict[str, M
 def _estimate(summaries: list[MetricSummary]) -> MetricEstimates:
     def of(values: list[float | str | None]) -> Estimate | None:
         known = [value for value in values if value is not None and not isinstance(value, str)]
+        known = [max(-MAX_FIGURE, min(MAX_FIGURE, value)) for value in known]  # squares and sums must be floats
         return estimate(known) if len(known) == len(values) else None
 
     return MetricEstimates(

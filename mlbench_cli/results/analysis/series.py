@@ -20,7 +20,7 @@ from mlbench_cli.results.analysis.program_metrics import (
     estimate_metrics,
     program_metrics,
 )
-from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.analysis.statistics import MAX_FIGURE, Estimate, estimate, ratio
 from mlbench_cli.results.analysis.throughput import throughput_of
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
@@ -28,7 +28,6 @@ from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import shorten
 from task_images.contract import ALL_CATEGORIES
 
-MAX_FIGURE = 1e100
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
 IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TypedDict
 
 CONFIDENCE = 0.95
+MAX_FIGURE = 1e100  # larger figures are cut: their squares and sums must still be floats
 
 
 class EstimateDocument(TypedDict):

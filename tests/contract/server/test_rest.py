@@ -137,7 +137,7 @@ def test_a_form_gives_any_option_as_the_text_of_its_flag(idle: Dashboard) -> Non
         answer = idle.post("/api/v1/runs?check=true", {**wanted, "flags": wrong})
         assert (answer.status, reason in answer.document["message"]) == (400, True), wrong
     page = idle.ask("/new").body.decode()
-    assert 'data-flag="node-selector"' in page
+    assert 'data-flag="memory"' in page
     assert 'data-flag="task"' not in page
 
 
