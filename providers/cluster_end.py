@@ -86,7 +86,7 @@ class WorkerHold(ClusterObjects):
 
     @abstractmethod
     def may_shrink(self) -> bool:
-        """Whether the pool may already shrink."""
+        """Whether the pool may already shrink, and grow to as many machines as it is to have."""
 
     @abstractmethod
     def poll_shrinking(self) -> Readiness:

@@ -99,7 +99,9 @@ class Preparation:
         options = ["--load", self._image, *(["--image", node_image] if node_image else [])]
         made = self._mlbench(home, "create-cluster", "kind", str(WORKERS), CLUSTER, "--yes", *options)
         if made.returncode == 0:
-            made = self._mlbench(home, "kubeconfig", "export", f"{CLUSTER}-{WORKERS}", "--file", kubeconfig)
+            made = self._call(
+                "kind", "export", "kubeconfig", "--name", f"{CLUSTER}-{WORKERS}", "--kubeconfig", kubeconfig
+            )
         if made.returncode:
             raise CannotPrepare(f"no KIND cluster could be made: {made.stderr.strip()}")
         return Setting({"KUBECONFIG": kubeconfig}, (self._image,))

@@ -31,7 +31,8 @@ class AksHold(WorkerHold):
 
     def may_shrink(self) -> bool:
         what = f"show the {self.pool.kind} {self.pool.name}"
-        return bool(self.pool.azure.get(self.pool.path, what)["properties"].get("enableAutoScaling"))
+        found = self.pool.azure.get(self.pool.path, what)["properties"]
+        return bool(found.get("enableAutoScaling")) and int(found.get("maxCount") or 0) >= self.pool.count
 
     def poll_shrinking(self) -> Readiness:
         return self.pool.poll_operation("scaled down automatically")

@@ -5,6 +5,7 @@ recreates every machine.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from providers.base import Readiness, Resource
 from providers.cluster_end import EndMark, WorkerHold
@@ -28,15 +29,20 @@ class GkeHold(WorkerHold):
 
     def let_shrink(self) -> None:
         """Enable autoscaling of the pool; its limits are per zone."""
-        found = self.pool.find_raw()
-        zones = len(found.locations) if found is not None else 1
-        limits = {"enabled": True, "min_node_count": 0, "max_node_count": max(1, -(-self.pool.count // zones))}
+        limits = {"enabled": True, "min_node_count": 0, "max_node_count": self._most(self.pool.find_raw())}
         gke = self.pool.plane.gke
         self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
 
     def may_shrink(self) -> bool:
         found = self.pool.find_raw()
-        return found is not None and bool(found.autoscaling.enabled)
+        if found is None or not found.autoscaling.enabled:
+            return False
+        return bool(found.autoscaling.max_node_count >= self._most(found))
+
+    def _most(self, found: Any) -> int:
+        """The largest number of machines per zone that the pool needs."""
+        zones = len(found.locations) if found is not None else 1
+        return max(1, -(-self.pool.count // max(zones, 1)))
 
     def poll_shrinking(self) -> Readiness:
         return self.pool.poll_operation(self.operation, "scaled down automatically")

@@ -359,6 +359,13 @@ def kind_get(state: State, argv: list[str]) -> str:
     return KUBECONFIG.format(name=name, port=6443)
 
 
+def kind_export(state: State, argv: list[str]) -> str:
+    given, _ = options(argv[1:], "--name", "--kubeconfig")
+    with open(given["--kubeconfig"][0], "w") as file:
+        file.write(kind_get(state, ["kubeconfig", "--name", given["--name"][0]]))
+    return ""
+
+
 def kind_load(state: State, argv: list[str]) -> str:
     given, rest = options(argv[1:], "--name", "--nodes")
     with open(rest[0]) as file:

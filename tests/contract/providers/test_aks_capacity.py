@@ -208,9 +208,10 @@ def test_an_operation_that_azure_has_forgotten_is_judged_by_what_it_makes(
     assert {pool["provisioningState"] for pool in world.pools()} == {"Succeeded"}
 
 
-def test_an_identity_that_entra_does_not_know_everywhere_yet_is_waited_for(world: World, tmp_path: Path) -> None:
+def test_an_identity_that_entra_does_not_know_everywhere_yet_is_waited_for(mlbench: Any, world: World) -> None:
     world.unknown_looks = 4
-    create(make_cluster(), tmp_path / "home")
+    done = mlbench(*CREATE, "--registry", "auto")
+    assert done.code == 0, done.err
     assert sum(line.startswith("PUT roleAssignments") for line in world.log) == 5
 
 

@@ -1,4 +1,4 @@
-"""`mlbench status --cluster` and `mlbench charts --cluster`, on KIND's stand-ins."""
+"""`mlbench status --cluster`, on KIND's stand-ins."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_one_that_nobody_goes_on_with_is_told(mlbench: Command, world: World) ->
     assert codes >= {"abandoned", "expired"}
 
 
-def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -> None:
+def test_a_removed_cluster_is_still_a_result(mlbench: Command) -> None:
     mlbench("create-cluster", "kind", "2", "rel")
     mlbench("delete-cluster", "rel-2", "--yes")
     document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
@@ -79,12 +79,6 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
     assert document["cluster"]["removed"] > document["cluster"]["created"]
     assert {item["state"] for item in document["resources"]} == {"gone"}
     assert document["removal_seconds"] > 0
-    drawn = mlbench("charts", str(tmp_path / "charts"), "--cluster", "rel-2")
-    assert drawn.code == 0
-    assert [Path(line).name for line in drawn.out.split()] == [
-        "provisioning.png", "provisioning.svg", "provisioning.csv",
-    ]  # fmt: skip
-    assert "removal,KIND cluster,rel-2" in (tmp_path / "charts" / "provisioning.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -93,9 +87,6 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
         (["status", "--cluster", "rel-3"], 4, "no cluster"),
         (["status", "--cloud"], 2, "--cluster NAME"),
         (["status", "a-1", "--cluster", "local"], 2, "which are about runs"),
-        (["charts", "out", "--cluster", "rel-3"], 4, "no cluster"),
-        (["charts", "out", "--cluster", "local"], 2, "no times are known"),
-        (["charts", "out", "--cluster", "local", "--run", "a-1"], 2, "cannot be combined with archives"),
     ],
 )
 def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:

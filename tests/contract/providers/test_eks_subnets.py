@@ -95,7 +95,7 @@ def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
     left = aws.list_left("given-2")
     assert not any(item.startswith("vpc") for item in left)
     roles = [item.removeprefix("role ") for item in left if item.startswith("role")]
-    assert len(roles) == 4
+    assert len(roles) == 3
     iam = aws_in(REGION).client("iam")
     limits = [iam.get_role(RoleName=role)["Role"].get("PermissionsBoundary", {}) for role in roles]
     assert {limit.get("PermissionsBoundaryArn") for limit in limits} == {BOUNDARY}

@@ -47,7 +47,7 @@ def test_every_request_of_every_command_is_allowed(
             monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"elsewhere{number}"))
         gke_world.permissions.clear()
         result = command(*words)
-        assert result.code == 0, (words, result.err)
+        assert result.code in ((0, 7) if words[0] == "doctor" else (0,)), (words, result.err)  # 7: something is missing
         assert gke_world.permissions, words
         assert sorted(gke_world.permissions - ALLOWED) == [], words
 

@@ -337,7 +337,7 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     assert place.world.clusters == {}
     assert "workload resources of rel-1 is deleted" in printed
     assert place.helm.calls[-1]["argv"][:2] == ["uninstall", "web"]
-    assert place.kube.names("namespaces") == ["mlbench-end-rel-1"]  # goes with the cluster itself
+    assert place.kube.names("namespaces") == ["mlbench-end"]  # goes with the cluster itself
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_without_helm_the_namespace_goes_all_the_same(place: Place) -> None:
     (place.helm.folder / "helm").unlink()
     place.mlbench(*DELETE)
     assert place.kube.outside == set()
-    assert place.kube.names("namespaces") == ["mlbench-end-rel-1"]  # goes with the cluster itself
+    assert place.kube.names("namespaces") == ["mlbench-end"]  # goes with the cluster itself
 
 
 def test_a_retained_disk_stays_and_is_named(place: Place) -> None:

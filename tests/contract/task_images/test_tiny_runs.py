@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.contract import CATEGORIES
+from task_images.contract import CATEGORIES, MIXED_CATEGORIES
 from tests.contract.task_images.ranks import Ended, RankServer
 
 
@@ -21,7 +21,8 @@ def run_tiny(ranks: RankServer, task: str, folder: Path, preset: str = "tiny", *
 
 def check_times(result: dict[str, Any]) -> None:
     timings, wall = result["timings"], result["wall_seconds"]
-    assert set(timings) == set(CATEGORIES)
+    mixed = {*CATEGORIES, MIXED_CATEGORIES["backward"]} - {"backward", "communication"}  # DDP sends during backward
+    assert set(timings) in (set(CATEGORIES), mixed)
     assert sum(times["rank0"] for times in timings.values()) == pytest.approx(wall, rel=0.01)
     # The other rank was in the same training, but its clock begins when it is ready.
     assert sum(times["mean"] for times in timings.values()) == pytest.approx(wall, rel=0.5)
@@ -104,7 +105,7 @@ def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: P
             label = number % 2 * 2 - 1
             others = sorted(generator.choice(np.arange(2, 2001), 9, replace=False))
             lines.append(f"{label:+d} 1:{0.5 * label} " + " ".join(f"{index}:0.25" for index in others))
-        text = "\n".join(lines).encode()
+        text = "".join(f"{line}\n" for line in lines).encode()
         (folder / name).write_bytes(bz2.compress(text) if name.endswith(".bz2") else text)
 
     parameters = load_task("epsilon_logistic_regression").resolve("spec", {"epochs": 5})

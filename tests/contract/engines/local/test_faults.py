@@ -30,7 +30,10 @@ def record_of(run: Run) -> dict[str, Any]:
 
 
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+        return False
 
 
 def test_a_killed_rank_ends_the_run_without_a_policy(lab: Lab) -> None:
