@@ -75,6 +75,6 @@ def test_every_hint_names_an_extra_that_exists() -> None:
 
 def test_no_text_names_the_distribution_of_a_stranger() -> None:
     """The index has another project under the name "mlbench"."""
-    stranger = re.compile(r"(?:install|inject) (?:--?\w+ )*['\"]?mlbench(?![\w-])|(?<![\w-])" + r"mlbench\[\w")
+    stranger = re.compile(r"(?:install|inject) (?:--?\w+ )*['\"]?mlbench(?![\w-])|(?<![\w/-])" + r"mlbench\[\w")
     found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in TEXTS for match in stranger.finditer(path.read_text())]
     assert not found

@@ -408,15 +408,6 @@ def test_names_of_other_runs_are_taken() -> None:
         check_names(DIGITS, taken=["run-2"])
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [],
-)
-def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        one(COMMAND, REMOTE, image="me/train:1", **options)
-
-
 # --- the same run elsewhere ------------------------------------------------------------------------------------------
 
 
