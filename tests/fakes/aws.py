@@ -26,16 +26,16 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
 from tests.fakes.aws_base import ACCOUNT, Request
 from tests.fakes.aws_eks import EksRules
+from tests.fakes.aws_instances import InstanceRules
 from tests.fakes.aws_kube import KubeSide
 from tests.fakes.aws_network import NetworkRules
 from tests.fakes.aws_services import ServiceRules
-from tests.fakes.aws_topology import TopologyRules
 
 # That nearly every test uses.
 SERVICES: tuple[SERVICE_NAMES, ...] = ("autoscaling", "cloudformation", "ec2", "ecr", "eks", "iam", "sts")
 
 
-class AwsDouble(EksRules, ServiceRules, NetworkRules, TopologyRules):
+class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
 
     def __init__(self) -> None:

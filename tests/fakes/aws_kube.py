@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.fakes.aws_answers import Answer, json_answer
-from tests.fakes.aws_topology import Instance
+from tests.fakes.aws_instances import Instance
 from tests.fakes.kube_pods import Node, Object, Pods
 
 if TYPE_CHECKING:
@@ -106,11 +106,10 @@ class KubeSide:
         return nodes
 
     def _labels_of(self, cluster: str, instance: Instance) -> dict[str, str]:
-        """Those of its group, of AWS' cloud controller unless it was throttled, and of who has labeled the node."""
-        own = {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
-        if self.double.rules.get("topology_labels", True):
-            layers = enumerate(instance.layers, 1)
-            own |= {f"topology.k8s.aws/network-node-layer-{number}": layer for number, layer in layers}
+        """Those of its group, of AWS' cloud controller, and of who has labeled the node."""
+        layers = enumerate(instance.layers, 1)
+        own = {f"topology.k8s.aws/network-node-layer-{number}": layer for number, layer in layers}
+        own |= {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
         return own | self.labels.get((cluster, instance.node), {})
 
 

@@ -12,7 +12,7 @@ SERVICES = {
     "ec2": (
         *("create_launch_template", "create_placement_group", "delete_launch_template", "delete_network_interface"),
         *("delete_placement_group", "delete_security_group", "delete_vpc_endpoints", "describe_availability_zones"),
-        *("describe_capacity_reservations", "describe_instance_topology", "describe_instance_type_offerings"),
+        *("describe_capacity_reservations", "describe_instance_type_offerings"),
         *("describe_instance_types", "describe_launch_templates", "describe_network_interfaces"),
         *("describe_placement_groups", "describe_regions", "describe_route_tables", "describe_security_groups"),
         *("describe_spot_price_history", "describe_subnets", "describe_volumes", "describe_vpc_attribute"),
