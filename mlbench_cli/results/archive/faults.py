@@ -98,7 +98,9 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
     before = None  # unfinished recovery of the previous attempt
     for number, attempt in enumerate(attempts):
         following = attempts[number + 1] if number + 1 < len(attempts) else None
-        start, end = _number(attempt.get("started")), ends[number] if following is not None else wall
+        # What passed before the first attempt's ranks were started is part of its start.
+        start = _number(attempt.get("started")) if number else 0.0
+        end = ends[number] if following is not None else wall
         trained = attempt.get("training")
         training = min(_number(trained), end) if is_finite_number(trained) else end
         loading = sum(cost for moment, _, cost in marks.read if start <= moment - began <= training + 1)
