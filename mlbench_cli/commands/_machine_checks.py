@@ -71,7 +71,7 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
             if facts.container
             else Check(f"{name}: containers", "missing", "neither pyxis nor apptainer", "--image needs one of them.")
         )
-        nodes = discovery.count_nodes(channel, details)
+        nodes = discovery.count_nodes(channel, details, facts.default_partition)
         if not nodes.idle:
             why = f"no node is idle, so none was probed ({nodes.phrase or 'none is known'})"
             yield Check(f"{name}: nodes", "missing", why, "Try again later.")

@@ -91,7 +91,7 @@ def attach_slurm(
         probes: list[discovery.NodeProbe] = []
         counted_nodes: discovery.NodeCount | None = None
         if probe:
-            counted_nodes = discovery.count_nodes(channel, details)
+            counted_nodes = discovery.count_nodes(channel, details, facts.default_partition)
             if counted_nodes.idle:
                 probes = discovery.probe_nodes(channel, details, counted_nodes)
                 discovery.check_probes(probes, details)

@@ -11,6 +11,17 @@ from task_images import contract
 EVIDENCE_WIDTH = 300
 GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED")
 INTERFACE = re.compile(r"Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found", re.IGNORECASE)
+# What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
+# Connections that broke later are not among them: they follow from a rank that ended.
+_ADDRESS = r"[(\[]?([\w.:-]+?)[\])]?(?:, |:)(\d+)\)?"
+UNREACHABLE = (
+    re.compile(rf"failed to connect to any network address of {_ADDRESS}"),
+    re.compile(rf"while trying to connect to {_ADDRESS}"),
+    re.compile(rf"failed to connect/validate to host {_ADDRESS}"),
+    re.compile(rf"no rendezvous at {_ADDRESS} within"),
+    re.compile(rf"(?:Network is unreachable|No route to host|timed out connecting)[^\n]*?remote=\[?{_ADDRESS}"),
+    re.compile(r"DistNetworkError: Ping failed|connectFullMesh failed"),
+)
 _SIZE = r"([\d.]+ [KMG]iB)"
 _CAPACITY = re.compile(rf"total capacity of {_SIZE}")
 _IN_USE = re.compile(rf"has {_SIZE} memory in use")
@@ -37,6 +48,20 @@ def explain_interface(who: str, lines: Sequence[str], evidence: Mapping[str, obj
         hint="Unset GLOO_SOCKET_IFNAME, or give it the name of one interface (ip addr); ^ and lists are NCCL's syntax.",
         evidence=evidence,
     )
+
+
+def explain_unreachable(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose `text` says that it cannot connect to another rank; None if it does not say so."""
+    found = next((match for pattern in UNREACHABLE if (match := pattern.search(text))), None)
+    if found is None:
+        return None
+    host, port = found.groups() if found.groups() else (None, None)
+    where = f" at {host}:{port}" if host else ""
+    hint = "Leave MASTER_ADDR and MASTER_PORT as mlbench sets them; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must "
+    hint += "name an interface that leads to the other ranks: ip addr"
+    if host in ("127.0.0.1", "localhost", "::1"):
+        hint = "Are connections from this machine to itself allowed? ip addr show lo; a firewall, or a sandbox"
+    return Finding("unreachable_ranks", f"{who} cannot reach the other ranks{where}.", hint=hint, evidence=evidence)
 
 
 def explain_exit(who: str, code: int, how: str, logs: str, evidence: Mapping[str, object]) -> Finding:
@@ -88,10 +113,10 @@ def describe_peak(peak: int | None, limit: int | None) -> str:
 
 
 def last_lines(text: str, count: int) -> list[str]:
-    """The last lines of a log as evidence: no events, no control characters, of bounded width."""
+    """The last lines of a log as evidence: no events, frames of C++ or control characters, of bounded width."""
     lines: list[str] = []
     for line in reversed(text.split("\n")):
-        if contract.parse_event(line) is not None:
+        if contract.parse_event(line) is not None or line.startswith("frame #"):
             continue
         clean = "".join(char if char.isprintable() else " " for char in line).strip()
         if clean:

@@ -1,7 +1,11 @@
-"""A Slurm of one machine: sbatch, srun, squeue and scancel, as far as mlbench uses them (Slurm 23.11's manual pages).
+"""A Slurm of one machine: the commands that mlbench uses, as far as it does (Slurm 23.11's manual pages).
 
-`install` writes the four commands into a folder for PATH. Jobs are files beside the slurm.conf that SLURM_CONF names. A
+`install` writes the commands into a folder for PATH. Jobs are files beside the slurm.conf that SLURM_CONF names. A
 job starts at once; scancel sends TERM to all processes that have the job's SLURM_JOB_ID, and KILL after KILL_WAIT.
+
+`nodes.json` beside slurm.conf lists kinds of nodes: {"names": HOSTLIST, "count": N, "state": as sinfo's %T says it,
+"partition": NAME}. An srun outside of a job takes any of them that are not excluded, powered-down ones first, since Slurm
+may do so; `woken` then has a line for each kind that it had to start.
 """
 
 import json
@@ -14,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 KILL_WAIT = 2.0
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
 
 def install(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("sbatch", "srun", "squeue", "scancel"):
+    for name in COMMANDS:
         path = folder / name
         path.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {__file__} {name} "$@"\n')
         path.chmod(0o755)
@@ -74,6 +79,9 @@ def sbatch(words: list[str]) -> int:
 
 
 def srun(words: list[str]) -> int:
+    if "SLURM_JOB_ID" not in os.environ:
+        count = next(number for number, word in enumerate(words) if not word.startswith("--"))
+        return allocate(options_of(words[:count]), words[count:])
     cut = words.index("--")
     options, command = options_of(words[:cut]), words[cut + 1 :]
     with open(options["output"], "ab") as output:
@@ -88,6 +96,52 @@ def srun(words: list[str]) -> int:
         ]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun forwards signals; here scancel sends them to all
     return max(abs(task.wait()) for task in tasks)
+
+
+def read_nodes(partition: str | None) -> list[dict[str, Any]]:
+    nodes = json.loads((jobs_folder() / "nodes.json").read_text())
+    return [node for node in nodes if partition in (None, node["partition"])]
+
+
+def allocate(options: dict[str, str], command: list[str]) -> int:
+    """An srun of its own: one task on each of the nodes that it takes."""
+    excluded = set(options.get("exclude", "").split(","))
+    able = [node for node in read_nodes(options.get("partition", "debug")) if node["names"] not in excluded]
+    able = sorted(
+        (node for node in able if node["state"] in ("idle", "idle~")), key=lambda node: node["state"] == "idle"
+    )
+    wanted = int(options["nodes"])
+    if sum(node["count"] for node in able) < wanted:
+        print("srun: error: Unable to allocate resources: Requested nodes are busy", file=sys.stderr)
+        return 1
+    for node in able:
+        if wanted > 0 and node["state"] == "idle~":
+            with open(jobs_folder() / "woken", "a") as file:
+                file.write(node["names"] + "\n")
+        for number in range(min(wanted, node["count"])):
+            own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"{node['names']}.{number}"}
+            subprocess.run(command, env={**os.environ, **own}, check=False)
+        wanted -= node["count"]
+    return 0
+
+
+def sinfo(words: list[str]) -> int:
+    if "--version" in words:
+        print("slurm 23.11.4")
+        return 0
+    partition = words[words.index("-p") + 1] if "-p" in words else None
+    for node in read_nodes(partition):
+        fields = {
+            "R": node["partition"], "P": node["partition"] + "*" * (node["partition"] == "debug"), "l": "infinite",
+            "D": node["count"], "G": "(null)", "T": node["state"], "N": node["names"], "f": "(null)",
+        }  # fmt: skip
+        print("|".join(str(fields[letter.strip("%")]) for letter in words[words.index("-o") + 1].split("|")))
+    return 0
+
+
+def scontrol(words: list[str]) -> int:
+    print("Slurmctld(primary) at here is UP" if words == ["ping"] else "KillWait                = 2 sec")
+    return 0
 
 
 def squeue(words: list[str]) -> int:
@@ -133,5 +187,4 @@ def processes_of(job: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    commands = {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}
-    sys.exit(commands[sys.argv[1]](sys.argv[2:]))
+    sys.exit({name: globals()[name] for name in COMMANDS}[sys.argv[1]](sys.argv[2:]))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlbench_cli.util.files import read_end
 from mlbench_cli.util.text import rough_duration
 
 EVIDENCE_LINES = 10
+LAST_LINES = 300  # that are searched for a reason; at a deadline the stacks of all threads come last
 
 Facts = Mapping[str, Any]
 
@@ -26,7 +28,7 @@ def diagnose(
     found = []
     first = state.get("first_failed")
     if first is not None:
-        found.append(_failure_finding(state["name"], state["ranks"][first], tail(first)))
+        found.append(_failure_finding(state["name"], state["ranks"][first], tail(first)[-EVIDENCE_LINES:]))
     if problem := state.get("network_problem"):
         found.append(
             Finding(
@@ -57,13 +59,13 @@ def diagnose(
         )
     ending = "lost" if gone else state.get("ended") or state.get("stopping")
     if finding := _explain_ending(ending, state, timeout):
-        found.append(finding)
+        found.append(_explain_idle(finding, state, tail) if "idle_since" in finding.evidence else finding)
     return tuple(found)
 
 
 def read_last_lines(path: Path) -> list[str]:
-    """The last lines of a file as evidence; none if it cannot be read."""
-    return crashes.last_lines(read_end(path).decode("utf-8", "replace"), EVIDENCE_LINES)
+    """The last lines of a log; none if it cannot be read."""
+    return crashes.last_lines(read_end(path).decode("utf-8", "replace"), LAST_LINES)
 
 
 def describe_exit(facts: Facts) -> str:
@@ -100,6 +102,8 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         return found
     if found := crashes.explain_gpu_memory(f"Rank {rank}", "\n".join(lines), evidence):
         return found
+    if found := crashes.explain_unreachable(f"Rank {rank}", "\n".join(lines), evidence):
+        return found
     if code == 127:
         return Finding(
             "command_not_found",
@@ -108,6 +112,15 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             evidence=evidence,
         )
     return crashes.explain_exit(f"Rank {rank}", code, describe_exit(facts), logs, evidence)
+
+
+def _explain_idle(finding: Finding, state: Facts, tail: Callable[[int], list[str]]) -> Finding:
+    """The finding on ranks that wait, with the reason if a rank prints that it cannot connect."""
+    for facts in state["ranks"]:
+        rank = facts["rank"]
+        if cause := crashes.explain_unreachable(f"Rank {rank}", "\n".join(tail(rank)), finding.evidence):
+            return replace(finding, summary=f"{finding.summary} {cause.summary}", hint=cause.hint)
+    return finding
 
 
 def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding | None:

@@ -169,7 +169,7 @@ class NodeCount:
         words = {"~": "powered down", "#": "powering up", "%": "powering down", "!": "powering down", "$": "reserved"}
         found: dict[str, int] = {}
         for state, count in self.others.items():
-            name = words.get(state[-1:], state.rstrip("*@^-+"))
+            name = words.get(state[-1:], state.rstrip("*@^-+").replace("_", " "))
             found[name] = found.get(name, 0) + count
         return ", ".join(f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in sorted(found.items()))
 
@@ -266,11 +266,12 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
             )
 
 
-def count_nodes(channel: Channel, details: SlurmDetails) -> NodeCount:
-    """The nodes of the partition that can run a job now, and the others, by exact state: `sinfo -t idle` also counts
-    nodes that are drained, reserved, planned or powered down."""
+def count_nodes(channel: Channel, details: SlurmDetails, default: str | None = None) -> NodeCount:
+    """The nodes of the partition (`default` if none is chosen) that can run a job now, and the others, by exact state:
+    `sinfo -t idle` also counts nodes that are drained, reserved, planned or powered down."""
     argv = ["sinfo", "-h", "-o", "%D|%T|%N|%f"]
-    argv += ["-p", details.partition] if details.partition else []
+    partition = details.partition or default
+    argv += ["-p", partition] if partition else []
     return parse_nodes(controller.ask(channel, argv).out, details.constraint)
 
 

@@ -281,6 +281,23 @@ def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:
     assert 'no network interface "^lo", which GLOO_SOCKET_IFNAME names' in done.stderr
 
 
+def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path) -> None:
+    """With the address that does not answer, whether the ranks end themselves or wait until the deadline."""
+    own = "import torch.distributed as dist, datetime, os, sys\nos.environ['MASTER_ADDR'] = '127.0.0.2'\n"
+    # Nobody listens there: rank 0 is not told to serve the store.
+    own += "dist.TCPStore('127.0.0.2', 1, 2, False, datetime.timedelta(seconds=int(sys.argv[1])))\n"
+    (project / "far.py").write_text(own)
+    python = f"{sys.executable} far.py"
+    words = ("2", "--share-machine", "--yes", "--timeout", "60s")
+    done = mlbench("run", "ends", *words, "--command", f"{python} 3")
+    assert done.returncode == 7
+    assert "cannot reach the other ranks at 127.0.0.2:1." in done.stderr
+    assert "GLOO_SOCKET_IFNAME" in done.stderr
+    done = mlbench("run", "waits", *words, "--command", f"{python} 600")
+    assert done.returncode == 124
+    assert "cannot reach the other ranks at 127.0.0.2:1." in done.stderr
+
+
 def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
     """The deadline says that they hung and where to look, not to wait longer."""
     (project / "hang.py").write_text("import time\ntime.sleep(600)\n")

@@ -1,6 +1,9 @@
 """What the nodes of a Slurm cluster have answered when they were probed."""
 
+import json
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.slurm.discovery import check_probes, discover_cluster, parse_associations, parse_probes
 from mlbench_cli.errors import UsageError
+from tests.contract.engines.labs import install_commands
 
 DETAILS = SlurmDetails(folder="/shared")
 
@@ -50,3 +54,33 @@ def test_an_old_slurm_or_none_is_refused(
     with pytest.raises(UsageError, match=words):
         discover_cluster(channel, "~/x")
     channel.close()
+
+
+def test_nodes_that_are_drained_or_powered_down_are_counted_and_never_started(tmp_path: Path) -> None:
+    """Power saving stops idle nodes, and each that a probe wakes is paid for. Those of other partitions do not count."""
+    commands = install_commands(tmp_path)
+    nodes = [
+        {"names": "n1", "count": 1, "state": "idle", "partition": "debug"},
+        {"names": "n2", "count": 1, "state": "drained", "partition": "debug"},
+        {"names": "dy[1-8]", "count": 8, "state": "idle~", "partition": "debug"},
+        {"names": "off[1-2]", "count": 2, "state": "powered_down", "partition": "debug"},
+        {"names": "g[1-4]", "count": 4, "state": "idle", "partition": "gpu"},
+        {"names": "z[1-3]", "count": 3, "state": "idle~", "partition": "asleep"},
+    ]
+    (tmp_path / "slurm" / "nodes.json").write_text(json.dumps(nodes))
+    environment = {**os.environ, **commands, "MLBENCH_HOME": str(tmp_path / "home")}
+
+    def mlbench(*words: str) -> "subprocess.CompletedProcess[str]":
+        tool = Path(sys.executable).with_name("mlbench")
+        return subprocess.run([tool, *words], env=environment, capture_output=True, text=True, check=False)
+
+    where = ("--shared", str(tmp_path / "shared"), "--python", sys.executable)
+    done = mlbench("attach-slurm", "awake", *where)
+    assert done.returncode == 0, done.stderr
+    assert "11 nodes were not probed (1 is drained, 10 are powered down)" in done.stderr
+    done = mlbench("doctor", "slurm")
+    assert "1 probed; 1 is drained, 10 are powered down" in done.stdout, done.stdout + done.stderr
+    done = mlbench("attach-slurm", "asleep", "--partition", "asleep", *where)
+    assert done.returncode == 0, done.stderr
+    assert "No node of the partition is idle (3 are powered down), so none was probed" in done.stderr
+    assert not (tmp_path / "slurm" / "woken").exists()
