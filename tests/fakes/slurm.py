@@ -4,8 +4,8 @@
 job starts at once; scancel sends TERM to all processes that have the job's SLURM_JOB_ID, and KILL after KILL_WAIT.
 
 `nodes.json` beside slurm.conf lists kinds of nodes: {"names": HOSTLIST, "count": N, "state": as sinfo's %T says it,
-"partition": NAME}. An srun outside of a job takes any of them that are not excluded, powered-down ones first, since Slurm
-may do so; `woken` then has a line for each kind that it had to start.
+"partition": NAME}. An srun outside of a job takes any of them that are not excluded, powered-down ones first, since
+Slurm may do so; `woken` then has a line for each kind that it had to start.
 """
 
 import json

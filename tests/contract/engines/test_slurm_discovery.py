@@ -57,7 +57,7 @@ def test_an_old_slurm_or_none_is_refused(
 
 
 def test_nodes_that_are_drained_or_powered_down_are_counted_and_never_started(tmp_path: Path) -> None:
-    """Power saving stops idle nodes, and each that a probe wakes is paid for. Those of other partitions do not count."""
+    """Each node that a probe wakes is paid for. Those of other partitions do not count."""
     commands = install_commands(tmp_path)
     nodes = [
         {"names": "n1", "count": 1, "state": "idle", "partition": "debug"},
