@@ -102,31 +102,18 @@ class Client(Workspace):
         launch.render()
         return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
 
-    def prepare(
-        self,
-        request: "Request",
-        *,
-        require_goal: bool = False,
-        most: int | None = None,
-        new_cluster: Cluster | None = None,
-    ) -> "Launch":
+    def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
 
-        `new_cluster` is the one that its `create` describes, whether or not it exists by now. Raises UsageError or
-        NotFoundError for runs that cannot work, and for more than `most` of them (default: what `mlbench run` starts
-        without a question).
+        Raises UsageError or NotFoundError for runs that cannot work, and for more than `most` of them (default: what
+        `mlbench run` starts without a question).
         """
         from mlbench_cli.api.launches import make_launch
         from mlbench_cli.runs.defaults import with_defaults
         from mlbench_cli.runs.experiment import expand
         from mlbench_cli.runs.matrix import MAX_MEMBERS
 
-        if request.create and new_cluster is None:
-            raise UsageError(
-                "A cluster is created only by a command that stays to delete it.",
-                hint="mlbench run --create PROVIDER, or mlbench create-cluster",
-            )
-        request, cluster = self.complete(request, new_cluster)
+        request, cluster = self.complete(request)
         candidates = expand(
             request,
             cluster,
@@ -134,9 +121,9 @@ class Client(Workspace):
             with_defaults=with_defaults,
             most=MAX_MEMBERS if most is None else most,
         )
-        return make_launch(self, request, candidates, require_goal=require_goal, new_cluster=new_cluster)
+        return make_launch(self, request, candidates, require_goal=require_goal)
 
-    def complete(self, request: "Request", new_cluster: Cluster | None = None) -> "tuple[Request, Cluster]":
+    def complete(self, request: "Request") -> "tuple[Request, Cluster]":
         """Complete a request with defaults from the environment and the config file, and find its cluster.
 
         If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
@@ -144,11 +131,11 @@ class Client(Workspace):
         from mlbench_cli.runs.defaults import with_defaults
         from mlbench_cli.runs.request import matrix_of
 
-        cluster = new_cluster or self.cluster(request.cluster)
+        cluster = self.cluster(request.cluster)
         if matrix_of(request).keys() & {"cluster"}:
             return request, cluster
         request = with_defaults(request, cluster)
-        if cluster.provider != "local" and request.cluster is None and not request.create:
+        if cluster.provider != "local" and request.cluster is None:
             request = replace(request, cluster=cluster.name)
         return request, cluster
 
@@ -194,16 +181,18 @@ class Client(Workspace):
         repeats: int,
         cluster: str | None = None,
         data_dir: str | None = None,
+        agree: "Callable[[AuthorsProgram], None] | None" = None,
     ) -> "Launch":
         """Prepare `repeats` further runs of verified archives with new seeds. Nothing is started.
 
         They run on this machine, or on `cluster`; `data_dir` is where the data are there. Nothing chosen by an
-        archive's author is executed, unless this machine started that run. Judge them with
+        archive's author is executed, unless this machine started that run, or `agree`, which is called with it, returns
+        without raising. Judge them with
         `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError if they cannot be repeated here.
         """
         from mlbench_cli.api.repetition import Place, reproduce_archives
 
-        return reproduce_archives(self, original, name, repeats, Place(cluster, data_dir))
+        return reproduce_archives(self, original, name, repeats, Place(cluster, data_dir), agree)
 
     def fetch_archive(self, url: str) -> Path:
         """Fetch the zip at `url` into the data folder; its path. Open it with `open_archive`, which verifies it."""

@@ -5,9 +5,10 @@ installed program only. Everything else that its author chose to execute, mount 
 somebody on this machine must agree to.
 """
 
+import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,12 @@ from mlbench_cli.runs.select import one_run
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import find_rules, load_task
+from mlbench_cli.tasks.command_code import FOLDER as CODE_FOLDER
 from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
 from task_images.comm.presets import PRESETS
 
+MAX_CODE_BYTES = 64 << 20  # of all files of a command
 # Methods of mlbench itself: packages and files register theirs later.
 OWN_METHODS = frozenset(PRESETS)
 
@@ -86,12 +89,18 @@ class AuthorsProgram:
     """What a repetition would execute, mount or pass because the author of the archive chose it.
 
     `choices` are (field, value) pairs, the command first. `signer` is who signed the archive, if it is one of the
-    reader's allowed signers.
+    reader's allowed signers. `code` are the files of the command that the archive has, by name.
     """
 
     source: str
     choices: tuple[tuple[str, str], ...]
     signer: Signer | None = None
+    code: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def is_shown_whole(self) -> bool:
+        """Whether the command and its files are all that the author chose."""
+        return {name for name, _ in self.choices} <= {"command", "include_files"}
 
     def __str__(self) -> str:
         by = f"signed by {self.signer.principal}" if self.signer else "not signed by an allowed signer"
@@ -147,13 +156,18 @@ class Place:
 
 
 def reproduce_archives(
-    workspace: Workspace, original: Sequence[Archive], name: str | None, repeats: int, place: Place
+    workspace: Workspace,
+    original: Sequence[Archive],
+    name: str | None,
+    repeats: int,
+    place: Place,
+    agree: Callable[[AuthorsProgram], None] | None = None,
 ) -> Launch:
     """The launch of `repeats` further runs of what `original`, verified repeats of one run, ran.
 
-    Seeds are those of the original, then the next ones. A command, image, mount or right that the author chose is never
-    taken over, unless this machine started that very run. Raises UsageError or NotFoundError with the reason if the run
-    cannot be repeated.
+    Seeds are those of the original, then the next ones. `agree` is called with what the author chose, unless this
+    machine started that very run, and raises to refuse, as it does by default; else a command runs with the files that
+    the archive has of it. Raises UsageError or NotFoundError with the reason if the run cannot be repeated.
     """
     archive = in_order(original)[0]
     frozen = _read(archive, str(archive.path), workspace, None)
@@ -174,19 +188,38 @@ def reproduce_archives(
     elif place.data_dir is not None:
         spec = replace(spec, data_dir=place.data_dir)
     frozen = replace(frozen, spec=spec)
-    _check_and_agree(frozen, cluster, store, refuse_to_reproduce, data_dir=place.data_dir)
+    folder = None
+    if _check_and_agree(frozen, cluster, store, agree or refuse_to_reproduce, data_dir=place.data_dir) and frozen.code:
+        spec, folder = _use_code(spec, frozen.code, store.folder)
+        frozen = replace(frozen, spec=spec)
     _announce_changes(workspace, spec)
     name = name or _default_name(spec, "repro", len(f"-r{repeats}"))
     seeds = sorted({int(each.run["spec"]["seed"]) for each in original})[:repeats]
     further = (seed for seed in range(max(seeds) + 1, 2**32) if seed not in seeds)
     seeds += [next(further) for _ in range(repeats - len(seeds))]
     specs = [replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed) for number, seed in enumerate(seeds, 1)]
-    return _make_launch(workspace, name, frozen, specs)
+    return replace(_make_launch(workspace, name, frozen, specs), folder=folder)
+
+
+def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[RunSpec, Path]:
+    """The spec with the files of the archive, and the folder below `home` that has them; a path of the author's
+    machine in the command stands for the file of that name."""
+    digest = hashlib.sha256(b"".join(name.encode() + b"\0" + data for name, data in sorted(code.items()))).hexdigest()
+    folder = home / "fetched" / f"{digest[:16]}-code"
+    for name, data in code.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o700 if data.startswith(b"#!") else 0o600)
+    words = (word if not word.startswith("/") or Path(word).name not in code else Path(word).name for word in spec.argv)
+    return replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
 
 
 def refuse_to_reproduce(program: AuthorsProgram) -> None:
-    """Refuse what the author of an original chose: a reproduction has no word by which to agree to it."""
+    """Refuse what the author of an original chose."""
     hint = "Look at it, run it yourself (mlbench run NAME --from ARCHIVE), then: mlbench reproduce ARCHIVE --with NAME"
+    if program.is_shown_whole:
+        hint = "Look at it; if you trust it: mlbench reproduce ARCHIVE --run-foreign-command"
     if {name for name, _ in program.choices} == {"data_dir"}:
         hint = "Name the folder of this data on this machine: --data-dir FOLDER"
     raise UsageError(
@@ -202,12 +235,24 @@ class _FrozenRun:
     spec: RunSpec
     document: Any
     signer: Signer | None
+    code: Mapping[str, bytes]
 
 
 def _read(archive: Archive, source: str, workspace: Workspace, signers: Path | None) -> _FrozenRun:
     document = archive.document(run_folder.RUN)
     signer = None if signers is None else _find_signer(archive, signers, workspace)
-    return _FrozenRun(source, RunSpec.from_dict(document["spec"]), document, signer)
+    return _FrozenRun(source, RunSpec.from_dict(document["spec"]), document, signer, _read_code(archive))
+
+
+def _read_code(archive: Archive) -> dict[str, bytes]:
+    """The files of a user's command that an archive has, by their names below the working folder."""
+    found, room = {}, MAX_CODE_BYTES
+    for name in archive.names:
+        if name.startswith(f"{CODE_FOLDER}/"):
+            data = archive.read(name, room)
+            room -= len(data)
+            found[name.removeprefix(f"{CODE_FOLDER}/")] = data
+    return found
 
 
 def _check_and_agree(
@@ -217,18 +262,21 @@ def _check_and_agree(
     agree: Callable[[AuthorsProgram], None],
     *,
     data_dir: str | None = None,
-) -> None:
-    """Refuse what is not the same here, and have what the author chose agreed to. `data_dir` is the reader's choice."""
+) -> bool:
+    """Refuse what is not the same here, and have what the author chose agreed to: whether that was needed. `data_dir`
+    is the reader's choice."""
     spec, document = frozen.spec, frozen.document
     _require_same_task(spec, document)
     choices = tuple(each for each in _authors_choices(spec, cluster) if each != ("data_dir", data_dir))
-    if choices and not _was_started_here(str(document["id"]), spec, store):
-        agree(AuthorsProgram(frozen.source, choices, frozen.signer))
+    is_foreign = bool(choices) and not _was_started_here(str(document["id"]), spec, store)
+    if is_foreign:
+        agree(AuthorsProgram(frozen.source, choices, frozen.signer, frozen.code))
     _require_same_code(spec, document)
     if cluster.provider == "local":
         launch.check_local(spec, launch.local_machine())
         if spec.data_dir is not None and not Path(spec.data_dir).is_dir():
             raise _refusal(f"its data folder {spec.data_dir} does not exist on this machine")
+    return is_foreign
 
 
 def _make_launch(

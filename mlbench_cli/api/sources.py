@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mlbench_cli.api.bundles import is_bundle, unpack_bundle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.runs.repeats import runs_named
 from mlbench_cli.storage.run_folder import RunFolder, is_sealed
@@ -33,11 +34,17 @@ def as_archive_path(word: str) -> Path | None:
     return path
 
 
+def archives_at(path: Path) -> list[Path]:
+    """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip)."""
+    return unpack_bundle(path) if path.suffix == ".zip" and is_bundle(path) else [path]
+
+
 def find_archives_below(folder: Path) -> list[Path]:
     """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
     if RunFolder(folder).is_sealed:
         return [folder]
-    found = sorted(path for path in folder.iterdir() if path.suffix == ".zip" or RunFolder(path).is_sealed)
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".zip" or RunFolder(path).is_sealed)
+    found = [archive for path in paths for archive in archives_at(path)]
     if not found:
         raise NotFoundError(f"There is no archive in {folder}.", hint="mlbench download NAME --to FOLDER/NAME.zip")
     return found
@@ -45,7 +52,7 @@ def find_archives_below(folder: Path) -> list[Path]:
 
 def _find_by_name(word: str, store: Store, notice: Callable[[str], None] | None) -> list[Path]:
     if (given := as_archive_path(word)) is not None:
-        return [given]
+        return archives_at(given)
     path = Path(word)
     try:
         runs = runs_named(store, word)

@@ -9,7 +9,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
+from mlbench_cli.api.bundles import name_archive
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive, UsageError
+from mlbench_cli.model.spec import common_name
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 
@@ -43,10 +45,25 @@ def open_archives(
             continue
         opened.append(archive)
         if archive.not_derived:
-            console.warn(f"{path} is unproven. {' '.join(archive.not_derived)}")
+            console.warn(f"{name_archive(path)} is unproven. {' '.join(archive.not_derived)}")
     if refusal is not None and not opened:
         raise refusal
+    _warn_of_missing_repeats(opened)
     return opened
+
+
+def _warn_of_missing_repeats(archives: Iterable[Archive]) -> None:
+    """Say where some repeats of a run are there, and others that were asked for with them are not."""
+    asked: dict[str, int] = {}
+    there: dict[str, set[str]] = {}
+    for archive in archives:
+        name = str(archive.run["name"])
+        base = common_name(name) or name
+        asked[base] = max(asked.get(base, 0), int(archive.run.get("repeats") or 0))
+        there.setdefault(base, set()).add(name)
+    for base, names in there.items():
+        if 1 < len(names) < asked[base]:
+            console.warn(f"{base}: {len(names)} of the {asked[base]} runs that were asked for are here.")
 
 
 def open_reference(

@@ -58,11 +58,8 @@ def run_file(
     experiment = launch.handle if how.only_report else client.find_experiment(launch.experiment.name)
     rows = experiment.table()
     folder = _write_report(experiment, rows, to or data_dir() / TABLES / experiment.name)
-    print_answer(
-        output,
-        {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)},
-        to_markdown(experiment.title, rows).rstrip(),
-    )
+    table = str(folder) if console.is_quiet() else to_markdown(experiment.title, rows).rstrip()
+    print_answer(output, {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)}, table)
     console.note(f"Table and figures: {folder}")
     return max((finished.exit_code() for finished in ended), default=0)
 

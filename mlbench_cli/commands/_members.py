@@ -38,7 +38,7 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
     elif left:
         console.out("\n".join(run.name for run in left))
     name = left[0].name if len(opened.plan.runs) == 1 and left else experiment.name
-    console.note(f"Next: mlbench status {name}, mlbench logs {name}, mlbench wait {name}, mlbench cancel {name}")
+    console.next_step(f"mlbench status {name}", f"mlbench wait {name}", f"mlbench cancel {name}")
     return 0
 
 

@@ -11,10 +11,11 @@ from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED
 from mlbench_cli.model.silence import UNREACHABLE
-from mlbench_cli.model.spec import CUSTOM, RunSpec
+from mlbench_cli.model.spec import CUSTOM, RunSpec, common_name
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
+from mlbench_cli.util.text import list_some
 from task_images import contract
 
 if TYPE_CHECKING:
@@ -218,15 +219,23 @@ class Unanswered(NamedTuple):
 
 
 def report_ended(
-    runs: Sequence[Ended], output: Format, repeats: Sequence[Repeats] = (), unanswered: Sequence[Unanswered] = ()
+    runs: Sequence[Ended],
+    output: Format,
+    repeats: Sequence[Repeats] = (),
+    unanswered: Sequence[Unanswered] = (),
+    *,
+    names: Sequence[str] = (),
 ) -> None:
-    """Print how runs ended; on stderr the reasons and the next commands."""
+    """Print how runs ended; on stderr the reasons and the next commands. `names` stand for all of them.
+
+    A quiet command prints the folders of their archives instead, and why runs failed.
+    """
     if output == Format.json:
         together = {"repeats": [found.to_dict() for found in repeats]} if repeats else {}
         console.out_json(
             {"runs": [*(ended.to_dict() for ended in runs), *(run.to_dict() for run in unanswered)], **together}
         )
-    else:
+    elif not console.is_quiet():
         console.out_table(
             ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT"],
             [*map(_row, runs), *map(_row_without_answer, unanswered)],
@@ -242,18 +251,23 @@ def report_ended(
     folders = [
         folder for ended in runs if ended.finished.result is not None and (folder := ended.finished.run.folder).exists()
     ]
+    if console.is_quiet() and output == Format.text:
+        for folder in folders:
+            console.out(str(folder))
     if len(folders) == 1:
         console.note(f"Archive: {folders[0]}")
     elif folders:
         console.note(f"Archives of {len(folders)} runs: {folders[0].parent}")
     failed = [ended for ended in runs if ended.exit_code]
-    if not failed:
-        names = " ".join(ended.name for ended in runs[:2])
-        console.note(f"Next: mlbench report OUT.html {names}" + (f", mlbench compare {names}" if len(runs) > 1 else ""))
-        return
-    hints = [finding.hint for ended in failed for finding in ended.finished.findings if finding.hint]
-    for hint in dict.fromkeys(hints or [f"mlbench logs {failed[0].name}"]):
-        console.note(f"Next: {hint}")
+    if failed:
+        hints = [finding.hint for ended in failed for finding in ended.finished.findings if finding.hint]
+        console.next_step(*dict.fromkeys(hints or [f"mlbench logs {failed[0].name}"]), error=True)
+    elif folders:
+        sides = list(dict.fromkeys(common_name(ended.name) or ended.name for ended in runs))
+        shown = names or sides
+        console.next_step(f"mlbench report {shown[0]}.html {' '.join(shown)}")
+        if len(sides) == 2:
+            console.next_step(f"mlbench compare {' '.join(sides)}")
 
 
 def _row(ended: Ended) -> list[object]:
@@ -283,30 +297,35 @@ def _row_without_answer(item: Unanswered) -> list[object]:
 
 def _explain_together(runs: Sequence[Ended]) -> None:
     """Facts that are printed once with their runs: conditions with reasons, divisions, networks."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, str]] = {}  # label -> run -> reason
     for ended in runs:
         result = ended.finished.result
         if not result:
             continue
         reasons: Mapping[str, Any] = result.get("conditions") or {}
         for label in _labels(ended):
-            text = f"{label.replace('_', '-')}: {reasons[label]['reason']}"
-            found.setdefault(text, []).append(ended.name)
+            found.setdefault(label.replace("_", "-"), {})[ended.name] = reasons[label]["reason"]
         if result["division"].get("word") == "open":
-            found.setdefault(f"open division: {result['division']['reason']}", []).append(ended.name)
+            found.setdefault("open division", {})[ended.name] = str(result["division"]["reason"])
         if result.get("network") and (phrase := network_phrase(result["network"])):
-            found.setdefault(f"network between the ranks: {phrase}", []).append(ended.name)
-    for text, names in sorted(found.items(), key=lambda item: item[0].partition(":")[0]):
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        console.note(text if len(runs) == 1 else f"{text} ({shown})")
+            found.setdefault("network between the ranks", {})[ended.name] = phrase
+    for label, by_run in sorted(found.items()):
+        name, reason = next(iter(by_run.items()))
+        if len(runs) == 1:
+            console.note(f"{label}: {reason}")
+        elif len(set(by_run.values())) == 1:
+            console.note(f"{label}: {reason} ({list_some(list(by_run), 3)})")
+        else:
+            console.note(f"{label}: {len(by_run)} of {len(runs)} runs; {name}: {reason}")
 
 
 def _explain(ended: Ended) -> None:
     finished = ended.finished
-    if ended.exit_code or finished.findings:
-        console.note(finished.summary)
+    has_failed = ended.exit_code != 0
+    if has_failed or finished.findings:
+        console.note(finished.summary, error=has_failed)
     for finding in finished.findings:
         if finding.summary not in finished.summary:
-            console.note(f"  {finding.summary}")
-        for line in finding.evidence.get("log", ())[-LAST_LINES:] if ended.exit_code else ():
-            console.note(f"  | {line}")
+            console.note(f"  {finding.summary}", error=has_failed)
+        for line in finding.evidence.get("log", ())[-LAST_LINES:] if has_failed else ():
+            console.note(f"  | {line}", error=True)

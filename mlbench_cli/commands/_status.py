@@ -153,7 +153,8 @@ def _show_rows(
             console.warn(f"{status.row.run.name}: {status.problem}")
     ended = [status.row.run.name for status in states if status.state == ENDED]
     if ended:
-        console.note(f"Ended, archive not complete yet: {', '.join(ended)}. Next: mlbench wait {ended[0]}")
+        console.note(f"Ended, archive not complete yet: {', '.join(ended)}.")
+        console.next_step(f"mlbench wait {ended[0]}")
 
 
 def _explain_empty_store(client: Client) -> None:
@@ -163,7 +164,8 @@ def _explain_empty_store(client: Client) -> None:
             f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench status --refresh"
         )
         return
-    console.note("No runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
+    console.note("No runs yet.")
+    console.next_step("mlbench tasks", "mlbench run first 1 2 --task digits_resnet --light")
 
 
 def show_rows(runs: Sequence[JsonObject]) -> None:
@@ -320,10 +322,10 @@ def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
         facts.append(("Goal", "required of every run"))
     console.out("\n".join(f"{title + ':':<12}{console.clean(text)}" for title, text in facts if text))
     if verbose and status.log:
-        console.out("\n".join(f"  | {console.clean(line)}" for line in status.log))
+        console.out("\n".join(f"  | {console.clean(line)}" for line in status.log), raw=True)
     console.out("")
     if status.state is ExperimentState.STOPPED:
-        console.note(f"Next: mlbench run {status.name} or repeat the command to resume")
+        console.next_step(f"mlbench run {status.name}")
 
 
 def is_queue_problem(status: RunStatus) -> bool:

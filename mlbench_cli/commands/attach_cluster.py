@@ -53,7 +53,7 @@ def attach_cluster(
     )
 
     if role:
-        console.out(dump(role_manifests(namespace or "default")).rstrip())
+        console.out(dump(role_manifests(namespace or "default")).rstrip(), raw=True)
         return
     check_name(name, "cluster name")
     store = Store(notice=console.note)

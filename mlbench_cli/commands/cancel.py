@@ -54,13 +54,13 @@ def _show(cancelled: list[_Cancelled], experiments: list[str]) -> None:
         console.note("Nothing to cancel: all these runs have already ended.")
         return
     if any(item.outcome is None for item in cancelled):
-        console.note(f"Next: {', '.join(f'mlbench run {name}' for name in experiments)} to resume")
+        console.note("What was not started can be resumed.")
+        console.next_step(*(f"mlbench run {name}" for name in experiments))
     ended = [item for item in cancelled if item.outcome is not None]
     if ended:
         run = ended[0].run
-        console.note(
-            f"Partial results are in {run.folder}.\nNext: mlbench logs {run.name}, or mlbench delete {run.name}"
-        )
+        console.note(f"Partial results are in {run.folder}.")
+        console.next_step(f"mlbench logs {run.name}")
 
 
 def _cancel(run: RunHandle, *, is_whole: bool) -> _Cancelled:

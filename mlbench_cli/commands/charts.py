@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api.sources import archives_at
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_runs, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -48,7 +49,7 @@ def charts(
     which runs to draw; with --yes or without a terminal, it draws all.
     """
     _refuse_results(folder)
-    chosen: list[Path] = list(archives or [])
+    chosen = [path for archive in archives or () for path in archives_at(archive)]
     if runs:
         chosen += [run.results for run in Client().select(runs, repeats=True).runs]
     is_default = not chosen

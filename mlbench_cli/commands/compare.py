@@ -89,6 +89,24 @@ def compare(
     return find_worst(gate.verdict for gate in gates.values()).exit_code
 
 
+def _warn(found: Comparison) -> None:
+    """The obstacles, one warning for each word of --across; nothing follows from two tasks."""
+    by_word: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}  # what is wrong with a run -> sentences
+    for obstacle in found.obstacles:
+        if obstacle.word:
+            by_word.setdefault(obstacle.word, []).append(obstacle.text)
+        else:
+            runs.setdefault(obstacle.text.partition(" ")[2], []).append(obstacle.text)
+    if "task" in by_word:
+        by_word = {"task": by_word["task"][:1]}
+    for word, texts in by_word.items():
+        more = f" So do {len(texts) - 1} more of this kind." if len(texts) > 1 else ""
+        console.warn(f"{texts[0]}{more} Accept it with --across {word}.")
+    for texts in runs.values():
+        console.warn(texts[0] if len(texts) == 1 else f"{len(texts)} runs: {texts[0]}")
+
+
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     client, path = api.Client(), Path(word)
@@ -131,9 +149,7 @@ def _show(found: Comparison) -> None:
         console.out_table(
             ["DIFFERENCE", found.a, found.b], [[name, str(a), str(b)] for name, (a, b) in found.differences.items()]
         )
-    for obstacle in found.obstacles:
-        accept = f" Accept it with --across {obstacle.word}." if obstacle.word else ""
-        console.warn(f"{obstacle.text}{accept}")
+    _warn(found)
     if found.energy_sources:
         console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")
     if found.sessions.warning:

@@ -176,7 +176,7 @@ def _start_filling(request: Request, output: Format) -> None:
         console.out_json({"run": name, "cluster": request.cluster, "claim": request.data_claim})
         return
     console.out(f"{name}: prepares the data in the claim {request.data_claim} of {request.cluster}")
-    console.note(f"\nNext: mlbench logs {name} --follow, and mlbench wait {name}")
+    console.next_step(f"mlbench logs {name} --follow", f"mlbench wait {name}")
 
 
 def request_filling(

@@ -1,13 +1,17 @@
 """`mlbench download`: a run's archive as one file."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api.bundles import write_bundle
 from mlbench_cli.commands._common import make_folder
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 from mlbench_cli.errors import UsageError
@@ -19,7 +23,10 @@ DEFAULT_FILE = Path("results.zip")
 def download(
     names: Names = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="PATH", help="output file or folder; default: results.zip")
+        Path | None,
+        typer.Option(
+            "--to", metavar="PATH", help="output file or folder; default: results.zip; of several runs, a folder"
+        ),
     ] = None,
     path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to", hidden=True)] = None,
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
@@ -35,9 +42,9 @@ def download(
 ) -> None:
     """Write the archives of finished runs to zip files.
 
-    mlbench verify and mlbench charts read these archives. Several runs go to a folder, one NAME.zip each; with --all or
-    a filter, unfinished runs are skipped. A zip file appears only when it is complete. With --partial, the run
-    continues, and its archive is marked as partial.
+    Several runs go to a folder, one NAME.zip each, or with --to FILE.zip into one file, which all commands read like a
+    folder of them. With --all or a filter, unfinished runs are skipped. A zip file appears only when it is complete.
+    With --partial, the run continues, and its archive is marked as partial.
     """
     if partial and all_runs:
         raise UsageError("--partial needs run names.", hint="mlbench download NAME --partial")
@@ -45,34 +52,52 @@ def download(
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter)
-    files = choose_files([run.name for run in chosen.runs], target, force=force)
+    bundle = target if len(chosen.runs) > 1 and target is not None and target.suffix == ".zip" else None
+    with ExitStack() as stack:
+        if bundle is not None:
+            refuse_existing([bundle], force=force)
+            target = Path(stack.enter_context(TemporaryDirectory(prefix="mlbench-download-")))
+        _write(chosen.runs, target, bundle, force=force, partial=partial, as_json=as_json)
+
+
+def _write(
+    runs: Sequence[RunHandle], target: Path | None, bundle: Path | None, *, force: bool, partial: bool, as_json: bool
+) -> None:
+    """Write each run's file, and pack them into one if that was asked for."""
+    files = choose_files([run.name for run in runs], target, force=force)
 
     def write(run: RunHandle) -> dict[str, object]:
-        return _download(run, files[run.name], is_quiet=as_json, partial=partial)
+        return _download(run, files[run.name], is_quiet=as_json or bundle is not None, partial=partial)
 
-    documents, worst = act_on_each(chosen.runs, write, is_only=len(chosen.runs) == 1)
+    documents, worst = act_on_each(runs, write, is_only=len(runs) == 1)
+    if bundle is not None and worst is None:
+        write_bundle([files[run.name] for run in runs], bundle)
+        documents = [{**document, "file": str(bundle.absolute())} for document in documents]
+        if not as_json:
+            _say(bundle)
     if as_json:
-        console.out_json({"runs": documents} if len(chosen.runs) != 1 else documents[0], worst)
+        console.out_json({"runs": documents} if len(runs) != 1 else documents[0], worst)
     if worst is not None:
         raise worst
 
 
 def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[str, Path]:
-    """The file of each run: `to`, or one in that folder. Raises UsageError for one file of several runs, or one that
-    exists."""
+    """The file of each run: `to`, or one in that folder. Raises UsageError for one that exists."""
     folder = to or Path()
     if len(runs) == 1:
         path = to or DEFAULT_FILE
         files = {runs[0]: path / f"{runs[0]}.zip" if path.is_dir() else path}
-    elif folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
     else:
         make_folder(folder)
         files = {run: folder / f"{run}.zip" for run in runs}
-    for file in files.values():
-        if file.exists() and not force:
-            raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
+    refuse_existing(files.values(), force=force)
     return files
+
+
+def refuse_existing(files: Iterable[Path], *, force: bool) -> None:
+    """Raise UsageError if one of the files exists and must not be replaced."""
+    if not force and (file := next((file for file in files if file.exists()), None)):
+        raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
 
 
 def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> dict[str, object]:
@@ -83,12 +108,18 @@ def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> d
         else:
             run.complete()
             run.download(path)
-    size = path.stat().st_size
     if not is_quiet:
-        console.out(str(path))
-        console.note(console.size(size))
-        console.note(f"Next: mlbench verify {path}, mlbench charts FOLDER {path}")
-    return {"run": run.name, "file": str(path.absolute()), "bytes": size}
+        _say(path)
+    return {"run": run.name, "file": str(path.absolute()), "bytes": path.stat().st_size}
+
+
+def _say(path: Path) -> None:
+    console.out(str(path))
+    console.note(console.size(path.stat().st_size))
+    console.next_step(
+        shlex.join(["mlbench", "verify", str(path)]),
+        shlex.join(["mlbench", "charts", f"{path.stem}-charts", str(path)]),
+    )
 
 
 def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple[Path | None, bool]:

@@ -17,7 +17,7 @@ def show_help(
     Topics: runs, results, clusters, settings, exit-codes.
     """
     if topic is None or topic in commands.TOPICS:
-        console.out(commands.help_text(topic).rstrip())
+        console.out(commands.help_text(topic).rstrip(), raw=True)
         return
     if commands.find(topic) is None:
         near = did_you_mean(topic, [*commands.TOPICS, *commands.names()])
@@ -25,4 +25,4 @@ def show_help(
     root = context.find_root()
     command = root.command.get_command(root, topic)  # type: ignore[attr-defined]
     with command.make_context(topic, [], parent=root, resilient_parsing=True) as inner:
-        console.out(command.get_help(inner))
+        console.out(command.get_help(inner), raw=True)

@@ -127,7 +127,7 @@ def _show_queues(experiments: Sequence[ExperimentHandle], output: Format) -> Non
         console.out_json({"queues": [{"experiment": name, "lines": found} for name, found in lines.items()]})
         return
     for name, found in lines.items():
-        console.out("\n".join(console.clean(line) for line in found)) if found else console.note(
+        console.out("\n".join(console.clean(line) for line in found), raw=True) if found else console.note(
             f"{name} has no queue log: it ran attached to mlbench run."
         )
 

@@ -105,4 +105,5 @@ def _describe(method: MethodDocument) -> None:
         ],
         wrap=True,
     )
-    console.note(f"\nNext: mlbench run NAME 2 --task digits_resnet --method {method['name']} --set comm.AXIS=VALUE")
+    console.note("\nAnother value of an axis: --set comm.AXIS=VALUE")
+    console.next_step(f"mlbench run my-run 2 --task digits_resnet --method {method['name']}")

@@ -1,7 +1,10 @@
 """`mlbench reproduce`: run a result again, and say whether it is the same."""
 
+import difflib
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +13,11 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.api import Launch
 from mlbench_cli.api.remote_archives import is_url
+from mlbench_cli.api.repetition import AuthorsProgram, refuse_to_reproduce
 from mlbench_cli.commands._archives import open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
+from mlbench_cli.commands._like_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._members import follow_all
-from mlbench_cli.commands._new_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._report import in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
@@ -25,9 +29,11 @@ from mlbench_cli.results.analysis.numbers import format_estimate
 from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin, unit_of_figure
 from mlbench_cli.results.analysis.statistics import estimate
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.files import read_end
 from mlbench_cli.util.text import counted
 
 AUTO = "auto"
+MAX_CODE_LINES = 400  # of a stranger's script that are shown
 
 
 def reproduce(
@@ -76,6 +82,12 @@ def reproduce(
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="where to write the receipt; default: NAME.json")
     ] = None,
+    run_foreign_command: Annotated[
+        bool,
+        typer.Option(
+            "--run-foreign-command", help="run a command that the archive's author chose, and its script, unasked"
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be run, then exit")] = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -83,8 +95,9 @@ def reproduce(
     """Run a result again and test whether it is the same within a margin.
 
     mlbench verifies the archives, makes the same request again on this machine or on a cluster, and tests every figure
-    for equivalence (two one-sided t-tests, 5 %). Programs that an archive's author chose are not run. The answer is
-    written as a receipt that names all archives by digest; mlbench sign signs it, mlbench verify checks it.
+    for equivalence (two one-sided t-tests, 5 %). A command that an archive's author chose is shown with its script, and
+    runs only if you agree to that (--yes does not). The answer is written as a receipt that names all archives by
+    digest; mlbench sign signs it, mlbench verify checks it.
 
     Exit code 0: reproduced; 7: different; 9: cannot tell.
     """
@@ -105,12 +118,15 @@ def reproduce(
         else:
             count = _choose_count(repeat, first, figures, margin)
             if create:
-                made = make_cluster(client.store, *describe_cluster(first, count), yes=yes, dry_run=dry_run)
+                made = make_cluster(client.store, describe_cluster(first, count), yes=yes, dry_run=dry_run)
                 cluster = stack.enter_context(made).name
                 if dry_run:
                     console.note(f"Nothing was created. {counted(count, 'run')} would start on {cluster}.")
                     return 0
-            launch = client.prepare_reproduction(first, name=name, repeats=count, cluster=cluster, data_dir=data_dir)
+            agree = partial(_agree, is_trusted=run_foreign_command, is_dry=dry_run)
+            launch = client.prepare_reproduction(
+                first, name=name, repeats=count, cluster=cluster, data_dir=data_dir, agree=agree
+            )
             title = launch.experiment.name
             _announce(launch.specs, first, margin, figures)
             launch.render(offline=dry_run)
@@ -126,8 +142,39 @@ def reproduce(
         console.out_json({"receipt": str(path), **document})
     else:
         _show(found)
-    console.note(f"Receipt: {path}. Next: mlbench sign {path} --key FILE, mlbench verify {path} ARCHIVE...")
+    console.note(f"Receipt: {path}")
+    console.next_step(shlex.join(["mlbench", "verify", str(path), *original, *(against or [title])]))
     return found.answer.exit_code
+
+
+def _agree(program: AuthorsProgram, *, is_trusted: bool, is_dry: bool) -> None:
+    """Show what the archive's author chose, and ask. Raises UsageError for more than a command with its files."""
+    if not program.is_shown_whole or not (program.code or is_trusted):
+        refuse_to_reproduce(program)
+    console.note(str(program))
+    shown = 0
+    for name, data in sorted(program.code.items()):
+        lines = _describe_file(name, data)
+        more = len(lines) - max(1, MAX_CODE_LINES - shown)
+        console.note("\n".join(lines[:-more] if more > 0 else lines))
+        if more > 0:
+            console.note(f"  {counted(more, 'more line')} of {name}; all of it is in the archive, below code/")
+        shown += len(lines)
+    if not (is_trusted or is_dry):
+        console.confirm("Run this?", yes=False, flag="--run-foreign-command")
+
+
+def _describe_file(name: str, data: bytes) -> list[str]:
+    """A file of a stranger's command: what differs from the file of that name here, else its text."""
+    theirs = data.decode("utf-8", "replace").splitlines()
+    here = read_end(Path(name), len(data) + 1) if Path(name).is_file() else None
+    if here == data:
+        return [f"  {name}: the same as here"]
+    if here is None:
+        return [f"  {name}:", *(f"    {line}" for line in theirs)]
+    ours = here.decode("utf-8", "replace").splitlines()
+    differences = difflib.unified_diff(ours, theirs, f"{name} here", f"{name} in the archive", lineterm="")
+    return [f"  {name} differs:", *(f"    {line}" for line in differences)]
 
 
 def _parse_margin(text: str) -> float:

@@ -1,17 +1,18 @@
 """`mlbench run`: request -> experiment -> recorded runs -> submitted and followed, one after the other."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle
+from mlbench_cli.api import Client, OpenExperiment
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -26,10 +27,10 @@ from mlbench_cli.commands._common import (
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
-from mlbench_cli.commands._values import HELP_ALL, PanelCommand
+from mlbench_cli.commands._values import HELP_ALL
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.launch import check_names, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
@@ -53,35 +54,20 @@ from mlbench_cli.util.files import write_atomically
 if TYPE_CHECKING:
     from mlbench_cli.api import Submission
     from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.storage.store import Store
 
 
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
-_BESIDE_RUNS = ("file", "detach", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
-
-
-class RunCommand(PanelCommand):
-    """`mlbench run`. With --create PROVIDER it also has the options of `create-cluster PROVIDER`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the provider's options, then parse."""
-        words = args[: args.index("--")] if "--" in args else args
-        named = [word.partition("=")[2] for word in words if word.startswith("--create=")]
-        named += [after for word, after in pairwise(words) if word == "--create"]
-        if named:
-            from mlbench_cli.clusters.creation import find_creator
-            from mlbench_cli.commands.create_cluster import cluster_options
-
-            taken = {flag for item in self.params for flag in (*item.opts, *item.secondary_opts)}
-            self.params += cluster_options(find_creator(named[-1]), taken)
-        return super().parse_args(ctx, args)
+_BESIDE_RUNS = (
+    *("file", "detach", "dry_run", "retry_failed", "quiet", "yes", "output", "cluster", "unreachable"),
+    *_OF_RUNS,
+)
 
 
 def _show_all_help(context: typer.Context, given: bool) -> None:
     if given and not context.resilient_parsing:
         context.meta[HELP_ALL] = True
-        console.out(context.get_help())
+        console.out(context.get_help(), raw=True)
         raise typer.Exit
 
 
@@ -142,6 +128,15 @@ def run(
             rich_help_panel=ADVANCED,
         ),
     ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="print only errors, and the folder of each run's archive at the end",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = False,
     yes: Yes = False,
     output: Output = Format.text,
     to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
@@ -149,12 +144,6 @@ def run(
     help_all: Annotated[
         bool,
         typer.Option("--help-all", is_eager=True, callback=_show_all_help, help="Show all options and exit."),
-    ] = False,
-    keep_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--keep-cluster", help="with --create: leave the cluster until it expires", rich_help_panel=ADVANCED
-        ),
     ] = False,
     **options: Any,
 ) -> int:
@@ -167,19 +156,17 @@ def run(
     ones, and adds runs for a higher --repeat or new matrix values.
     """
     set_unreachable_timeout(unreachable)
+    if quiet:
+        console.be_quiet()
     client = Client(notice=console.note)
     if (several := _find_several(client, name, workers, file)) is not None:
         return _run_several(context, several)
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
-    options = _describe_cluster(context, options, keep_cluster)
     request = _request(name, workers, file, options)
-    if request.create and (source is not None or request.cluster is not None):
-        raise UsageError(f"--create and {'--from' if source else '--cluster'} exclude each other.")
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
         raise UsageError(f"{word} works only with --from.", hint=f"mlbench run --from ARCHIVE {word} ...")
-    how = _How(dry_run, detach, retry_failed, logs, output, ("mlbench", *context.obj))
     if source is not None:
         agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
         launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
@@ -187,55 +174,38 @@ def run(
         use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
-        prepare = partial(client.prepare, request, require_goal=require_goal, most=most)
-        if request.create:
-            if save is not None:
-                _save(request, save, source)
-            return _run_on_new_cluster(client.store, request, prepare, how, yes=yes)
-        launch = prepare()
-    launch.render(offline=dry_run)
+        launch = client.prepare(request, require_goal=require_goal, most=most)
+    submissions = launch.render(offline=dry_run)
     if save is not None:
         _save(launch.request, save, source)
-    return _start(launch, how, repeats=source is None)[0]
-
-
-class _How(NamedTuple):
-    """What is done with the runs."""
-
-    dry_run: bool
-    detach: bool
-    retry_failed: bool
-    logs: bool
-    output: Format
-    command_line: tuple[str, ...]
-
-
-def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
-    """Start the runs and follow them, unless they are detached or only to be shown; the exit code, and all runs."""
-    if how.dry_run:
-        _print_submissions(launch.render(offline=True), how.output)
-        return 0, []
+    if dry_run:
+        _print_submissions(submissions, output)
+        return 0
     _warn(launch.specs)
     if any(spec.engine == "kubernetes" for spec in launch.specs):
         from mlbench_cli.commands._images import require_images
 
-        require_images(launch.specs, launch.workspace.store.cluster)
-    return _follow_all(launch, how, repeats=repeats)
-
-
-def _follow_all(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
-    with launch.open(how.command_line, retry_failed=how.retry_failed) as opened:
+        require_images(launch.specs, client.cluster)
+    with launch.open(("mlbench", *context.obj), retry_failed=retry_failed) as opened:
         _explain_plan(opened, launch.is_known)
         opened.record()
-        if how.detach:
-            code = start_detached(opened, how.output)
+        if detach:
+            code = start_detached(opened, output)
         else:
-            ended = _follow(opened, how.logs)
-    if not how.detach:
-        code = _report(opened, ended, how.output)
-    if repeats:
-        console.note(f"Repeat: {equivalent_command(launch.request)}")
-    return code, opened.runs
+            ended = _follow(opened, logs)
+    if not detach:
+        code = _report(opened, ended, output)
+    if source is None:
+        again = replace(launch.request, name=_other_name(client, launch.request.name or opened.name))
+        console.note(f"Repeat: {equivalent_command(again)}")
+    return code
+
+
+def _other_name(client: Client, name: str) -> str:
+    """A name that no experiment has: under its own, the same command only resumes one."""
+    base = re.sub(r"-again\d*$", "", name)[: NAME_LENGTH - 20].rstrip("-")
+    names = (f"{base}-again{number if number > 1 else ''}" for number in count(1))
+    return next(other for other in names if client.store.find_experiment(other) is None)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -281,66 +251,6 @@ def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bo
     console.confirm("Run this?", yes=yes and is_signed, flag="--yes" if is_signed else "--run-foreign-command")
 
 
-# --- on a cluster of its own ----------------------------------------------------------------------------------------
-
-
-def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_cluster: bool) -> dict[str, Any]:
-    """The options with those of the cluster, as far as they were given, in `create`."""
-    from mlbench_cli.commands.create_cluster import CREATED
-
-    given = {name: value for name, value in options.items() if not name.startswith(CREATED)}
-    if given.get("create") is None:
-        if keep_cluster:
-            raise UsageError("--keep-cluster works only with --create.")
-        return given
-    words = [name for name in _given(context) if name.startswith(CREATED)]
-    create = {name.removeprefix(CREATED): options[name] for name in words}
-    create = {("custom_value" if name == "custom_values" else name): value for name, value in create.items()}
-    if given.get("registry") == "auto":
-        raise UsageError(
-            "--registry auto makes an empty registry with the cluster, which has no images for these runs.",
-            hint="Leave it out, or create the cluster first: mlbench create-cluster",
-        )
-    if given.get("num_cpus"):
-        create["num_cpus"] = given["num_cpus"]
-    kept = {"keep_cluster": True} if keep_cluster else {}
-    return {**given, "create": {"provider": given["create"], **create, **kept}}
-
-
-def _run_on_new_cluster(
-    store: "Store", request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool
-) -> int:
-    """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
-    from mlbench_cli.clusters.creation import read_creation
-    from mlbench_cli.commands import _new_cluster as clusters
-
-    keep = bool(request.create.get("keep_cluster"))
-    if how.detach and not keep:
-        raise UsageError(
-            "--detach with --create would leave nobody to delete the cluster.",
-            hint="Leave out --detach, or add --keep-cluster: the cluster then stays until it expires.",
-        )
-    check_names(request)
-    wanted = read_creation(request.create, max(request.workers), str(request.name))
-    sketch = prepare(new_cluster=wanted.describe())
-    sketch.render(offline=True)
-    specs = sketch.specs
-    wanted = replace(wanted, nodes=max(wanted.nodes, clusters.count_nodes(specs)))
-    use = clusters.use_of(str(request.name), specs, keep)
-    earlier = clusters.find_earlier(store, wanted)
-    if earlier is not None and not how.dry_run:
-        launch = prepare(new_cluster=earlier)
-        if not launch.plan(retry_failed=how.retry_failed).left:
-            code, _ = _follow_all(launch, how)
-            clusters.end_earlier(store, earlier, use)
-            return code
-    with clusters.make_cluster(store, wanted, use, yes=yes, dry_run=how.dry_run) as cluster:
-        code, runs = _start(prepare(new_cluster=cluster), how)
-        if runs and not how.detach:
-            clusters.verify_all(runs)
-    return code
-
-
 # --- the way of an experiment ---------------------------------------------------------------------------------------
 
 
@@ -363,8 +273,7 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
 
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
-    if not request.create:
-        request, _ = client.complete(request)
+    request, _ = client.complete(request)
     console.note(f"\nThe same without prompts: {equivalent_command(request)}\n")
     return request
 
@@ -407,7 +316,8 @@ def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> i
     ids = {run.id for run in opened.plan.runs}
     has_repeats = len({run.spec.seed for run in opened.plan.runs}) > 1
     rows = [run.row for run in opened.handle.runs() if run.run.id in ids]
-    report_ended(ended, output, repeats_in(opened.handle.workspace.store, rows) if has_repeats else [])
+    repeats = repeats_in(opened.handle.workspace.store, rows) if has_repeats else []
+    report_ended(ended, output, repeats, names=[opened.name])
     return max((item.exit_code for item in ended), default=0)
 
 
@@ -422,7 +332,7 @@ def _save(request: Request, path: Path, source: str | None) -> None:
         write_atomically(path, data)
     except (OSError, ValueError) as error:
         raise UsageError(f"The spec file {path} cannot be written: {error}.") from None
-    console.note(f"Repeat: mlbench run -f {path}")
+    console.note(f"Repeat under another name: mlbench run NAME -f {path}")
 
 
 # --- the options are Request's fields -------------------------------------------------------------------------------
@@ -453,7 +363,6 @@ def _parameter(item: "Field[Any]") -> inspect.Parameter:
 
 
 _signature = inspect.signature(run)
-run.command_class = RunCommand  # type: ignore[attr-defined]
 run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[
         *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
@@ -494,11 +403,11 @@ def _print_submissions(submissions: "list[Submission]", output: Format) -> None:
         return
     scripts = [str(document["script"]) for item in submissions for document in item.documents if "script" in document]
     if scripts:  # as sbatch reads them: mlbench run ... --dry-run | sbatch --test-only
-        console.out("\n".join(scripts).rstrip())
+        console.out("\n".join(scripts).rstrip(), raw=True)
         return
     import templates
 
-    console.out(templates.dump(document for item in submissions for document in item.documents).rstrip())
+    console.out(templates.dump(document for item in submissions for document in item.documents).rstrip(), raw=True)
 
 
 def _warn(specs: Sequence[RunSpec]) -> None:

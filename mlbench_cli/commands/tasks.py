@@ -107,7 +107,8 @@ def _describe(task: Task, found_by: str) -> None:
     )
     if task.notes:
         console.out("\n" + "\n".join(task.notes))
-    console.note(f"\nNext: mlbench run NAME 1 2 --task {task.name}{found_by}{_example(task)}")
+    console.note("")
+    console.next_step(f"mlbench run my-run 1 2 --task {task.name}{found_by}{_example(task)}")
 
 
 def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.bundles import name_archive
 from mlbench_cli.api.remote_archives import is_url
+from mlbench_cli.api.sources import archives_at
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
+from mlbench_cli.results.analysis.comparability import conditions_of
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
@@ -29,7 +32,7 @@ def verify(
         list[str],
         typer.Argument(
             metavar="ARCHIVE...",
-            help="folders, zip files or URLs of archives, runs, experiments, or receipts",
+            help="folders, zip files (of one run or several) or URLs of archives, runs, experiments, or receipts",
             autocompletion=complete_names,
         ),
     ],
@@ -76,7 +79,7 @@ def _find(words: Sequence[str]) -> list[Path]:
         if is_url(word):
             found.append(client.fetch_archive(word))
         elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
-            found.append(Path(word))
+            found += archives_at(Path(word))
         else:
             found += client.find_archives([word])
     return found
@@ -84,12 +87,14 @@ def _find(words: Sequence[str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckedArchive:
-    """What is proven of one archive. `origin_error` says why its origin is not, if that was asked."""
+    """What is proven of one archive. `origin_error` says why its origin is not, if that was asked. `remarks` is what
+    makes its times mean something else although they follow from the evidence."""
 
     path: Path
     checked: Verification
     signer: Signer | None = None
     origin_error: OriginError | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -106,22 +111,26 @@ class CheckedArchive:
 
 def _judge(path: Path, signers: Path | None) -> CheckedArchive:
     checked = api.check_archive(path)
-    if signers is None or checked.problems:  # a signature of what is damaged proves nothing
+    if checked.problems:  # a signature of what is damaged proves nothing
         return CheckedArchive(path, checked)
-    try:
-        with Archive.open(path) as archive:
-            return CheckedArchive(path, checked, check_origin(archive, signers))
-    except OriginError as error:
-        return CheckedArchive(path, checked, origin_error=error)
+    with Archive.open(path) as archive:
+        preloaded = conditions_of(archive).preloaded
+        remarks = () if preloaded is None else (preloaded.phrase,)
+        try:
+            signer = None if signers is None else check_origin(archive, signers)
+        except OriginError as error:
+            return CheckedArchive(path, checked, origin_error=error, remarks=remarks)
+    return CheckedArchive(path, checked, signer, remarks=remarks)
 
 
 def _document(found: CheckedArchive) -> dict[str, object]:
     return {
-        "archive": str(found.path),
+        "archive": name_archive(found.path),
         "ok": found.ok,
         "proven": found.proven,
         "problems": [problem.to_dict() for problem in found.checked.problems],
         "not_derived": list(found.checked.not_derived),
+        "remarks": list(found.remarks),
         "signer": found.signer.to_dict() if found.signer else None,
         "origin_problem": found.origin_error.details["problem"] if found.origin_error else None,
     }
@@ -132,14 +141,14 @@ def _show(found: CheckedArchive) -> None:
     proven = ", ".join(found.proven)
     by = f": {console.clean(signer.principal)}, {signer.key_type} {signer.fingerprint}" if signer else ""
     proofs = f" ({proven}{by})" if proven else ""
-    count = len(checked.problems)
+    count, name = len(checked.problems), name_archive(found.path)
     if count:
-        console.out(f"{found.path}: {counted(count, 'problem')}{proofs}")
+        console.out(f"{name}: {counted(count, 'problem')}{proofs}")
     elif error is not None:
-        console.out(f"{found.path}: origin not proven{proofs}")
+        console.out(f"{name}: origin not proven{proofs}")
     else:
-        console.out(f"{found.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
-    for line in (*map(str, checked.problems), *checked.not_derived):
+        console.out(f"{name}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
+    for line in (*map(str, checked.problems), *checked.not_derived, *found.remarks):
         console.out(f"  {console.clean(line)}")
     if error is not None:
         console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")
@@ -211,6 +220,6 @@ def _show_receipt(found: CheckedReceipt) -> None:
     if checked.missing:
         names = ", ".join(digest[:12] for digest in checked.missing[:3])
         console.out(f"  {len(checked.missing)} of the archives that it names were not passed: {names}")
-        console.out(f"  Next: mlbench verify {receipt.path} ARCHIVE...")
+        console.out("  Pass them to the same command, as files or as names of runs.")
     if error is not None:
         console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")

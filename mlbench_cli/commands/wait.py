@@ -53,7 +53,7 @@ def wait(
                 console.warn(damaged + error.message + (f" Next: {error.hint}" if error.hint else ""))
     if unanswered and not ended:
         raise max(unanswered, key=lambda item: item.error.exit_code).error
-    report_ended(ended, output, unanswered=unanswered)
+    report_ended(ended, output, unanswered=unanswered, names=names or ())
     codes = [item.exit_code for item in ended] + [item.error.exit_code for item in unanswered]
     return max(codes, default=0)
 

@@ -12,11 +12,10 @@ DISTRIBUTION = "mlbench-cli"
 def install_hint(extra: str, *, upgrade: bool = False) -> str:
     """The command line that installs `extra` (a key of optional-dependencies in pyproject.toml) for this program.
 
-    Tools installed by uv or pipx are recognized by a file in their environment; pip does not work there. If pip
-    installed the program from a checkout, the extra comes from there, too: the package may be on no index.
+    Tools installed by uv or pipx are recognized by a file in their environment; pip does not work there. The extra
+    comes from where the program came from: a folder, a file or a repository may be the only place that has it.
     """
-    checkout = find_checkout(Path(__file__).parents[2])
-    requirement = f"'{checkout or DISTRIBUTION}[{extra}]'"
+    requirement = f"'{find_requirement(Path(__file__).parents[2], extra)}'"
     if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
         return f"uv tool install {'--upgrade ' if upgrade else ''}{requirement}"
     if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
@@ -24,12 +23,17 @@ def install_hint(extra: str, *, upgrade: bool = False) -> str:
     return f"pip install {'--upgrade ' if upgrade else ''}{requirement}"
 
 
-def find_checkout(site: Path) -> str | None:
-    """The folder from which pip installed this program into `site` (direct_url.json of PEP 610); None if it came from
-    elsewhere, or the folder is gone."""
+def find_requirement(site: Path, extra: str) -> str:
+    """What pip installed into `site` as this program, with an extra. direct_url.json (PEP 610) names a folder, a file
+    or a repository; a program without that file came from an index."""
     for record in site.glob("mlbench_cli-*.dist-info/direct_url.json"):
         source = json.loads(record.read_text("utf-8"))
-        folder = str(source.get("url", "")).removeprefix("file://")
-        if "dir_info" in source and "%" not in folder and os.path.exists(os.path.join(folder, "pyproject.toml")):
-            return folder
-    return None
+        url = str(source.get("url", ""))
+        if "dir_info" not in source:
+            scheme = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
+            return f"{DISTRIBUTION}[{extra}] @ {scheme}{url}"
+        folder = url.removeprefix("file://")
+        known = "%" not in folder and os.path.exists(os.path.join(folder, "pyproject.toml"))
+        return f"{folder if known else 'CHECKOUT'}[{extra}]"
+    is_checkout = (site / "pyproject.toml").exists()  # installed with -e
+    return f"{site if is_checkout else DISTRIBUTION}[{extra}]"

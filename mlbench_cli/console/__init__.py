@@ -22,6 +22,7 @@ from mlbench_cli.util.text import disarm_commands as disarm_commands
 from mlbench_cli.util.text import display_width as display_width
 from mlbench_cli.util.text import duration as duration
 from mlbench_cli.util.text import fit_parts as fit_parts
+from mlbench_cli.util.text import fold as fold
 from mlbench_cli.util.text import rough_duration as rough_duration
 from mlbench_cli.util.text import significant as significant
 from mlbench_cli.util.text import size as size
@@ -51,10 +52,11 @@ class Format(StrEnum):
 # --- the answer: stdout ---------------------------------------------------------------------------------------------
 
 
-def out(text: str) -> None:
-    """Print one or more lines of the answer on stdout."""
+def out(text: str, *, raw: bool = False) -> None:
+    """Print one or more lines of the answer on stdout. On a terminal they are broken between words, unless they are
+    `raw`: YAML, JSON, a table, the log of a program."""
     with _bar_hidden():
-        sys.stdout.write(_guard(text) + "\n")
+        sys.stdout.write((_guard(text) if raw else _fold(_guard(text), sys.stdout)) + "\n")
 
 
 def out_command(command: str) -> None:
@@ -65,7 +67,8 @@ def out_command(command: str) -> None:
 def out_json(document: Mapping[str, Any], error: Explanation | None = None) -> None:
     """Print one JSON document with its schema_version on stdout, with the `error` that the command then raises."""
     failed = {} if error is None else error.to_dict()
-    out(json.dumps({"schema_version": SCHEMA_VERSION, **document, **failed}, indent=2, allow_nan=False, default=str))
+    whole = {"schema_version": SCHEMA_VERSION, **document, **failed}
+    out(json.dumps(whole, indent=2, allow_nan=False, default=str), raw=True)
     if error is not None:
         error.is_printed = True
 
@@ -75,11 +78,11 @@ def out_table(
 ) -> None:
     """Print a table; on a terminal it is fitted to the width, in a pipe cells are not truncated."""
     if not is_terminal(sys.stdout):
-        out(format_table(headers, rows, droppable=droppable, wrap=wrap))
+        out(format_table(headers, rows, droppable=droppable, wrap=wrap), raw=True)
         return
     width = terminal_width(sys.stdout)
     if _is_dumb():
-        out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap))
+        out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap), raw=True)
         return
     from mlbench_cli.console.terminal import print_table
 
@@ -180,16 +183,39 @@ def _pad(text: str, width: int, right: bool) -> str:
 # --- everything else: stderr ----------------------------------------------------------------------------------------
 
 
-def note(text: str) -> None:
-    """Print one or more lines on stderr with control characters escaped."""
+_is_quiet = False
+
+
+def be_quiet() -> None:
+    """From now on, print errors and answers only: no notes, warnings and progress."""
+    global _is_quiet
+    _is_quiet = True
+
+
+def is_quiet() -> bool:
+    """Whether this command prints errors and answers only."""
+    return _is_quiet
+
+
+def note(text: str, *, error: bool = False) -> None:
+    """Print one or more lines on stderr with control characters escaped. An `error` is printed in a quiet command, too.
+    On a terminal, lines are broken between words."""
+    if _is_quiet and not error:
+        return
     try:
         with _bar_hidden():
-            sys.stderr.write(_guard(text) + "\n")
+            sys.stderr.write(_fold(_guard(text), sys.stderr) + "\n")
             sys.stderr.flush()
     except BrokenPipeError:  # stderr was closed; the run that this command follows continues
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())
         os.close(nowhere)
+
+
+def next_step(*commands: str, error: bool = False) -> None:
+    """Print the commands that usually follow: each on a line of its own, and complete, so that it can be pasted."""
+    for command in commands:
+        note(f"Next: {command}", error=error)
 
 
 def warn(text: str) -> None:
@@ -201,13 +227,13 @@ def show_error(error: Explanation, *, as_json: bool = False) -> None:
     """Print an error on stderr or as a JSON document on stdout. A requested stop is not shown as an error."""
     if as_json:
         if not error.is_printed:
-            out(json.dumps(error.to_dict(), indent=2, default=str))
+            out(json.dumps(error.to_dict(), indent=2, default=str), raw=True)
         sys.stdout.flush()
         return
     label = "" if isinstance(error, Stopped) else _color_red("Error: ")
-    sys.stderr.write(f"{label}{_guard(error.message)}\n")
+    sys.stderr.write(f"{_fold(f'{label}{_guard(error.message)}', sys.stderr)}\n")
     if error.hint:
-        sys.stderr.write(f"Next: {_guard(error.hint)}\n")
+        sys.stderr.write(f"{_fold(f'Next: {_guard(error.hint)}', sys.stderr)}\n")
     sys.stderr.flush()
 
 
@@ -223,6 +249,14 @@ def _guard(text: str) -> str:
     return disarm_commands(shown) if is_on_github() else shown
 
 
+def _fold(text: str, stream: TextIO) -> str:
+    """The lines as they fit into a terminal, which itself breaks them anywhere; unchanged in a pipe."""
+    if not is_terminal(stream):
+        return text
+    width = terminal_width(stream)
+    return "\n".join(fold(line, width) for line in text.split("\n"))
+
+
 class ProgressLine:
     """Progress on stderr: one line that is redrawn on a terminal, otherwise a plain line every `interval` seconds."""
 
@@ -235,6 +269,8 @@ class ProgressLine:
 
     def update(self, line: str | Callable[[int | None], str]) -> None:
         """Show a text, or the result of calling `line` with the number of columns (None: unlimited)."""
+        if _is_quiet:
+            return
         if self.is_live:
             self._open().update((lambda width: line) if isinstance(line, str) else line)
             return
@@ -248,7 +284,7 @@ class ProgressLine:
         if self._live is None:
             note(text.removesuffix("\n"))
         else:
-            self._live.print_above(_guard(text))
+            self._live.print_above(_fold(_guard(text), self._stream))
 
     def close(self) -> None:
         """Erase the live line."""

@@ -11,11 +11,14 @@ module imports the standard library only.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -46,6 +49,35 @@ def check_run(task: Task, spec: RunSpec) -> None:
         check(spec.parameters, spec.world_size, sharing, memory)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
+
+
+# Backend -> the package that it needs, and the extra of mlbench that has it. The others come with torch.
+_PACKAGES = {"mpi": ("mpi4py", "mpi"), "jax": ("jax", "jax"), "grpc": ("tensorflow", "tensorflow")}
+
+
+def find_missing_package(task: Task, backend: str) -> str | None:
+    """What this Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks nothing."""
+    needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
+    needed += ["torch"] if backend not in ("jax", "grpc") and not task.name.endswith("_tensorflow") else []
+    if missing := next((name for name in needed if find_spec(name) is None), None):
+        return missing
+    torch = find_spec("torch") if backend == "nccl" and "torch" in needed else None
+    if torch is None or not torch.submodule_search_locations:
+        return None
+    libraries = Path(next(iter(torch.submodule_search_locations)), "lib")
+    has_gpus = any((libraries / f"libtorch_{kind}.so").exists() for kind in ("cuda", "hip"))
+    return None if has_gpus else "torch for GPUs"
+
+
+def check_backend(task: Task, spec: RunSpec) -> None:
+    """Refuse a run on this machine whose backend the Python of the tasks lacks. Raises UsageError."""
+    if task.origin is None and (missing := find_missing_package(task, spec.backend)) is not None:
+        raise UsageError(
+            f"The backend {spec.backend} needs {missing}, which this Python lacks: {sys.executable}.",
+            hint=install_hint(_PACKAGES.get(spec.backend, ("", "local"))[1])
+            if missing != "torch for GPUs"
+            else "Install the build of torch for your GPUs: https://pytorch.org/get-started/locally",
+        )
 
 
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:

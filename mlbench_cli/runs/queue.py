@@ -72,6 +72,7 @@ class HeldQueue:
 @contextmanager
 def hold(experiment: Experiment, store: Store) -> Iterator[HeldQueue]:
     """Act as the queue of an experiment, and record why it ended. Raises UsageError if another process is the queue."""
+    store.require_writable()
     folder = QueueFolder.of(store.folder, experiment.id)
     held = HeldQueue(folder, _acquire(experiment, folder, store))
     try:

@@ -14,6 +14,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.runs import launch, questions
+from mlbench_cli.runs.preflight import find_missing_package
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
 from mlbench_cli.util.text import Option
@@ -212,11 +213,20 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     known = TORCH_BACKENDS if request.task is None else load_task(request.task).backends
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
     default = "nccl" if request.gpu and "nccl" in names else memory.get("backend")
-    options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by name")]
+    options = [Option(name, warning=_lack_of_backend(request, name)) for name in names[:-1]]
+    options.append(Option(CUSTOM, "another one, by name"))
     choice = names[console.choose("Backend", options, _index(names, default), back=True)]
     if choice != CUSTOM:
         return replace(request, backend=choice)
     return replace(request, custom_backend="")
+
+
+def _lack_of_backend(request: Request, backend: str) -> str:
+    """What a run on this machine would be refused for; empty for nothing, and elsewhere."""
+    if request.task is None or request.cluster not in (None, "local"):
+        return ""
+    missing = find_missing_package(load_task(request.task), backend)
+    return "" if missing is None else f"needs {missing}"
 
 
 def _ask_custom_backend(request: Request, memory: Mapping[str, Any]) -> Request:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import (
@@ -67,15 +68,33 @@ class Store:
         self._notice = notice
         self._patience = settings.store_patience() if patience is None else patience
         self._moment = min(NOTICE_SECONDS, self._patience)
+        can_write = all(os.access(path, os.W_OK) for path in (self.folder, self._path) if path.exists())
+        self.is_read_only = self._path.exists() and not can_write
         try:
-            self._db = sqlite3.connect(self._path, timeout=self._moment, isolation_level=None)
-            self._execute("PRAGMA journal_mode=WAL")
-            self._execute("PRAGMA synchronous=FULL")
+            if self.is_read_only:
+                self._db = self._open_unwritable()
+            else:
+                self._db = sqlite3.connect(self._path, timeout=self._moment, isolation_level=None)
+                self._execute("PRAGMA journal_mode=WAL")
+                self._execute("PRAGMA synchronous=FULL")
             self.require_readable()
             if self._schema_version() < SCHEMA_VERSION:
                 self._migrate()
         except sqlite3.Error as error:
             raise self._explain(error) from None
+
+    def _open_unwritable(self) -> sqlite3.Connection:
+        """The store on a disk that is mounted read-only, or of somebody else. Without a log of another client that has
+        it open, SQLite is told that nobody changes it: it must not look for a log, which it would have to create."""
+        unchanged = "" if self._path.with_name(f"{self._path.name}-wal").exists() else "&immutable=1"
+        return sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode=ro{unchanged}", uri=True, timeout=self._moment, isolation_level=None
+        )
+
+    def require_writable(self) -> None:
+        """Raise StoreError if this user cannot change the store."""
+        if self.is_read_only:
+            raise self._explain(sqlite3.OperationalError("it can only be read"))
 
     def require_readable(self) -> None:
         """Raise StoreError if a newer mlbench has written the store, even after it was opened."""

@@ -18,8 +18,11 @@ from mlbench_cli import __version__, isolation
 from mlbench_cli.agent.processes import boot_id
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.masking import mask_words
+from mlbench_cli.util.text import one_line
 from task_images.harness import environment
 
+LOADER = ("LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
+MAX_VARIABLE = 2000
 GIT_SECONDS = 5.0  # timeout of git; a large repository on a slow disk is left out
 
 
@@ -82,6 +85,8 @@ class Provenance:
     packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
     machine       None on clusters, where each rank reports its own
     session       identifies this machine and its boot, to group runs; None on clusters
+    loader        variables by which libraries and modules of others get into the ranks; None on clusters, where the
+                  ranks report LD_PRELOAD
     """
 
     mlbench: str
@@ -94,6 +99,7 @@ class Provenance:
     packages: Mapping[str, str] | None = field(default=None)
     machine: MachineRecord | None = None
     session: str | None = None
+    loader: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as `parse_provenance` takes them."""
@@ -130,7 +136,17 @@ def collect_provenance(
         packages=environment.list_packages(isolation.protected_path()) if local else None,
         machine=_machine() if local else None,
         session=_session() if local else None,
+        loader=_list_loader_variables(spec) if local else None,
     )
+
+
+def _list_loader_variables(spec: RunSpec) -> dict[str, str]:
+    """Variables of LOADER that are set; of an anonymous run, digests of them. Catalog tasks get no PYTHONPATH."""
+    names = [name for name in LOADER if name != "PYTHONPATH" or not spec.runs_task_program]
+    found = {name: value for name in names if (value := os.environ.get(name))}
+    if spec.anonymous:
+        return {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in found.items()}
+    return {name: one_line(value, MAX_VARIABLE) for name, value in found.items()}
 
 
 def find_commit(folder: Path, seconds: float = GIT_SECONDS) -> SourceCommit | None:
@@ -173,9 +189,10 @@ def parse_provenance(document: object) -> Provenance:
         command=None if fields.get("command") is None else _parse_command(fields["command"]),
         experiment=None if fields.get("experiment") is None else _text(fields, "experiment"),
         source=None if fields.get("source") is None else _parse_source(fields["source"]),
-        packages=None if fields.get("packages") is None else _parse_packages(fields["packages"]),
+        packages=None if fields.get("packages") is None else _parse_texts_by_name(fields["packages"], "packages"),
         machine=None if fields.get("machine") is None else _parse_machine(fields["machine"]),
         session=None if fields.get("session") is None else _text(fields, "session"),
+        loader=None if fields.get("loader") is None else _parse_texts_by_name(fields["loader"], "loader"),
     )
 
 
@@ -236,8 +253,8 @@ def _parse_source(value: object) -> SourceCommit:
     return SourceCommit(commit, _flag(fields, "modified"), _flag(fields, "untracked"))
 
 
-def _parse_packages(value: object) -> dict[str, str]:
-    fields = _fields(value, "packages")
+def _parse_texts_by_name(value: object, name: str) -> dict[str, str]:
+    fields = _fields(value, name)
     return {name: _text(fields, name) for name in fields}
 
 

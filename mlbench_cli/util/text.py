@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 _WORKFLOW_COMMAND = re.compile(r"(^\s*|#)(::|#\[)", re.MULTILINE)
 
+# "Next: mlbench ...", without further words for people behind it
+_COMMAND = re.compile(r"(?:Next|Repeat|The same without prompts): mlbench (?:(?!   |, ).)*$")
+_WORDS = re.compile(r"\s*(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
+
 
 class Option(NamedTuple):
     """One line of a menu: the name of the option, and notes shown beside it."""
@@ -117,6 +121,27 @@ def wrap(text: str, width: int) -> list[str]:
     import textwrap
 
     return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
+
+
+def fold(line: str, width: int) -> str:
+    """A line of prose, or a command to paste, as lines of at most `width` columns that end between words.
+
+    The lines of a command are joined by backslashes, as a shell reads them; words in quotes stay together.
+    """
+    if display_width(line) <= width:
+        return line
+    is_command = _COMMAND.match(line) is not None
+    begin = re.match(r"\s*(\| )?", line)
+    indent = begin[0] if begin is not None and begin[1] else (begin[0] if begin is not None else "") + "  "
+    lines, current = [], ""
+    for word in _WORDS.findall(line) if is_command else re.findall(r"\s*\S+", line):
+        end = " \\" if is_command else ""
+        if current and display_width(current + word + end) > width:
+            lines.append(current + end)
+            current = indent + word.strip()
+        else:
+            current += word
+    return "\n".join([*lines, current])
 
 
 def fit_parts(parts: Sequence[tuple[str, int]], width: int | None) -> str:

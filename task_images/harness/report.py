@@ -29,6 +29,9 @@ class Reporter:
 
     def environment(self, **facts: Any) -> None:
         """Report this rank's environment; rank 0 adds the code and the packages."""
+        preloaded = os.environ.get("LD_PRELOAD")
+        if preloaded:
+            facts["variables"] = {"LD_PRELOAD": preloaded}
         emit(
             "environment",
             self._world.contract.rank,

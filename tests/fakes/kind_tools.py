@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         finished: bool
 
     class State(TypedDict):
-        """What Docker has; `trouble` is what goes wrong and when, `log` every call, `server` each cluster's API."""
+        """What Docker has; `trouble` is what goes wrong and when, `log` every call."""
 
         volumes: dict[str, Volume]
         containers: dict[str, Container]
@@ -46,13 +46,12 @@ if TYPE_CHECKING:
         log: list[str]
         trouble: dict[str, str]
         store: str
-        server: str
 
 
 KUBECONFIG = """apiVersion: v1
 kind: Config
 current-context: kind-{name}
-clusters: [{{name: kind-{name}, cluster: {{server: "{server}"}}}}]
+clusters: [{{name: kind-{name}, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
 contexts: [{{name: kind-{name}, context: {{cluster: kind-{name}, user: kind-{name}}}}}]
 users: [{{name: kind-{name}, user: {{token: secret-of-{name}}}}}]
 """
@@ -70,7 +69,6 @@ EMPTY: State = {
     "log": [],
     "trouble": {},
     "store": "overlay2",
-    "server": "https://127.0.0.1:6443",
 }
 
 
@@ -334,9 +332,8 @@ def kind_create(path: str, argv: list[str]) -> str:
         raise ToolError('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
     with world(path) as state:
         state["containers"][f"{name}-control-plane"]["finished"] = True
-        server = state["server"]
     with open(os.open(given["--kubeconfig"][0], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        file.write(KUBECONFIG.format(name=name, server=server))
+        file.write(KUBECONFIG.format(name=name, port=6443))
     return ""
 
 
@@ -359,7 +356,7 @@ def kind_get(state: State, argv: list[str]) -> str:
     name = argv[argv.index("--name") + 1]
     if f"{name}-control-plane" not in state["containers"]:
         raise ToolError(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
-    return KUBECONFIG.format(name=name, server=state["server"])
+    return KUBECONFIG.format(name=name, port=6443)
 
 
 def kind_export(state: State, argv: list[str]) -> str:

@@ -131,7 +131,7 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
             "deadline",
             f"The run was stopped at its deadline of {timeout:g} s. No rank had used CPU for {waited}: the ranks hung, "
             "probably waiting for each other.",
-            hint=f"mlbench logs {state['name']} --rank N   ends with the stacks of the rank's threads",
+            hint=f"mlbench logs {state['name']} --rank 0   ends with the stacks of the rank's threads",
             evidence={"idle_since": idle},
         )
     if ending == "deadline":

@@ -19,7 +19,7 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.conditions import LABELS, Conditions
+from mlbench_cli.results.archive.conditions import LABELS, Conditions, find_loader_variables
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.tasks.catalog import rename_parameters
 from mlbench_cli.util.text import counted, shorten
@@ -124,6 +124,7 @@ class ComparisonKey:
     measure: str = _fact("measure", "measures")
     judge: int = _fact("judge", "versions of the judge")
     interruptions: str = _fact("faults", "interruptions")
+    libraries: str = _fact("libraries", "search paths of libraries and modules")
 
     def differences(self, other: "ComparisonKey") -> tuple[Difference, ...]:
         """All differences between the two, in field order, with individual parameters."""
@@ -216,6 +217,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         measure="whole run" if whole_run else "",
         judge=int(result["judge"]),
         interruptions=found.interruptions(),
+        libraries=found.libraries(),
     )
 
 
@@ -306,6 +308,11 @@ class _Evidence:
         found = [counted(restarts, "restart")] if restarts else []
         found += [counted(int(faults["injected"]), "fault")] if faults.get("injected") else []
         return ", ".join([*found, *([f"{ranks} of {whole} ranks at the end"] if ranks != whole else [])])
+
+    def libraries(self) -> str:
+        """The variables that bring libraries and modules of others into the ranks."""
+        found = find_loader_variables(self._provenance, self._ranks)
+        return _shorten(" ".join(f"{name}={value}" for name, value in found.items()))
 
     def machine(self) -> str | None:
         """ "Intel Xeon, 2 cores": the machines of all ranks, each once."""

@@ -8,6 +8,8 @@ agent/load.py; on Kubernetes, templates/kubernetes/worker.sh writes them, one me
     quota_limited  the kernel throttled the run because of a CPU quota of its control groups
     shared         the run did not have the machine's lock, so other runs of mlbench may have run at the same time
     slow_network   NCCL did not use the machines' fast network
+    preloaded      a library was loaded before all others, which may replace clocks, sockets and memory; only named
+                   in a document if it applies
 
 If the fast network does not work, NCCL silently falls back to TCP: results are correct, but the bandwidth between
 machines is a fraction of the advertised one.
@@ -22,7 +24,8 @@ from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.text import counted, one_line
 
-LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
+LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network", "preloaded")
+RARE = ("preloaded",)  # labels that documents leave out where they do not apply
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
 MIN_OTHER_SECONDS = 0.5  # CPU time; less than this may be the client that follows a short run
 MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals are inaccurate
@@ -58,13 +61,13 @@ class Conditions:
     quota_limited: Condition | None = None
     shared: Condition | None = None
     slow_network: Condition | None = None
+    preloaded: Condition | None = None
     measured: bool = False
 
     @property
     def found(self) -> tuple[Condition, ...]:
         """The conditions that apply."""
-        every = (self.crowded, self.contended, self.quota_limited, self.shared, self.slow_network)
-        return tuple(condition for condition in every if condition is not None)
+        return tuple(condition for label in LABELS if (condition := getattr(self, label)) is not None)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -84,13 +87,15 @@ class Conditions:
             if label in by_label
             else None
             for label in LABELS
+            if label in by_label or label not in RARE
         }
         return {"measured": self.measured, "labels": list(self.labels), **each}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Conditions":
         """The inverse of `to_dict`. Raises KeyError or TypeError for anything else."""
-        found = {label: entry for label in LABELS if (entry := document[label]) is not None}
+        names = [label for label in LABELS if label in document or label not in RARE]
+        found = {label: entry for label in names if (entry := document[label]) is not None}
         each = {
             label: Condition(label, str(entry["reason"]), {str(key): float(x) for key, x in entry["figures"].items()})
             for label, entry in found.items()
@@ -127,6 +132,7 @@ def assess_conditions(
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_check_sharing(spec, locks) if local or locks else None,
         slow_network=check_fabric(spec, environments or {}),
+        preloaded=_check_preload(provenance, environments or {}),
         measured=bool(meters),
     )
 
@@ -218,6 +224,27 @@ def _check_sharing(spec: RunSpec, machines: Iterable[Mapping[str, Any]]) -> Cond
     if facts is None:
         return None
     return Condition("shared", f"no lock of this machine ({str(facts.get('lock_reason') or 'unknown reason')[:200]})")
+
+
+def find_loader_variables(
+    provenance: Mapping[str, Any] | None, environments: Iterable[Mapping[str, Any]]
+) -> dict[str, str]:
+    """The variables that bring libraries and modules of others into the ranks: as noted before the start, else
+    LD_PRELOAD as the ranks report it."""
+    noted = (provenance or {}).get("loader")
+    if isinstance(noted, Mapping):
+        return {str(name): one_line(str(value), 2000) for name, value in sorted(noted.items())}
+    reported = (facts.get("variables") for facts in environments)
+    values = {str(each["LD_PRELOAD"]) for each in reported if isinstance(each, Mapping) and each.get("LD_PRELOAD")}
+    return {"LD_PRELOAD": one_line(" and ".join(sorted(values)), 2000)} if values else {}
+
+
+def _check_preload(
+    provenance: Mapping[str, Any] | None, environments: Mapping[int, Mapping[str, Any]]
+) -> Condition | None:
+    found = find_loader_variables(provenance, environments.values())
+    named = ", ".join(f"{name}={found[name]}" for name in ("LD_AUDIT", "LD_PRELOAD") if name in found)
+    return Condition("preloaded", f"{named[:300]} may replace clocks, sockets and memory") if named else None
 
 
 def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -> Condition | None:

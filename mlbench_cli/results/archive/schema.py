@@ -9,7 +9,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import COMPARISONS, KINDS, is_finite_number
 from mlbench_cli.model.run import Ending, Outcome, Phase
-from mlbench_cli.results.archive.conditions import LABELS
+from mlbench_cli.results.archive.conditions import LABELS, RARE
 from mlbench_cli.results.archive.events import SPREAD
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp
@@ -71,9 +71,10 @@ _FINDING = _object(
 
 _CONDITION = _optional(_object(reason=_TEXT, figures=_map(_NUMBER)))
 _CONDITIONS = _object(
+    dict.fromkeys(RARE, _CONDITION),
     measured=_FLAG,
     labels=_list(_one_of(*LABELS)),
-    **dict.fromkeys(LABELS, _CONDITION),
+    **dict.fromkeys([label for label in LABELS if label not in RARE], _CONDITION),
 )
 
 

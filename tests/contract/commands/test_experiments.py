@@ -181,7 +181,6 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
     assert "--- a-2 ---" in capsys.readouterr().err
     assert run(["download", "a", "b", "--to", "archives"]) == 0
     assert sorted(path.name for path in Path("archives").iterdir()) == ["a-1.zip", "a-2.zip", "b-1.zip"]
-    assert run(["download", "a", "--to", "one.zip"]) == 2
     assert answer(capsys, "cancel", "--all")["runs"] == []
     assert run(["charts", "figures", "--run", "a"]) == 0
     assert run(["delete", "--state", "failed", "--yes"]) == 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from tests.needs import missing
 
 TOOL = Path(sys.executable).with_name("mlbench")
 
@@ -272,6 +275,30 @@ def test_a_command_that_never_reports_the_metric_of_its_goal_says_so(project: Pa
     summary = findings_of("open-1")["goal_never_reported"]
     assert "never reported val_global_Prec@1" in summary
     assert "accuracy" in summary
+
+
+def test_a_preloaded_library_is_recorded_shown_and_kept_apart(project: Path) -> None:
+    """Such a library may slow the clock that times are taken from."""
+    if shutil.which("cc") is None:
+        missing("needs a C compiler")
+    (project / "nothing.c").write_text("int mlbench_test_nothing;\n")
+    subprocess.run(["cc", "-shared", "-o", "nothing.so", "nothing.c"], check=True)
+    (project / "train.py").write_text("print(1)\n")
+    words = ("1", "--repeat", "3", "--command", "python train.py", "--share-machine", "--yes")
+    assert mlbench("run", "plain", *words).returncode == 0
+    done = mlbench("run", "loaded", *words, LD_PRELOAD=str(project / "nothing.so"))
+    assert done.returncode == 0
+    said = f"preloaded: LD_PRELOAD={project / 'nothing.so'} may replace clocks"
+    assert said in done.stderr
+    assert said in mlbench("status", "loaded-1-r1").stdout
+    checked = mlbench("verify", "plain", "loaded").stdout
+    assert checked.count("ok (integrity, derivation)") == 6
+    assert checked.count(said) == 3
+    shown = mlbench("compare", "plain-1", "loaded-1").stderr
+    assert "search paths of libraries and modules differ: none and LD_PRELOAD=" in shown
+    assert "shared, preloaded." in shown  # the conditions of one side
+    assert mlbench("delete", "plain-1-r3", "--yes").returncode == 0
+    assert "plain-1: 2 of the 3 runs that were asked for are here" in mlbench("report", "r.md", "plain").stderr
 
 
 def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:

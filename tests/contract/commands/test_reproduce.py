@@ -23,6 +23,7 @@ from mlbench_cli.results.analysis.reproduction import Answer
 from mlbench_cli.storage.store import Store
 from tests.contract.commands.test_foreign_runs import digits, strangers_archive
 from tests.contract.engines.labs import install_commands
+from tests.contract.terminal import Terminal
 from tests.unit.results.runs import sealed_run
 
 Captured = pytest.CaptureFixture[str]
@@ -142,6 +143,44 @@ def test_a_strangers_command_is_never_run(folder: Path, capsys: Captured) -> Non
         assert "mlbench reproduce does not run commands chosen by the author of an archive" in error
     assert not Path("pwned").exists()
     assert not Store().runs()
+
+
+def test_a_strangers_script_is_shown_and_runs_only_if_somebody_agrees(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """With the files of the archive, not those that stand here, and never because of --yes."""
+    script = "import sys, helper\nopen('ran', 'a').write(helper.WORD + sys.argv[1])\n"
+    (folder / "train.py").write_text(script)
+    (folder / "helper.py").write_text("WORD = 'theirs'\n")
+    path = folder / "train.py"
+    assert run(["run", "x", "1", "--command", f"{sys.executable} {path} 7", "--repeat", "2"]) == 0
+    assert run(["download", "x", "--to", "x.zip"]) == 0
+    (folder / "ran").unlink()
+    monkeypatch.setenv("MLBENCH_HOME", str(folder / "elsewhere"))
+    here = folder / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    path.unlink()
+    (here / "helper.py").write_text("WORD = 'ours'\n")
+    words = ["reproduce", "../x.zip", "--repeat", "2", "--within", "95%"]
+    capsys.readouterr()
+    assert run([*words, "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert "helper.WORD + sys.argv[1]" in said
+    assert "-WORD = 'ours'" in said
+    assert "+WORD = 'theirs'" in said
+    assert "--run-foreign-command" in said
+    assert not Store().runs()
+    terminal = Terminal(*words, home=folder / "elsewhere", cwd=here)
+    terminal.answer("Run this? [y/N] ", "n")
+    assert terminal.finish()[0] == 130
+    assert not Store().runs()
+    code = run([*words, "--run-foreign-command"])
+    assert code == Answer(read("x-repro.json")["verdict"]).exit_code
+    assert len(Store().runs()) == 2
+    (ran,) = (folder / "elsewhere" / "fetched").glob("*-code/ran")
+    assert ran.read_text() == "theirs7" * 2
+    assert sorted(path.name for path in here.iterdir()) == ["helper.py", "x-repro.json"]
 
 
 def test_a_cluster_that_is_not_this_machine_is_named_by_the_reader(folder: Path, capsys: Captured) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
 from tests.contract.commands.store_locks import lock_out
+from tests.needs import needs
 
 Captured = pytest.CaptureFixture[str]
 PATIENCE = 150
@@ -107,3 +109,42 @@ def test_a_patience_that_is_no_number_is_refused(home: Path, monkeypatch: pytest
 def test_a_client_has_its_own_patience(home: Path) -> None:
     with lock_out(home), pytest.raises(StoreLockedError, match=r"not released it within 0\.2 s"):
         Client(home, patience=0.2)
+
+
+def test_a_store_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    """Archived results on a disk that is mounted read-only, also while a run of another client is unfinished."""
+    needs("unshare")
+    home, tool = tmp_path / "home", Path(sys.executable).with_name("mlbench")
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    for name in ("a", "b"):
+        words = ["run", name, "1", "--command", "echo hello", "--share-machine", "--quiet"]
+        subprocess.run([tool, *words], env=environment, check=True, capture_output=True)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    separate = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else []), "sh", "-c", mount, str(home)]
+
+    def mlbench(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [*separate, str(tool), *words]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for words, said in (
+        (["status"], "b-1"),
+        (["status", "a-1"], "completed"),
+        (["logs", "a-1"], "hello"),
+        (["wait", "a"], "completed"),
+        (["download", "a", "b", "--to", "both.zip"], "both.zip"),
+        (["verify", "a", "both.zip"], "ok (integrity, derivation)"),
+        (["compare", "a-1", "b-1"], "B AGAINST A"),
+        (["report", "out.html"], "out.html"),
+        (["export", "csv", "out.csv", "a-1"], "out.csv"),
+    ):
+        done = mlbench(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        assert said in done.stdout, words
+    for words in (["run", "c", "1", "--command", "echo"], ["delete", "a-1", "--yes"]):
+        done = mlbench(*words)
+        assert done.returncode == 2
+        assert "cannot be" in done.stderr, words
+    client = Store(home)  # one that is at work has a log beside the store, which is read, too
+    client.record_run(RunSpec("new-1", "local", "local", "custom", "custom", ("true",), "gloo", 1))
+    assert "new-1" in mlbench("status").stdout
+    client.close()

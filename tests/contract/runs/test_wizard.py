@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 def same_command(person: Terminal) -> str:
     """The command line that is printed after the questions."""
     person.expect("The same without prompts: ")
-    return person.expect("\r\n\r\n").replace("\r\n", "")
+    return person.expect("\r\n\r\n").replace("\\\r\n  ", "").replace("\r\n", "")
 
 
 def test_run_alone_asks_for_everything(home: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_own_command_and_an_own_backend(home: Path) -> None:
     code, rest = person.finish()
     assert code == 0
     assert "completed" in rest
-    assert rest.count("Repeat: mlbench run mine 1 --command ") == 1
+    assert rest.count("Repeat: mlbench run mine") == 1
     spec = Store(home).run("mine-1").run.spec
     assert (spec.backend, spec.run_on_all, spec.argv[2]) == ("ucc", True, "echo $MLBENCH_BACKEND of {rank}")
 
@@ -163,7 +163,7 @@ def test_missing_data_is_named_and_asked_for(home: Path, tmp_path: Path) -> None
     person.type("\n")
     person.answer(PRESET, "spec")
     person.answer("Folder with the data: ", str(tmp_path / "nowhere"))
-    person.expect("There is no train (or ILSVRC2012_img_train.tar or imagenet-packed) in ")
+    person.expect("There is no train (or ILSVRC2012_img_train.tar or imagenet-packed) in")
     person.answer("Folder with the data: ", str(tmp_path / "sets"))
     person.answer(BACKEND, "")
     assert f"--data-dir {tmp_path}/sets" in same_command(person)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.config.extras import DISTRIBUTION, find_checkout, install_hint
+from mlbench_cli.config.extras import DISTRIBUTION, find_requirement, install_hint
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -30,12 +30,14 @@ def test_what_pip_installed_from_a_checkout_gets_its_extras_from_there(tmp_path:
     record.parent.mkdir(parents=True)
     checkout = tmp_path / "checkout"
     record.write_text(json.dumps({"dir_info": {}, "url": f"file://{checkout}"}))
-    assert find_checkout(tmp_path / "site") is None  # deleted after the installation
+    assert find_requirement(tmp_path / "site", "gke") == "CHECKOUT[gke]"  # deleted after the installation
     checkout.mkdir()
     (checkout / "pyproject.toml").touch()
-    assert find_checkout(tmp_path / "site") == str(checkout)
+    assert find_requirement(tmp_path / "site", "gke") == f"{checkout}[gke]"
     record.write_text(json.dumps({"archive_info": {}, "url": f"file://{checkout}/mlbench_cli.whl"}))
-    assert find_checkout(tmp_path / "site") is None
+    assert find_requirement(tmp_path / "site", "gke") == f"mlbench-cli[gke] @ file://{checkout}/mlbench_cli.whl"
+    record.write_text(json.dumps({"vcs_info": {"vcs": "git"}, "url": "https://example.org/m.git"}))
+    assert find_requirement(tmp_path / "site", "gke") == "mlbench-cli[gke] @ git+https://example.org/m.git"
 
 
 def test_extras_that_include_other_extras_name_this_distribution() -> None:
@@ -48,9 +50,9 @@ def test_extras_that_include_other_extras_name_this_distribution() -> None:
 @pytest.mark.parametrize(
     ("receipt", "command"),
     [
-        (None, "pip install 'mlbench-cli[gke]'"),
-        ("uv-receipt.toml", "uv tool install 'mlbench-cli[gke]'"),
-        ("pipx_metadata.json", "pipx install --force 'mlbench-cli[gke]'"),
+        (None, f"pip install '{ROOT}[gke]'"),
+        ("uv-receipt.toml", f"uv tool install '{ROOT}[gke]'"),
+        ("pipx_metadata.json", f"pipx install --force '{ROOT}[gke]'"),
     ],
 )
 def test_a_hint_names_the_installer_of_this_environment(

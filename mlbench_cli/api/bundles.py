@@ -1,0 +1,68 @@
+"""One file with the archives of several runs: a zip that holds the zip of each run, unchanged and uncompressed."""
+
+import atexit
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlbench_cli.errors import DamagedArchive, UsageError
+
+PIECE = 1 << 20
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of packing: the same archives give the same file
+_unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
+
+
+def write_bundle(archives: Sequence[Path], target: Path) -> None:
+    """Pack zip files of archives, which keep their names. `target` appears when it is complete. Raises UsageError."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as bundle:
+            for path in archives:
+                entry = zipfile.ZipInfo(path.name, _ZIP_EPOCH)
+                with path.open("rb") as source, bundle.open(entry, "w", force_zip64=True) as stored:
+                    shutil.copyfileobj(source, stored, PIECE)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from None
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a file holds archives of several runs."""
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            names = bundle.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return False
+    return bool(names) and all(name.endswith(".zip") for name in names)
+
+
+def unpack_bundle(path: Path) -> list[Path]:
+    """The archives of a bundle as files that exist until this process ends. Raises DamagedArchive."""
+    folder = Path(tempfile.mkdtemp(prefix="mlbench-bundle-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    found = []
+    with zipfile.ZipFile(path) as bundle:
+        room = path.stat().st_size
+        for entry in bundle.infolist():
+            target = folder / entry.filename
+            room -= entry.file_size
+            # Plain new names lead nowhere else, and all of them together are no larger than the file.
+            is_plain = target.parent == folder and "\0" not in entry.filename and not target.exists()
+            if entry.compress_type != zipfile.ZIP_STORED or not is_plain or room < 0:
+                raise DamagedArchive(path, entry.filename, "it is not stored as mlbench download does")
+            try:
+                with bundle.open(entry) as stored, target.open("xb") as file:
+                    shutil.copyfileobj(stored, file, PIECE)
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                raise DamagedArchive(path, entry.filename, f"it cannot be read: {error}") from None
+            _unpacked[target] = f"{path}/{entry.filename}"
+            found.append(target)
+    return found
+
+
+def name_archive(path: Path) -> str:
+    """How people know an archive: by its path, or by its place in a bundle."""
+    return _unpacked.get(path, str(path))
