@@ -17,7 +17,7 @@ from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine, Place
+from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
@@ -57,8 +57,8 @@ class OnePlace(HostsEngine):
     def _shares(self, spec: RunSpec) -> list[NodeShare]:
         return share_nodes(spec)
 
-    def _places(self, run: Run) -> list[Place]:
-        return [Place(AnsweringChannel(), "/f", tuple(range(run.spec.workers)))]
+    def _head(self, run: Run) -> Channel:
+        return AnsweringChannel()
 
 
 def measure(engine: MachinesEngine, ranks: int) -> float:

@@ -7,40 +7,16 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
+from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]
 from typer.main import get_command
 
 from mlbench_cli import __version__, boundary, commands, console
-from mlbench_cli.commands._values import FOLDED, HELP_ALL, build_command
+from mlbench_cli.commands._values import PanelCommand, build_command
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.util import gone
 from mlbench_cli.util.commit import describe_version
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}  # also of all sub-commands, which inherit it
-
-
-class PanelCommand(TyperCommand):
-    """A command whose help groups options by panel; Typer does so only in its slow, colored help.
-
-    A command with the option --help-all shows only arguments, its plain options and its first panel; --help-all shows
-    every panel.
-    """
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options below the headings of their panels."""
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            if record is not None:
-                panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
-        folded = {} if ctx.meta.get(HELP_ALL) else {name: panels.pop(name) for name in FOLDED if name in panels}
-        for panel, records in panels.items():
-            with formatter.section(panel):
-                formatter.write_dl(records)
-        if folded:
-            with formatter.section(f"{sum(map(len, folded.values()))} more options"):
-                formatter.write_text(f"{ctx.command_path} --help-all")
 
 
 class LazyGroup(TyperGroup):
@@ -58,7 +34,7 @@ class LazyGroup(TyperGroup):
         target = getattr(import_module(entry.module), entry.attribute)
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
-            target.command(cls=PanelCommand)(function)
+            target.command(cls=getattr(function, "command_class", PanelCommand))(function)
         return build_command(target)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:

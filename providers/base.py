@@ -161,6 +161,7 @@ class Plan:
     source: str = ""  # if the prices come from, with their date
     table: str = ""  # version of the price table, by its content
     warnings: tuple[str, ...] = ()
+    is_checked: bool = True  # False: a sketch, made without asking the cloud
 
     @property
     def total(self) -> float | None:

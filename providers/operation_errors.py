@@ -40,7 +40,7 @@ def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Map
         message += f" They cost up to {price:.2f} {details.plan['currency']} an hour."
     elif details.plan and price is None:
         message += " Their price is unknown."
-    hint = f"{delete_command(cluster)}   deletes them; to resume, repeat the create-cluster command"
+    hint = f"{delete_command(cluster)}   deletes them; to resume, repeat the command"
     if explained.hint:
         hint = f"{explained.hint}\n{hint}"
     explained.message, explained.hint = message, hint

@@ -119,12 +119,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         rank: int | None
         time: float
 
-    class ClockOffset(TypedDict):
-        """How far a machine's clock is ahead of node 0's."""
-
-        ahead_seconds: float
-        error_seconds: float
-
     class AgentState(ProcessNote):
         """state.json: what an agent knows of its ranks. Times are seconds since 1970."""
 
@@ -160,8 +154,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         gpus: list[str]
         bound: list[BoundRank]
         first: Cause | None  # only node 0 knows the order
-        clock_start: ClockOffset | None  # None of node 0
-        clock_end: ClockOffset | None
         slurm: dict[str, str]
 
 

@@ -19,10 +19,12 @@ import socket
 import sys
 import time
 
-from mlbench_cli.agent import load, machine, rendezvous
+from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, Agent, Rank
-from mlbench_cli.agent.clock import ClockWatch, read_clocks
+from mlbench_cli.agent.clock import ClockWatch
+from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
+from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import fill_in
 from mlbench_cli.agent.processes import is_signaled, kill_processes
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
-CLOCK_SECONDS = 10.0  # between two questions for node 0's time
-CLOCK_PATIENCE = 2.0  # seconds that the last answer may take
 CONNECT_SECONDS = 0.02  # between two looks for node 0
 LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
 LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
@@ -71,7 +71,11 @@ def main(arguments: list[str]) -> int:
     os.makedirs(f"{place}/logs", exist_ok=True)
     for entry in plan["nodes"][node]["ranks"]:
         os.makedirs(os.path.join(place, entry["environment"]["MLBENCH_OUTPUT_DIR"]), exist_ok=True)
-    return NodeAgent(place, folder, node, plan).conduct()
+    note = read_note(folder, HEAD)
+    if note is None or shares_folder(folder, note):
+        return NodeAgent(place, folder, node, plan).conduct()
+    ranks = [entry["rank"] for entry in plan["nodes"][node]["ranks"]]
+    return courier.main(place, node, ranks, note, lambda: NodeAgent(place, folder, node, plan).conduct())
 
 
 class NodeAgent(Agent):
@@ -98,8 +102,7 @@ class NodeAgent(Agent):
         self.links: list[RankLink] = []
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
-        self.next_beat = self.next_look = self.next_connection = self.next_clock = 0.0
-        self.is_clock_known = False
+        self.next_beat = self.next_look = self.next_connection = 0.0
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
         self.began_to_lock = time.monotonic()
@@ -121,8 +124,6 @@ class NodeAgent(Agent):
                 "gpus": machine.visible_gpus(os.environ),
                 "bound": [],
                 "first": None,
-                "clock_start": None,
-                "clock_end": None,
                 "slurm": {name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
             }
         )
@@ -142,7 +143,6 @@ class NodeAgent(Agent):
             if not self.state["ended"]:
                 self.start()
                 self.watch()
-                self._await_clock()
         else:
             self.state["start_problem"] = problem
             self._stop("never_started", grace=0)
@@ -230,11 +230,12 @@ class NodeAgent(Agent):
 
     def _connect(self) -> None:
         self.next_connection = time.monotonic() + CONNECT_SECONDS
-        note = rendezvous.read_rendezvous(self.run_folder)
+        note = read_note(self.run_folder, rendezvous.RENDEZVOUS)
         if note is None:
             return
-        connection = rendezvous.connect_to_hub(note, 5.0)
-        if connection is None:
+        try:
+            connection = connect(note["addresses"], note["port"], 5.0)
+        except OSError:
             return
         own, hub = connection.getsockname()[0], connection.getpeername()[0]
         self.state["address"], self.master = own, hub
@@ -244,7 +245,6 @@ class NodeAgent(Agent):
         self.token = note["token"]
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
         link.send({"hello": self.token, **own_facts})
-        self._ask_clock()
 
     def _go(self) -> None:
         """All are there: give the others what all must know, from node 0."""
@@ -295,7 +295,7 @@ class NodeAgent(Agent):
     def _on_message(self, link: RankLink, message: Mapping[str, Any]) -> None:
         if self.node == 0 and link.node is None:
             node = message.get("node")
-            known = rendezvous.is_token(message.get("hello"), self.token)
+            known = is_token(message.get("hello"), self.token)
             if not known or not isinstance(node, int) or not 0 < node < self.count or node in self._present():
                 link.close()
                 return
@@ -306,10 +306,6 @@ class NodeAgent(Agent):
             self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
         elif "faults" in message and self.faults is not None and link.node is not None:
             self.faults.take(link.node, message["faults"])
-        elif "clock" in message:
-            link.send({"clock_was": message["clock"], "time": time.time()})
-        elif "clock_was" in message:
-            self._take_clock(float(message["clock_was"]), float(message["time"]))
         elif ("locked" in message or "busy" in message) and link.node is not None:
             self.lock_words[link.node] = message
         elif "stop" in message:
@@ -343,31 +339,7 @@ class NodeAgent(Agent):
         self._send_stop()
         super().fail(number, code)
 
-    # --- clocks -----------------------------------------------------------------------------------------------------
-
-    def _ask_clock(self) -> None:
-        """Ask node 0 for its time."""
-        self.next_clock = time.monotonic() + CLOCK_SECONDS
-        if self.node and self.links:
-            self.links[0].send({"clock": time.monotonic()})
-
-    def _take_clock(self, asked: float, there: float) -> None:
-        """Node 0's time was `there` in the middle between the question, by the monotonic clock, and now."""
-        now, difference, error = read_clocks()
-        half = (now - asked) / 2
-        ahead = now + difference - half - there
-        self.state["clock_end"] = {"ahead_seconds": round(ahead, 6), "error_seconds": round(half + error, 6)}
-        self.state["clock_start"] = self.state["clock_start"] or self.state["clock_end"]
-        self.is_clock_known = True
-
-    def _await_clock(self) -> None:
-        """Compare this machine's clock with node 0's once more, after the ranks."""
-        self.is_clock_known = False
-        self._ask_clock()
-        end = time.monotonic() + CLOCK_PATIENCE
-        while self.node and not self.is_clock_known and time.monotonic() < end and self._present():
-            for key, _ in self.selector.select(0.1):
-                key.data()
+    # --- the others ------------------------------------------------------------------------------------------------
 
     def _on_link_end(self, link: RankLink) -> None:
         if link.has_left or link.node is None or (self.node and self.state["finished"]):
@@ -425,8 +397,6 @@ class NodeAgent(Agent):
         elif self.cancelled and self.hosts is None:
             self._stop("cancelled", grace=0)
         self._beat(now)
-        if now >= self.next_clock:
-            self._ask_clock()
         for link in list(self.links):
             link.tick(now)
         if now >= self.next_look:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
 import socket
 import time
 
-from mlbench_cli.agent import machine
+from mlbench_cli.agent import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,39 +109,6 @@ def open_hub(folder: str, addresses: list[str], known: Message | None = None) ->
     """
     server = socket.create_server(("", known["port"] if known else 0), backlog=4096)
     server.setblocking(False)
-    token = known["token"] if known else os.urandom(16).hex()
-    write_rendezvous(folder, addresses, server.getsockname()[1], token)
+    token = known["token"] if known else link.new_token()
+    link.write_note(folder, RENDEZVOUS, addresses, server.getsockname()[1], token)
     return server, token
-
-
-def write_rendezvous(folder: str, addresses: list[str], port: int, token: str) -> None:
-    """Write into the run's folder how to reach the hub."""
-    note = {"addresses": addresses, "port": port, "token": token}
-    machine.replace_file(os.path.join(folder, RENDEZVOUS), note, is_private=True)
-
-
-def read_rendezvous(folder: str) -> Message | None:
-    """How to reach the hub; None as long as nobody has written it."""
-    with contextlib.suppress(OSError):
-        os.listdir(folder)  # NFS: asks the server
-    try:
-        with open(os.path.join(folder, RENDEZVOUS), encoding="utf-8") as file:
-            note: Message = json.load(file)
-            return note
-    except (OSError, ValueError):
-        return None
-
-
-def connect_to_hub(note: Message, seconds: float) -> socket.socket | None:
-    """A connection to the first of the hub's addresses that answers; None if none does within `seconds` each."""
-    for address in note["addresses"]:
-        with contextlib.suppress(OSError):
-            return socket.create_connection((address, note["port"]), timeout=seconds)
-    return None
-
-
-def is_token(given: object, token: str) -> bool:
-    """Compare a received token with the run's in constant time."""
-    import hmac  # half of the time that this module takes to load
-
-    return isinstance(given, str) and hmac.compare_digest(given, token)

@@ -170,12 +170,13 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
     """What each node of a run has written: state, results, and its logs behind the given offsets.
 
     `nodes` is node -> rank -> offset. The data are the pieces of logs, one after the other, in the order of `pieces`,
-    at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share.
+    at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share. `served`:
+    the head that nodes with disks of their own send to is running, or there is none.
     """
     folder = expand(folder)
     if not os.path.isdir(folder):
         return {"exists": False, "nodes": {}, "pieces": []}, b""
-    clock = file_system_time(folder)
+    clock, left = file_system_time(folder), limit
     reports, pieces, data = {}, [], []
     for node, offsets in nodes.items():
         place = os.path.join(folder, "nodes", node)
@@ -185,21 +186,31 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
             os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
             report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
         if state is not None:
-            report["alive"] = processes.is_alive(state)
+            has_courier = os.path.exists(f"{place}/.state/courier")  # which tells of the agent's end after all else
+            is_gone = os.path.exists(f"{place}/.state/gone")
+            report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)
             if report["alive"] is False:  # it may have ended since its state was read
                 report["state"] = read_json(f"{place}/.state/state.json")
                 report["results"] = read_json(f"{place}/.state/results.json")
         for rank, offset in offsets.items():
-            if limit <= 0:
+            if left <= 0:
                 break
-            piece = read_piece(f"{place}/logs/rank-{rank}.log", offset, limit)
+            piece = read_piece(f"{place}/logs/rank-{rank}.log", offset, left)
             if piece:
-                limit -= len(piece)
+                left -= len(piece)
                 pieces.append([int(rank), offset, len(piece)])
                 data.append(piece)
         reports[node] = report
-    is_cancelled = os.path.exists(f"{folder}/cancel")
-    return {"exists": True, "nodes": reports, "pieces": pieces, "cancel": is_cancelled}, b"".join(data)
+    answer = {
+        "exists": True,
+        "nodes": reports,
+        "pieces": pieces,
+        "limit": limit,
+        "cancel": os.path.exists(f"{folder}/cancel"),
+        "served": is_held(f"{folder}/head.lock"),
+        "free_bytes": shutil.disk_usage(folder).free,
+    }
+    return answer, b"".join(data)
 
 
 def await_file(path: str, timeout: float) -> Answer:
@@ -339,6 +350,18 @@ def list_folder(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError:
         return []
+
+
+def is_held(path: str) -> bool:
+    """Whether a process holds a lock, or there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return True
+    return False
 
 
 def nodes_of(folder: str) -> str:

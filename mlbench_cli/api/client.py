@@ -102,18 +102,31 @@ class Client(Workspace):
         launch.render()
         return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
 
-    def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
+    def prepare(
+        self,
+        request: "Request",
+        *,
+        require_goal: bool = False,
+        most: int | None = None,
+        new_cluster: Cluster | None = None,
+    ) -> "Launch":
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
 
-        Raises UsageError or NotFoundError for runs that cannot work, and for more than `most` of them (default: what
-        `mlbench run` starts without a question).
+        `new_cluster` is the one that its `create` describes, whether or not it exists by now. Raises UsageError or
+        NotFoundError for runs that cannot work, and for more than `most` of them (default: what `mlbench run` starts
+        without a question).
         """
         from mlbench_cli.api.launches import make_launch
         from mlbench_cli.runs.defaults import with_defaults
         from mlbench_cli.runs.experiment import expand
         from mlbench_cli.runs.matrix import MAX_MEMBERS
 
-        request, cluster = self.complete(request)
+        if request.create and new_cluster is None:
+            raise UsageError(
+                "A cluster is created only by a command that stays to delete it.",
+                hint="mlbench run --create PROVIDER, or mlbench create-cluster",
+            )
+        request, cluster = self.complete(request, new_cluster)
         candidates = expand(
             request,
             cluster,
@@ -121,9 +134,9 @@ class Client(Workspace):
             with_defaults=with_defaults,
             most=MAX_MEMBERS if most is None else most,
         )
-        return make_launch(self, request, candidates, require_goal=require_goal)
+        return make_launch(self, request, candidates, require_goal=require_goal, new_cluster=new_cluster)
 
-    def complete(self, request: "Request") -> "tuple[Request, Cluster]":
+    def complete(self, request: "Request", new_cluster: Cluster | None = None) -> "tuple[Request, Cluster]":
         """Complete a request with defaults from the environment and the config file, and find its cluster.
 
         If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
@@ -131,11 +144,11 @@ class Client(Workspace):
         from mlbench_cli.runs.defaults import with_defaults
         from mlbench_cli.runs.request import matrix_of
 
-        cluster = self.cluster(request.cluster)
+        cluster = new_cluster or self.cluster(request.cluster)
         if matrix_of(request).keys() & {"cluster"}:
             return request, cluster
         request = with_defaults(request, cluster)
-        if cluster.provider != "local" and request.cluster is None:
+        if cluster.provider != "local" and request.cluster is None and not request.create:
             request = replace(request, cluster=cluster.name)
         return request, cluster
 

@@ -11,7 +11,7 @@ from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
+from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
 from mlbench_cli.runs.finished import FinishedRun
@@ -28,7 +28,8 @@ class Launch:
     """The runs of a request, checked as far as possible without starting them. Nothing is recorded yet.
 
     `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
-    exists, and its finished runs stay. `folder` is where commands of this machine start; None: the current one.
+    exists, and its finished runs stay. `new_cluster` may not exist yet. `folder` is where commands of this machine
+    start; None: the current one.
     """
 
     workspace: Workspace
@@ -36,6 +37,7 @@ class Launch:
     candidates: "tuple[Candidate, ...]"
     experiment: Experiment
     is_known: bool
+    new_cluster: Cluster | None = None
     folder: Path | None = None
 
     @property
@@ -50,6 +52,9 @@ class Launch:
         """
         workspace = self.workspace
         engines = workspace.engine_of
+        if offline and self.new_cluster is not None:
+            renderer = connect_renderer(self.new_cluster)
+            return [renderer.render(spec) for spec in self.specs]
         if offline:
             engines = EngineCache(workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice))
         return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
@@ -188,6 +193,7 @@ def make_launch(
     document: Mapping[str, object] | None = None,
     *,
     require_goal: bool = False,
+    new_cluster: Cluster | None = None,
 ) -> Launch:
     """The launch of `candidates`. An experiment that exists goes on. `document` is what is recorded of the request;
     default: the request itself."""
@@ -204,4 +210,4 @@ def make_launch(
         require_goal=require_goal or experiment.require_goal,
         parallel=request.parallel or experiment.parallel,
     )
-    return Launch(workspace, request, tuple(candidates), experiment, known is not None)
+    return Launch(workspace, request, tuple(candidates), experiment, known is not None, new_cluster)

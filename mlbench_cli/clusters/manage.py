@@ -68,6 +68,16 @@ class CreationRequest:
         """The cluster's name: the release and the number of workers."""
         return f"{self.release}-{self.nodes}"
 
+    def describe(self) -> Cluster:
+        """The record of the cluster, as far as no cloud has to be asked. Raises UsageError for what cannot work."""
+        provider, name = self.provider, check_name(self.name, "cluster name")
+        try:
+            return provider.new_cluster(name, self.nodes, provider.options(**self.options))
+        except (CredentialError, UsageError) as error:
+            if error.details.get("configured", True) or not isinstance(provider, CanSketch):
+                raise
+            return provider.new_cluster(name, self.nodes, provider.options(**provider.fill_place(self.options)))
+
 
 @dataclass
 class PlannedCluster:
@@ -167,7 +177,7 @@ def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
     if not isinstance(provider, CanSketch):
         return None
     cluster = provider.new_cluster(name, request.nodes, provider.options(**provider.fill_place(request.options)))
-    plan = provider.sketch(cluster)
+    plan = replace(provider.sketch(cluster), is_checked=False)
     cluster = replace(cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()})
     return PlannedCluster(cluster, plan, provider, None).with_ttl(request.ttl)
 

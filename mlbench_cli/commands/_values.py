@@ -1,8 +1,9 @@
-"""Commands whose help names the values of options: "--pull-secret SECRET", "--seed N"."""
+"""Commands whose help names the values of options ("--pull-secret SECRET", "--seed N"), and groups options by panel."""
 
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 # Panels of options that `--help` leaves to `--help-all`, and the key of a context whose help shows them.
@@ -10,6 +11,30 @@ FOLDED = ("Advanced", "On clusters (not on local)")
 HELP_ALL = "mlbench.help_all"
 # Options whose last word does not name the value.
 _NAMES = {"--allow-from": "CIDR"}
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help groups options by panel; Typer does so only in its slow, colored help.
+
+    A command with the option --help-all shows only arguments, its plain options and its first panel; --help-all shows
+    every panel.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options below the headings of their panels."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        folded = {} if ctx.meta.get(HELP_ALL) else {name: panels.pop(name) for name in FOLDED if name in panels}
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+        if folded:
+            with formatter.section(f"{sum(map(len, folded.values()))} more options"):
+                formatter.write_text(f"{ctx.command_path} --help-all")
 
 
 def build_command(target: typer.Typer) -> Any:

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import Field, fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
-from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
+from mlbench_cli.clusters.creation import KEEP, parse_chart_timeout, parse_ttl
+from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, PlannedCluster, plan_cluster
 from mlbench_cli.commands._clusters import (
     cluster_document,
     create_with_progress,
@@ -26,7 +27,6 @@ from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.kube.gpudirect import RELEASES, explain_unknown_branch
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import AUTO, CanCreate
@@ -34,8 +34,6 @@ from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
     from providers.helm.install import Installation
-
-KEEP = "none"  # of --ttl
 
 
 class ProviderGroup(TyperGroup):
@@ -71,6 +69,8 @@ class ProviderGroup(TyperGroup):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
 
+CREATED = "created_"  # before the names of `cluster_options`
+
 create_cluster = typer.Typer(cls=ProviderGroup, rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
@@ -97,9 +97,9 @@ def create(
     Raises UsageError before anything is asked of a cloud if options cannot work, and the life-cycle's errors after
     that.
     """
-    chart_seconds = None if chart_timeout is None else parse_duration(chart_timeout, "--chart-timeout")
     request = CreationRequest(
-        *(provider, nodes, release, options, chart_location, custom_values or (), chart_seconds, _parse_ttl(ttl))
+        *(provider, nodes, release, options, chart_location, custom_values or ()),
+        *(parse_chart_timeout(chart_timeout), parse_ttl(ttl)),
     )
     store = Store(notice=console.note)
     _check_registry(provider, options.get("registry"))
@@ -153,7 +153,7 @@ def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> Plann
     if known is not None and (recorded is None or recorded > time.time()):
         return planned.with_end_of(known)
     if planned.plan.total != 0 and not console.interactive():
-        return planned.with_ttl(_parse_ttl(UNATTENDED_TTL))
+        return planned.with_ttl(parse_ttl(UNATTENDED_TTL))
     return planned
 
 
@@ -179,10 +179,6 @@ def _check_registry(provider: CanCreate, given: str | None) -> None:
     from mlbench_cli.commands._images import require_registry
 
     require_registry(place)
-
-
-def _parse_ttl(ttl: str | None) -> Ttl | None:
-    return None if ttl in (None, KEEP) else Ttl(str(ttl), parse_duration(str(ttl), "--ttl"))
 
 
 def _show_plan(planned: PlannedCluster) -> None:
@@ -288,6 +284,23 @@ def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
+
+
+def cluster_options(provider: CanCreate, taken: Collection[str]) -> list[Any]:
+    """The options of `create-cluster PROVIDER` for a command that also makes a cluster: those whose flag is not `taken`
+    by that command. Their names begin with CREATED.
+    """
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command()(_function(provider))
+    found = []
+    for item in build_command(app).params:
+        item.opts = [word for word in item.opts if word.startswith("--") and word not in taken]
+        if item.param_type_name == "option" and item.opts and item.name not in ("dry_run", "yes", "output", "help"):
+            if item.name == "ttl":
+                item.help = "delete the cluster after this time; default for paid ones: all timeouts of the runs + 1 h"
+            item.name, item.rich_help_panel = CREATED + item.name, f"Cluster ({provider.name})"
+            found.append(item)
+    return found
 
 
 def _help(provider: CanCreate) -> str:

@@ -16,8 +16,8 @@ from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.api.repetition import AuthorsProgram, refuse_to_reproduce
 from mlbench_cli.commands._archives import open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
-from mlbench_cli.commands._like_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._members import follow_all
+from mlbench_cli.commands._new_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._report import in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
@@ -118,7 +118,7 @@ def reproduce(
         else:
             count = _choose_count(repeat, first, figures, margin)
             if create:
-                made = make_cluster(client.store, describe_cluster(first, count), yes=yes, dry_run=dry_run)
+                made = make_cluster(client.store, *describe_cluster(first, count), yes=yes, dry_run=dry_run)
                 cluster = stack.enter_context(made).name
                 if dry_run:
                     console.note(f"Nothing was created. {counted(count, 'run')} would start on {cluster}.")

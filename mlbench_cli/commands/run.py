@@ -5,14 +5,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.api import Client, OpenExperiment
+from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -27,7 +27,7 @@ from mlbench_cli.commands._common import (
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
-from mlbench_cli.commands._values import HELP_ALL
+from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
@@ -48,12 +48,14 @@ from mlbench_cli.runs.request import (
     merge,
     read_file,
 )
+from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import use_task_folder
 from mlbench_cli.util.files import write_atomically
 
 if TYPE_CHECKING:
     from mlbench_cli.api import Submission
     from mlbench_cli.api.repetition import AuthorsProgram
+    from mlbench_cli.storage.store import Store
 
 
 _WITH_RUNS = "with a file of runs: "
@@ -62,6 +64,23 @@ _BESIDE_RUNS = (
     *("file", "detach", "dry_run", "retry_failed", "quiet", "yes", "output", "cluster", "unreachable"),
     *_OF_RUNS,
 )
+
+
+class RunCommand(PanelCommand):
+    """`mlbench run`. With --create PROVIDER it also has the options of `create-cluster PROVIDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the provider's options, then parse."""
+        words = args[: args.index("--")] if "--" in args else args
+        named = [word.partition("=")[2] for word in words if word.startswith("--create=")]
+        named += [after for word, after in pairwise(words) if word == "--create"]
+        if named:
+            from mlbench_cli.clusters.creation import find_creator
+            from mlbench_cli.commands.create_cluster import cluster_options
+
+            taken = {flag for item in self.params for flag in (*item.opts, *item.secondary_opts)}
+            self.params += cluster_options(find_creator(named[-1]), taken)
+        return super().parse_args(ctx, args)
 
 
 def _show_all_help(context: typer.Context, given: bool) -> None:
@@ -145,6 +164,12 @@ def run(
         bool,
         typer.Option("--help-all", is_eager=True, callback=_show_all_help, help="Show all options and exit."),
     ] = False,
+    keep_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--keep-cluster", help="with --create: leave the cluster until it expires", rich_help_panel=ADVANCED
+        ),
+    ] = False,
     **options: Any,
 ) -> int:
     """Run a task, your own command, or a file of many runs, with one or more worker counts.
@@ -163,10 +188,14 @@ def run(
         return _run_several(context, several)
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
+    options = _describe_cluster(context, options, keep_cluster)
     request = _request(name, workers, file, options)
+    if request.create and (source is not None or request.cluster is not None):
+        raise UsageError(f"--create and {'--from' if source else '--cluster'} exclude each other.")
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
         raise UsageError(f"{word} works only with --from.", hint=f"mlbench run --from ARCHIVE {word} ...")
+    how = _How(dry_run, detach, retry_failed, logs, output, ("mlbench", *context.obj))
     if source is not None:
         agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
         launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
@@ -174,38 +203,64 @@ def run(
         use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
-        launch = client.prepare(request, require_goal=require_goal, most=most)
-    submissions = launch.render(offline=dry_run)
+        prepare = partial(client.prepare, request, require_goal=require_goal, most=most)
+        if request.create:
+            if save is not None:
+                _save(request, save, source)
+            return _run_on_new_cluster(client.store, request, prepare, how, yes=yes)
+        launch = prepare()
+    launch.render(offline=dry_run)
     if save is not None:
         _save(launch.request, save, source)
-    if dry_run:
-        _print_submissions(submissions, output)
-        return 0
+    return _start(launch, how, repeats=source is None)[0]
+
+
+class _How(NamedTuple):
+    """What is done with the runs."""
+
+    dry_run: bool
+    detach: bool
+    retry_failed: bool
+    logs: bool
+    output: Format
+    command_line: tuple[str, ...]
+
+
+def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
+    """Start the runs and follow them, unless they are detached or only to be shown; the exit code, and all runs."""
+    if how.dry_run:
+        _print_submissions(launch.render(offline=True), how.output)
+        return 0, []
     _warn(launch.specs)
     if any(spec.engine == "kubernetes" for spec in launch.specs):
         from mlbench_cli.commands._images import require_images
 
-        require_images(launch.specs, client.cluster)
-    with launch.open(("mlbench", *context.obj), retry_failed=retry_failed) as opened:
+        require_images(launch.specs, launch.workspace.store.cluster)
+    return _follow_all(launch, how, repeats=repeats)
+
+
+def _follow_all(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
+    with launch.open(how.command_line, retry_failed=how.retry_failed) as opened:
         _explain_plan(opened, launch.is_known)
         opened.record()
-        if detach:
-            code = start_detached(opened, output)
+        if how.detach:
+            code = start_detached(opened, how.output)
         else:
-            ended = _follow(opened, logs)
-    if not detach:
-        code = _report(opened, ended, output)
-    if source is None:
-        again = replace(launch.request, name=_other_name(client, launch.request.name or opened.name))
+            ended = _follow(opened, how.logs)
+    if not how.detach:
+        code = _report(opened, ended, how.output)
+    if repeats:
+        store = launch.workspace.store
+        again = replace(launch.request, name=_other_name(store, launch.request.name or opened.name))
         console.note(f"Repeat: {equivalent_command(again)}")
-    return code
+    return code, opened.runs
 
 
-def _other_name(client: Client, name: str) -> str:
+def _other_name(store: Store, name: str) -> str:
     """A name that no experiment has: under its own, the same command only resumes one."""
     base = re.sub(r"-again\d*$", "", name)[: NAME_LENGTH - 20].rstrip("-")
     names = (f"{base}-again{number if number > 1 else ''}" for number in count(1))
-    return next(other for other in names if client.store.find_experiment(other) is None)
+    return next(other for other in names if store.find_experiment(other) is None)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -251,6 +306,66 @@ def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bo
     console.confirm("Run this?", yes=yes and is_signed, flag="--yes" if is_signed else "--run-foreign-command")
 
 
+# --- on a cluster of its own ----------------------------------------------------------------------------------------
+
+
+def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_cluster: bool) -> dict[str, Any]:
+    """The options with those of the cluster, as far as they were given, in `create`."""
+    from mlbench_cli.commands.create_cluster import CREATED
+
+    given = {name: value for name, value in options.items() if not name.startswith(CREATED)}
+    if given.get("create") is None:
+        if keep_cluster:
+            raise UsageError("--keep-cluster works only with --create.")
+        return given
+    words = [name for name in _given(context) if name.startswith(CREATED)]
+    create = {name.removeprefix(CREATED): options[name] for name in words}
+    create = {("custom_value" if name == "custom_values" else name): value for name, value in create.items()}
+    if given.get("registry") == "auto":
+        raise UsageError(
+            "--registry auto makes an empty registry with the cluster, which has no images for these runs.",
+            hint="Leave it out, or create the cluster first: mlbench create-cluster",
+        )
+    if given.get("num_cpus"):
+        create["num_cpus"] = given["num_cpus"]
+    kept = {"keep_cluster": True} if keep_cluster else {}
+    return {**given, "create": {"provider": given["create"], **create, **kept}}
+
+
+def _run_on_new_cluster(
+    store: "Store", request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool
+) -> int:
+    """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
+    from mlbench_cli.clusters.creation import read_creation
+    from mlbench_cli.commands import _new_cluster as clusters
+
+    keep = bool(request.create.get("keep_cluster"))
+    if how.detach and not keep:
+        raise UsageError(
+            "--detach with --create would leave nobody to delete the cluster.",
+            hint="Leave out --detach, or add --keep-cluster: the cluster then stays until it expires.",
+        )
+    check_names(request)
+    wanted = read_creation(request.create, max(request.workers), str(request.name))
+    sketch = prepare(new_cluster=wanted.describe())
+    sketch.render(offline=True)
+    specs = sketch.specs
+    wanted = replace(wanted, nodes=max(wanted.nodes, clusters.count_nodes(specs)))
+    use = clusters.use_of(str(request.name), specs, keep)
+    earlier = clusters.find_earlier(store, wanted)
+    if earlier is not None and not how.dry_run:
+        launch = prepare(new_cluster=earlier)
+        if not launch.plan(retry_failed=how.retry_failed).left:
+            code, _ = _follow_all(launch, how)
+            clusters.end_earlier(store, earlier, use)
+            return code
+    with clusters.make_cluster(store, wanted, use, yes=yes, dry_run=how.dry_run) as cluster:
+        code, runs = _start(prepare(new_cluster=cluster), how)
+        if runs and not how.detach:
+            clusters.verify_all(runs)
+    return code
+
+
 # --- the way of an experiment ---------------------------------------------------------------------------------------
 
 
@@ -273,7 +388,8 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
 
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
-    request, _ = client.complete(request)
+    if not request.create:
+        request, _ = client.complete(request)
     console.note(f"\nThe same without prompts: {equivalent_command(request)}\n")
     return request
 
@@ -363,6 +479,7 @@ def _parameter(item: "Field[Any]") -> inspect.Parameter:
 
 
 _signature = inspect.signature(run)
+run.command_class = RunCommand  # type: ignore[attr-defined]
 run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[
         *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),

@@ -25,11 +25,11 @@ KUBERNETES = "On clusters (not on local)"
 
 
 def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = ADVANCED) -> Any:
-    """A field of Request. `kind` is text, integer, switch, or one that is repeatable: texts, pairs (KEY=VALUE), axes
-    (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
+    """A field of Request. `kind` is text, integer, switch, cluster, or one that is repeatable: texts, pairs
+    (KEY=VALUE), axes (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
     """
     metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel}
-    if kind in ("pairs", "axes"):
+    if kind in ("pairs", "axes", "cluster"):
         return field(default_factory=dict, metadata=metadata)
     return field(default=() if kind in ("texts", "points") else None, metadata=metadata)
 
@@ -125,6 +125,12 @@ class Request:
         metavar="DURATION",
     )
     cluster: str | None = _common_option("cluster to run on; default: see mlbench set-cluster")
+    create: Mapping[str, Any] = _common_option(
+        "create a cluster for these runs and delete it afterwards: kind, gke, eks or aks. Options of create-cluster "
+        "follow, e.g. --gpu-type l4 --spot (list: mlbench run --create gke --help)",
+        kind="cluster",
+        metavar="PROVIDER",
+    )
     network: str | None = _option(
         "emulate a network with this rate (per worker and direction) and one-way delay, e.g. 1gbit,5ms, verified by "
         "probes; on this machine only. model:1gbit,5ms only delays messages",
@@ -200,7 +206,7 @@ OPTIONS = tuple(item for item in fields(Request) if item.metadata)
 _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
-OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel")
+OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "create")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -231,6 +237,8 @@ def given_value(name: str, value: Any) -> Any:
         return _checked_axes(parse_axes(value))
     if kind == "points":
         return tuple(_checked_point(parse_point(entry, flag(name))) for entry in value)
+    if kind == "cluster":
+        return {"provider": value} if isinstance(value, str) else value
     return tuple(value) if kind == "texts" else value
 
 
@@ -244,6 +252,11 @@ def parse_flags(given: Mapping[str, str]) -> Request:
         kind, lines = _KINDS[name], [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             continue
+        if kind == "cluster":
+            raise UsageError(
+                f"{flag(name)} works only on the command line, which stays to delete the cluster.",
+                hint="mlbench run --create PROVIDER, or mlbench create-cluster",
+            )
         if kind in REPEATABLE:
             values[name] = given_value(name, lines)
         elif kind == "text":
@@ -265,7 +278,7 @@ def merge(base: Request, top: Request) -> Request:
         below, above = getattr(base, item.name), getattr(top, item.name)
         if item.metadata.get("kind") in ("pairs", "axes"):
             changes[item.name] = {**below, **above}
-        elif above not in (None, ()):
+        elif above not in (None, (), {}):
             changes[item.name] = above
     return replace(base, **changes)
 
@@ -335,11 +348,25 @@ def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
         return tuple(_checked_point(entry) for entry in value)
     if kind == "pairs" and isinstance(value, dict) and all(isinstance(word, str) for word in value):
         return dict(value) if name == "set" else {word: _text(f"{key}.{word}", item) for word, item in value.items()}
+    if kind == "cluster":
+        return _creation(key, value)
     if kind in ("text", ""):
         return _text(key, value)
     wanted = {"integer": "a whole number", "switch": "true or false", "texts": "a list of strings"}
     wanted["points"] = "a list of mappings of options to values"
     raise UsageError(f'"{key}" is {short(value)}, not {wanted.get(kind, "a mapping of names to values")}.')
+
+
+def _creation(key: str, value: Any) -> dict[str, Any]:
+    """ "kind", or {provider: gke, gpu-type: l4, spot: true}; the values are checked when the provider is known."""
+    if isinstance(value, str):
+        return {"provider": value}
+    if not isinstance(value, dict) or not isinstance(value.get("provider"), str):
+        raise UsageError(
+            f'"{key}" is {short(value)}, not a provider, or a mapping with the key "provider".',
+            hint="create: {provider: gke, gpu-type: l4, spot: true}",
+        )
+    return {str(word).replace("-", "_"): entry for word, entry in value.items()}
 
 
 def _is_integer(value: Any) -> bool:
@@ -363,6 +390,8 @@ def equivalent_command(request: Request) -> str:
         if item.metadata["kind"] == "switch":
             if value is not None:
                 words.append(flag(item.name) if value else flag("no_" + item.name))
+        elif item.metadata["kind"] == "cluster":
+            words += _creation_words(value)
         elif item.metadata["kind"] == "pairs":
             for key, entry in value.items():
                 words += [flag(item.name), f"{key}={value_text(entry)}"]
@@ -372,6 +401,15 @@ def equivalent_command(request: Request) -> str:
         elif value is not None:
             words += [flag(item.name), str(value)]
     return shlex.join(words)
+
+
+def _creation_words(create: Mapping[str, Any]) -> list[str]:
+    words = ["--create", str(create["provider"])] if create else []
+    for name, value in create.items():
+        for entry in value if isinstance(value, list | tuple) else [value]:
+            if name != "provider" and entry not in (None, False):
+                words += [flag(name)] if entry is True else [flag(name), str(entry)]
+    return words
 
 
 def _entries(kind: str, value: Any) -> list[str]:
@@ -393,6 +431,8 @@ def request_document(request: Request) -> dict[str, object]:
         kind = item.metadata.get("kind")
         if kind in ("axes", "points"):
             continue
+        if kind == "cluster":
+            value = {word.replace("_", "-"): entry for word, entry in value.items()}
         document[item.name.replace("_", "-")] = _plain(value)
     matrix = _plain(request.matrix)
     for name in ("include", "exclude"):

@@ -360,7 +360,7 @@ def _other_options() -> dict[str, list[JsonObject]]:
     found: dict[str, list[JsonObject]] = {COMMON: []}
     for item in OPTIONS:
         facts = item.metadata
-        if item.name not in ASKED:
+        if item.name not in ASKED and item.metadata["kind"] != "cluster":  # who creates a cluster stays to delete it
             kind = "lines" if facts["kind"] in REPEATABLE else facts["kind"]
             fields = {"name": item.name, "flag": flag(item.name), "kind": kind}
             found.setdefault(facts["panel"], []).append({**fields, "help": facts["help"], "value": facts["metavar"]})

@@ -11,7 +11,7 @@ from typing import Any
 class CuttingProxy:
     """`with CuttingProxy(host, port) as proxy:` listens on 127.0.0.1:`proxy.port`.
 
-    Each connection is reset when between `least` and `most` bytes have come from the server; None: never.
+    Each connection ends when between `least` and `most` bytes have gone through it; None: never.
     """
 
     def __init__(self, host: str, port: int, *, least: int = 1, most: int | None = None, seed: int = 0) -> None:
@@ -50,25 +50,25 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         proxy = self.server.proxy
-        left = None if proxy.most is None else proxy.chance.randint(proxy.least, proxy.most)
+        self.left = None if proxy.most is None else proxy.chance.randint(proxy.least, proxy.most)
         with socket.create_connection(proxy.upstream) as upstream:
-            threading.Thread(target=_pump, args=(self.request, upstream), daemon=True).start()
-            while data := upstream.recv(1 << 16 if left is None else min(1 << 16, max(1, left))):
-                self.request.sendall(data)
-                if left is None:
-                    continue
-                left -= len(data)
-                if left <= 0:
-                    proxy.cuts += 1
-                    break
-            for end in (upstream, self.request):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._pump, args=(self.request, upstream), daemon=True).start()
+            self._pump(upstream, self.request)
 
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        """Pass on what comes, until one side or the proxy ends the connection."""
+        with contextlib.suppress(OSError):
+            while self.left is None or self.left > 0:
+                data = source.recv(1 << 16 if self.left is None else min(1 << 16, max(1, self.left)))
+                if not data:
+                    with contextlib.suppress(OSError):
+                        target.shutdown(socket.SHUT_WR)
+                    return
+                target.sendall(data)
+                if self.left is not None:
+                    self.left -= len(data)
+        if self.left is not None and self.left <= 0:
+            self.server.proxy.cuts += 1
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         finished: bool
 
     class State(TypedDict):
-        """What Docker has; `trouble` is what goes wrong and when, `log` every call."""
+        """What Docker has; `trouble` is what goes wrong and when, `log` every call, `server` each cluster's API."""
 
         volumes: dict[str, Volume]
         containers: dict[str, Container]
@@ -46,12 +46,13 @@ if TYPE_CHECKING:
         log: list[str]
         trouble: dict[str, str]
         store: str
+        server: str
 
 
 KUBECONFIG = """apiVersion: v1
 kind: Config
 current-context: kind-{name}
-clusters: [{{name: kind-{name}, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
+clusters: [{{name: kind-{name}, cluster: {{server: "{server}"}}}}]
 contexts: [{{name: kind-{name}, context: {{cluster: kind-{name}, user: kind-{name}}}}}]
 users: [{{name: kind-{name}, user: {{token: secret-of-{name}}}}}]
 """
@@ -69,6 +70,7 @@ EMPTY: State = {
     "log": [],
     "trouble": {},
     "store": "overlay2",
+    "server": "https://127.0.0.1:6443",
 }
 
 
@@ -332,8 +334,9 @@ def kind_create(path: str, argv: list[str]) -> str:
         raise ToolError('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
     with world(path) as state:
         state["containers"][f"{name}-control-plane"]["finished"] = True
+        server = state["server"]
     with open(os.open(given["--kubeconfig"][0], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        file.write(KUBECONFIG.format(name=name, port=6443))
+        file.write(KUBECONFIG.format(name=name, server=server))
     return ""
 
 
@@ -356,7 +359,7 @@ def kind_get(state: State, argv: list[str]) -> str:
     name = argv[argv.index("--name") + 1]
     if f"{name}-control-plane" not in state["containers"]:
         raise ToolError(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
-    return KUBECONFIG.format(name=name, port=6443)
+    return KUBECONFIG.format(name=name, server=state["server"])
 
 
 def kind_export(state: State, argv: list[str]) -> str:

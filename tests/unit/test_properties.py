@@ -92,6 +92,7 @@ fitting = {
     "text": texts,
     "integer": st.integers(),
     "switch": st.booleans(),
+    "cluster": texts | st.dictionaries(st.just("provider") | texts, texts | st.booleans(), max_size=2),
     "texts": st.lists(texts, max_size=2),
     "pairs": st.dictionaries(texts, texts | st.integers(), max_size=2),
     "axes": st.dictionaries(axis_keys, st.lists(texts | st.integers(), max_size=3), max_size=3),

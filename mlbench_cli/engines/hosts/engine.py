@@ -1,6 +1,7 @@
 """The engine of plain hosts: each run has a folder and one agent on each of its hosts.
 
-Agents end with their run. A run outlives its client.
+Agents end with their run. The first host has the run's head, to which the others send what they write. A run outlives
+its client.
 """
 
 import json
@@ -10,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
+from mlbench_cli.agent.link import HEAD
 from mlbench_cli.agent.lock import SHARE, TAKE
-from mlbench_cli.agent.rendezvous import RENDEZVOUS
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine, Place, do_all, run_in_parallel
+from mlbench_cli.engines.machines.engine import MachinesEngine, do_all, run_in_parallel
 from mlbench_cli.engines.machines.observe import Snapshot
 from mlbench_cli.engines.machines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.machines.plan import make_plan, start_command
@@ -47,88 +48,103 @@ class HostsEngine(MachinesEngine):
     # --- submit -----------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Prepare all hosts, then start an agent on each. A second call completes what is missing."""
-        places = self._places(run)
+        """Prepare all hosts, then start the head, and an agent on each. A second call completes what is missing."""
+        channels = self._channels(run)
         (plan,) = submission.documents
         data = json.dumps(plan, sort_keys=True).encode()
-        answers = run_in_parallel(lambda place: self._prepare(run, place, data), places)
+        answers = run_in_parallel(lambda channel: self._prepare(run, channel, data), channels)
         errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
         if errors:
-            _remove_claims(places, answers)
+            self._remove_claims(run, channels, answers)
             raise errors[0]
-        for place, answer in zip(places, run_in_parallel(self._start, places), strict=True):
-            if isinstance(answer, MlbenchError):
-                self.cancel(run)
-                raise NeverStartedError(
-                    f"{place.channel.target.name} could not start {run.name}: {answer.message}", hint=answer.hint
-                )
-        self._introduce(run, places)
+        self._start_head(run)
+        self._start_agents(run)
 
     def resume(self, run: Run) -> None:
-        """Start the agents that a dead client has not started, if the others still wait for them."""
-        places = self._places(run)
+        """Start what a dead client has not started, if the others still wait for it, and a head that was killed."""
         snapshot = self._sync(run)
-        if not snapshot.exists or snapshot.is_cancelled or snapshot.unreachable or snapshot.is_over:
+        if not snapshot.exists or snapshot.is_over:
             return
-        if all((report.state or {}).get("started") for report in snapshot.nodes.values()):
+        if not snapshot.is_served:
+            self._start_head(run)
+        if snapshot.is_cancelled or all((report.state or {}).get("started") for report in snapshot.nodes.values()):
             return
         (plan,) = self.render(run.spec).documents
         data = json.dumps(plan, sort_keys=True).encode()
-        do_all(lambda place: self._prepare(run, place, data), places)
-        run_in_parallel(self._start, places)
-        self._introduce(run, places)
+        do_all(lambda channel: self._prepare(run, channel, data), self._channels(run))
+        self._start_head(run)
+        self._start_agents(run)
 
-    def _prepare(self, run: Run, place: Place, plan: bytes) -> Document:
-        channel = place.channel
+    def _prepare(self, run: Run, channel: Channel, plan: bytes) -> Document:
         self._install_code(channel)
         (claim,) = channel.call_in_sequence([self._claim_request(run)])
-        files = [ChannelRequest("put", {"path": f"{place.folder}/plan.json", "durable": False}, plan)]
+        files = [ChannelRequest("put", {"path": f"{self._run_place(run)}/plan.json", "durable": False}, plan)]
         if not claim["written"]:
             self._check_owner(channel, run)
         channel.call_in_sequence(files)
         return claim
 
-    def _start(self, place: Place) -> Document:
-        """Start the host's agent unless it was started before: its folder is made by one process only."""
-        own = f"{place.folder}/nodes/{place.nodes[0]}"
-        command = [*start_command(self._details.python, self._code_folder), own]
-        if place.channel.call("get", path=f"{own}/.state/supervisor.lock")["size"] is not None:
-            return {}
-        return place.channel.call("spawn", argv=command, log=f"{place.folder}/supervisor.log", cwd=place.folder)
+    def _remove_claims(self, run: Run, channels: Sequence[Channel], answers: Sequence[Document | MlbenchError]) -> None:
+        """Remove what a submission that failed on one host has made on the others; what was there before stays."""
+        for channel, answer in zip(channels, answers, strict=True):
+            if not isinstance(answer, MlbenchError) and answer["written"]:
+                with suppress(MlbenchError):
+                    channel.call("remove", folder=self._run_place(run))
 
-    def _introduce(self, run: Run, places: Sequence[Place]) -> None:
-        """Tell the other hosts how to reach the first one."""
-        if len(places) == 1:
+    def _start_head(self, run: Run) -> None:
+        """Start the run's head on the first host, unless one serves the run already, and tell the others of it."""
+        head, *others = self._channels(run)
+        if not others:
             return
-        first = places[0]
-        note = first.channel.call(
-            "await_file", path=f"{first.folder}/{RENDEZVOUS}", timeout=START_SECONDS, seconds=START_SECONDS + 20
-        )
+        folder = self._run_place(run)
+        command = [*start_command(self._details.python, self._code_folder, "head"), folder]
+        head.call("spawn", argv=command, log=f"{folder}/supervisor.log", cwd=folder)
+        note = head.call("await_file", path=f"{folder}/{HEAD}", timeout=START_SECONDS, seconds=START_SECONDS + 20)
         if note["text"] is None:
-            _, data = first.channel.exchange("get", path=f"{first.folder}/supervisor.log")
+            _, data = head.exchange("get", path=f"{folder}/supervisor.log")
             lines = data.decode("utf-8", "replace").strip().splitlines()
             raise NeverStartedError(
-                f"The agent on {first.channel.target.name} does not start: {lines[-1] if lines else 'no reason'}",
+                f"The head of the run does not start on {head.target.name}: {lines[-1] if lines else 'no reason'}",
                 hint=f"mlbench cancel {run.name}",
             )
         text = str(note["text"]).encode()
-        do_all(lambda place: place.channel.call("put", text, path=f"{place.folder}/{RENDEZVOUS}"), places[1:])
+        do_all(lambda channel: channel.call("put", text, path=f"{folder}/{HEAD}"), others)
+
+    def _start_agents(self, run: Run) -> None:
+        """Start each host's agent. Raises NeverStartedError, after cancelling, if one cannot be started."""
+        places = list(enumerate(self._channels(run)))
+        answers = run_in_parallel(lambda place: self._start(run, *place), places)
+        for (_, channel), answer in zip(places, answers, strict=True):
+            if isinstance(answer, MlbenchError):
+                self.cancel(run)
+                raise NeverStartedError(
+                    f"{channel.target.name} could not start {run.name}: {answer.message}", hint=answer.hint
+                )
+
+    def _start(self, run: Run, node: int, channel: Channel) -> Document:
+        """Start a host's agent unless it was started before: its folder is made by one process only."""
+        folder = self._run_place(run)
+        own = f"{folder}/nodes/{node}"
+        if channel.call("get", path=f"{own}/.state/supervisor.lock")["size"] is not None:
+            return {}
+        command = [*start_command(self._details.python, self._code_folder, "node"), own]
+        return channel.call("spawn", argv=command, log=f"{folder}/supervisor.log", cwd=folder)
 
     # --- look -------------------------------------------------------------------------------------------------------
 
     def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
         return share_hosts(self._details.hosts, spec)
 
-    def _places(self, run: Run) -> Sequence[Place]:
-        folder = self._run_place(run)
-        shares = self._shares(run.spec)
-        return [Place(self._by_host[str(share.name)], folder, (node,)) for node, share in enumerate(shares)]
+    def _head(self, run: Run) -> Channel:
+        return self._by_host[str(self._shares(run.spec)[0].name)]
 
-    def _channels(self) -> Sequence[Channel]:
-        return list(self._by_host.values())
+    def _channels(self, run: Run | None = None) -> Sequence[Channel]:
+        if run is None:
+            return list(self._by_host.values())
+        return [self._by_host[str(share.name)] for share in self._shares(run.spec)]
 
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        if observation.ended is not None or snapshot.unreachable:
+        if observation.ended is not None:
             return observation
         if not snapshot.exists:
             finding = Finding(
@@ -136,6 +152,8 @@ class HostsEngine(MachinesEngine):
             )
             ended = Ending.LOST if (run.folder / "manifests" / "plan.json").exists() else Ending.NEVER_STARTED
             return replace(observation, ended=ended, findings=(*observation.findings, finding))
+        if not snapshot.is_served and snapshot.shows_life:
+            self._start_head(run)  # it was killed, or its machine has started again
         begun = [report for report in snapshot.nodes.values() if report.state is not None]
         if snapshot.is_cancelled and all(report.is_over for report in begun):
             return replace(observation, ended=Ending.CANCELLED)
@@ -145,18 +163,15 @@ class HostsEngine(MachinesEngine):
 
     # --- end --------------------------------------------------------------------------------------------------------
 
-    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+    def _stop(self, run: Run) -> None:
         """Kill leftovers: a stopped agent, or ranks without an agent."""
         snapshot = self._await_end(run)
         if snapshot.is_over:
             return
-        for place in places:
-            report = snapshot.nodes.get(place.nodes[0])
-            if report is not None and not report.has_ended:
-                try:
-                    place.channel.call("end_processes", folder=place.folder)
-                except UnreachableError:
-                    continue
+        for node, channel in enumerate(self._channels(run)):
+            if not snapshot.nodes[node].has_ended:
+                with suppress(UnreachableError):
+                    channel.call("end_processes", folder=self._run_place(run))
 
 
 def _allow_open_files(count: int) -> None:
@@ -166,11 +181,3 @@ def _allow_open_files(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-def _remove_claims(places: Sequence[Place], answers: Sequence[Document | MlbenchError]) -> None:
-    """Remove what a submission that failed on one host has made on the others; what was there before stays."""
-    for place, answer in zip(places, answers, strict=True):
-        if not isinstance(answer, MlbenchError) and answer["written"]:
-            with suppress(MlbenchError):
-                place.channel.call("remove", folder=place.folder)

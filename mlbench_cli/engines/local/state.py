@@ -200,16 +200,7 @@ def observation(run: Run, watch: Watch) -> Observation:
 def find_clocks(states: Iterable[Mapping[str, Any]]) -> tuple[NodeClock, ...]:
     """The agents' records of their machines' clocks, after the run has ended."""
     return tuple(
-        NodeClock(
-            node=state.get("node_name") or state.get("host"),
-            stepped_seconds=state["stepped_seconds"],
-            start_ahead=(state.get("clock_start") or {}).get("ahead_seconds"),
-            end_ahead=(state.get("clock_end") or {}).get("ahead_seconds"),
-            error=max(
-                (note["error_seconds"] for key in ("clock_start", "clock_end") if (note := state.get(key))),
-                default=None,
-            ),
-        )
+        NodeClock(node=state.get("node_name") or state.get("host"), stepped_seconds=state["stepped_seconds"])
         for state in states
         if state.get("seconds") is not None
     )

@@ -1,7 +1,8 @@
 """Shared code of the Slurm and hosts engines: following, logs, results, and runs of other clients.
 
-All that is known of a run is in folders on its machines (RUN/nodes/K, see `node`) and in the run's own folder here:
-any client that reaches the machines may continue. Logs are copied by offset, so two clients write the same bytes.
+All that is known of a run is in one folder, RUN, on the machine of its head (Slurm: the shared folder; hosts: the first
+one, see agent/head.py) and in the run's own folder here: any client that reaches that machine may continue. Logs are
+copied by offset, so two clients write the same bytes.
 """
 
 import json
@@ -9,13 +10,12 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
-from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.engines.base import (
     Cursor,
     Fetched,
@@ -40,7 +40,6 @@ from mlbench_cli.model.silence import Silence
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import remove_folder, size_of, write_atomically
-from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.5
 CANCEL_SECONDS = 8.0  # time for agents to see a cancellation and stop their ranks
@@ -48,15 +47,6 @@ BLOCK = 1 << 20
 MAX_PARALLEL = 32
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Nodes of a run that one channel reaches, and the run's folder there."""
-
-    channel: Channel
-    folder: str
-    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,6 @@ class MachinesEngine(ABC):
         self._base_details = details
         self._lock = threading.RLock()
         self._synced: dict[str, tuple[float, Snapshot]] = {}
-        self._silent_since: dict[str, dict[str, float]] = {}  # run -> host that does not answer -> since when
 
     # --- what differs ---------------------------------------------------------------------------------------------
 
@@ -92,19 +81,19 @@ class MachinesEngine(ABC):
         """Workers and servers of each node of the run."""
 
     @abstractmethod
-    def _places(self, run: Run) -> Sequence[Place]:
-        """The channels to the nodes of the run."""
+    def _head(self, run: Run) -> Channel:
+        """The channel to the machine that has the run's folder."""
 
     @abstractmethod
-    def _channels(self) -> Sequence[Channel]:
-        """A channel to each machine that can be asked for runs."""
+    def _channels(self, run: Run | None = None) -> Sequence[Channel]:
+        """A channel to each machine that may have a folder of the run, or of any run; the first is its head's."""
 
     @abstractmethod
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         """The observation with facts that only this engine knows."""
 
     @abstractmethod
-    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+    def _stop(self, run: Run) -> None:
         """Kill what a cancellation has not ended."""
 
     # --- look -----------------------------------------------------------------------------------------------------
@@ -146,35 +135,44 @@ class MachinesEngine(ABC):
         return self._judge(run, snapshot, observation)
 
     def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
-        """Poll all machines once, and copy new log lines. Raises UnreachableError if none answers."""
+        """Ask the head once for all nodes, and copy new log lines. Raises UnreachableError if it does not answer."""
         with self._lock:
             known = self._synced.get(run.id)
             if known is not None and time.monotonic() - known[0] < max_age:
                 return known[1]
-            places, shares = self._places(run), self._shares(run.spec)
             RunFolder(run.folder).log(0).parent.mkdir(parents=True, exist_ok=True)
-            answers = ask_all(lambda place: self._sync_place(run, place, shares), places)
-            before = known[1].nodes if known is not None else {}
-            snapshot = _merge(places, answers, before, self._silent_since.setdefault(run.id, {}))
+            answer = self._copy_logs(run)
+            reports = {node: NodeReport(**answer["nodes"].get(str(node), {})) for node in self._nodes(run)}
+            snapshot = Snapshot(
+                time.time(),
+                reports,
+                bool(answer["exists"]),
+                bool(answer.get("cancel")),
+                bool(answer.get("served", True)),
+                answer.get("free_bytes"),
+            )
             self._synced[run.id] = time.monotonic(), snapshot
             return snapshot
 
-    def _sync_place(self, run: Run, place: Place, shares: Sequence[NodeShare]) -> Document:
-        """One machine's answer, after all that it had of the logs has been copied."""
-        folder = RunFolder(run.folder)
+    def _nodes(self, run: Run) -> range:
+        return range(len(self._shares(run.spec)))
+
+    def _copy_logs(self, run: Run) -> Document:
+        """The head's answer, after all that it had of the logs has been copied."""
+        folder, shares, channel = RunFolder(run.folder), self._shares(run.spec), self._head(run)
         while True:
             offsets = {
-                str(node): {str(rank): size_of(folder.log(rank)) for rank in shares[node].ranks(run.spec)}
-                for node in place.nodes
+                str(node): {str(rank): size_of(folder.log(rank)) for rank in share.ranks(run.spec)}
+                for node, share in enumerate(shares)
             }
-            answer, data = place.channel.exchange("sync", folder=place.folder, nodes=offsets)
+            answer, data = channel.exchange("sync", folder=self._run_place(run), nodes=offsets)
             position = 0
             for rank, offset, size in answer["pieces"]:
                 # By offset, so that two clients write the same.
                 with open(os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
                     os.pwrite(file.fileno(), data[position : position + size], offset)
                 position += size
-            if position < 8 * BLOCK:
+            if position < answer.get("limit", 1):
                 return answer
 
     # --- logs -----------------------------------------------------------------------------------------------------
@@ -207,28 +205,19 @@ class MachinesEngine(ABC):
         """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
         self._save_manifests(run)
         snapshot = self._sync(run)
-        if any(report.is_silent and not report.is_given_up for report in snapshot.nodes.values()):
-            host, why = next(iter(snapshot.unreachable.items()))
-            raise UnreachableError(
-                f"Results of {run.name} are on {host}, which is not responding: {why}",
-                hint=f"mlbench wait {run.name}   tries again",
-            )
-        places = self._places(run)
-        wanted = [(place, node) for place in places for node in place.nodes]
-        found = do_all(lambda item: self._fetch_node(run, *item, snapshot), wanted)
+        found = [self._fetch_node(run, node, report) for node, report in snapshot.nodes.items()]
         results.merge_resources(run, len(snapshot.nodes))
-        findings = [*self._check_logs(run, snapshot), *_explain_silence(snapshot)]
+        findings = [*self._check_logs(run, snapshot), *_explain_losses(snapshot)]
         self._save_placement(run, snapshot)
-        run_in_parallel(lambda place: place.channel.call("put", path=f"{place.folder}/fetched"), places)
+        self._head(run).call("put", path=f"{self._run_place(run)}/fetched")
         complete = all(part.complete for part in found)
         return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
 
-    def _fetch_node(self, run: Run, place: Place, node: int, snapshot: Snapshot) -> Fetched:
+    def _fetch_node(self, run: Run, node: int, report: NodeReport) -> Fetched:
         """The output of one machine, unpacked into the run's folder."""
-        report = snapshot.nodes.get(node, NodeReport())
-        found = results.fetch_archive(place.channel, f"{place.folder}/nodes/{node}", report, node, run)
+        found = results.fetch_archive(self._head(run), f"{self._run_place(run)}/nodes/{node}", report, node, run)
         if found is None:
-            return Fetched(0, 0, complete=report.state is None and not report.is_given_up)
+            return Fetched(0, 0, complete=report.state is None)
         return Fetched(*found)
 
     def _check_logs(self, run: Run, snapshot: Snapshot) -> list[Finding]:
@@ -274,9 +263,8 @@ class MachinesEngine(ABC):
         """Let the agents stop their ranks and pack results; then kill leftovers."""
         if RunFolder(run.folder).read_observation() is not None:
             return
-        places = self._places(run)
-        ask_all(lambda place: place.channel.call("put", path=f"{place.folder}/cancel"), places)
-        self._stop(run, places)
+        self._head(run).call("put", path=f"{self._run_place(run)}/cancel")
+        self._stop(run)
 
     def _await_end(self, run: Run, seconds: float = CANCEL_SECONDS) -> Snapshot:
         end = time.monotonic() + seconds
@@ -288,16 +276,20 @@ class MachinesEngine(ABC):
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folders on its machines and here; rejects a running run, unless `force`."""
-        places = self._places(run)
         if not force:
             self._refuse_loss(run)
         elif RunFolder(run.folder).read_observation() is None:
             self.cancel(run)
             self._await_end(run)
-        for answer in run_in_parallel(lambda place: _remove_place(place, force), places):
+        for answer in run_in_parallel(lambda channel: self._remove(channel, run, force), self._channels(run)):
             if isinstance(answer, MlbenchError) and not force:
                 raise answer
         remove_folder(run.folder)
+
+    def _remove(self, channel: Channel, run: Run, force: bool) -> Document:
+        if force:
+            channel.call("end_processes", folder=self._run_place(run))
+        return channel.call("remove", folder=self._run_place(run), force=force)
 
     def _refuse_loss(self, run: Run) -> None:
         if (run.folder / "SHA256SUMS").exists() or not self._sync(run).exists:
@@ -319,7 +311,8 @@ class MachinesEngine(ABC):
                     run = entry["run"]
                     spec = RunSpec.from_dict(run["spec"])
                     known = FoundRun(str(run["id"]), str(run["created"]), spec, bool(entry["fetched"]))
-                    found[known.id] = known
+                    if known.id not in found or known.is_fetched:  # only its head knows
+                        found[known.id] = known
                 except (TypeError, KeyError, MlbenchError) as error:
                     found.setdefault(entry["name"], UnreadableRun(entry["name"], str(error)))
         return sorted(found.values(), key=lambda item: item.created if isinstance(item, FoundRun) else "")
@@ -385,43 +378,6 @@ class MachinesEngine(ABC):
             )
 
 
-def _remove_place(place: Place, force: bool) -> Document:
-    if force:
-        place.channel.call("end_processes", folder=place.folder)
-    return place.channel.call("remove", folder=place.folder, force=force)
-
-
-def _merge(
-    places: Sequence[Place],
-    answers: Sequence[Document | MlbenchError],
-    before: Mapping[int, NodeReport],
-    silent_since: dict[str, float],
-) -> Snapshot:
-    """One snapshot of all answers. Of a host that does not answer the report from `before` stays, without results.
-
-    `silent_since` is brought up to date: host -> monotonic time of its first missing answer.
-    """
-    nodes: dict[int, NodeReport] = {}
-    unreachable: dict[str, str] = {}
-    exists = cancelled = False
-    for place, answer in zip(places, answers, strict=True):
-        if isinstance(answer, MlbenchError):
-            host, now = place.channel.target.name, time.monotonic()
-            unreachable[host] = answer.message
-            is_given_up = now - silent_since.setdefault(host, now) > unreachable_timeout()
-            for node in place.nodes:
-                known = before.get(node, NodeReport())
-                silent = replace(known, results=None, alive=None, beat_age=0.0, is_silent=True)
-                nodes[node] = replace(silent, is_given_up=is_given_up)
-            continue
-        silent_since.pop(place.channel.target.name, None)
-        exists = exists or answer["exists"]
-        cancelled = cancelled or bool(answer.get("cancel"))
-        for node in place.nodes:
-            nodes[node] = NodeReport(**answer["nodes"].get(str(node), {}))
-    return Snapshot(time.time(), dict(sorted(nodes.items())), unreachable, exists, cancelled)
-
-
 def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
     """The result of each, or its error, in the order of items."""
 
@@ -453,19 +409,14 @@ def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
     return [answer for answer in answers if not isinstance(answer, MlbenchError)]
 
 
-def _explain_silence(snapshot: Snapshot) -> list[Finding]:
-    """What is missing from hosts that were given up."""
-    lost = [number for number, report in snapshot.nodes.items() if report.is_given_up]
+def _explain_losses(snapshot: Snapshot) -> list[Finding]:
+    """What is missing of machines that were lost before they had handed over."""
+    lost = [report for report in snapshot.nodes.values() if report.is_lost and report.results is None]
     if not lost:
         return []
-    hosts = ", ".join(snapshot.unreachable)
-    silent = rough_duration(unreachable_timeout())
-    summary = f"{hosts} has not responded for {silent}: output and ends of logs are missing."
-    return [
-        Finding(
-            "results_lost", summary, hint="mlbench gc hosts   ends leftover processes there when it responds again."
-        )
-    ]
+    names = ", ".join(str((report.state or {}).get("node_name") or "a machine") for report in lost[:20])
+    summary = f"{names} went away before its output had arrived: output and ends of logs are missing."
+    return [Finding("results_lost", summary, hint="mlbench gc hosts   ends leftover processes there.")]
 
 
 def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:

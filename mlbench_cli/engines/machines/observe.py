@@ -1,7 +1,7 @@
 """From the records of a run's machines to an observation. Pure, tested on facts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.agent.messages import pending_facts
@@ -10,6 +10,7 @@ from mlbench_cli.engines.local.state import find_clocks, make_worker
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
+SCARCE_BYTES = 1 << 20  # of free disk, below which a head cannot take in more
 STALE_SECONDS = 60.0  # maximum age of the last heartbeat of an agent whose process is not visible
 Facts = Mapping[str, Any]
 Tail = Callable[[int], list[str]]
@@ -19,16 +20,13 @@ Tail = Callable[[int], list[str]]
 class NodeReport:
     """What is known of one machine: its agent's state (None: nothing yet) and results (None: not packed).
 
-    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds. `is_silent`: its host
-    does not answer now; `is_given_up`: for so long that nothing waits for it any more.
+    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds.
     """
 
     state: Facts | None = None
     results: Facts | None = None
     alive: bool | None = None
     beat_age: float | None = None
-    is_silent: bool = False
-    is_given_up: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -46,8 +44,8 @@ class NodeReport:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it began, has not ended, and shows no sign of life; or was given up."""
-        return self.is_given_up or (self.state is not None and not self.state["ended"] and not self.may_live)
+        """Whether it began, has not ended, and shows no sign of life."""
+        return self.state is not None and not self.state["ended"] and not self.may_live
 
     @property
     def is_over(self) -> bool:
@@ -57,13 +55,14 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All machines of a run at one moment (`time`, seconds since 1970). `unreachable` is host -> why."""
+    """All machines of a run at one moment (`time`, seconds since 1970)."""
 
     time: float
     nodes: Mapping[int, NodeReport]
-    unreachable: Mapping[str, str] = field(default_factory=dict)
     exists: bool = True  # the run's folder is there
     is_cancelled: bool = False
+    is_served: bool = True  # the head that nodes with disks of their own send to is running
+    free_bytes: int | None = None  # of the disk of the run's folder
 
     @property
     def is_over(self) -> bool:
@@ -90,9 +89,9 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
     ended = find_ending(snapshot, first) if snapshot.is_over else None
     facts = merge_states(spec, snapshot, ended, first)
     findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended)]
-    reports, without_state = _reports_by_rank(snapshot), _report_without_state(snapshot)
+    reports = _reports_by_rank(snapshot)
     workers = tuple(
-        _worker(own, reports.get(rank, without_state), names[rank] if rank < len(names) else None, snapshot, facts)
+        _worker(own, reports.get(rank, NodeReport()), names[rank] if rank < len(names) else None, snapshot, facts)
         for rank, own in enumerate(facts["ranks"])
     )
     states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
@@ -155,15 +154,21 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
 
 def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None) -> list[Finding]:
     found = []
-    for why in snapshot.unreachable.values():
-        found.append(Finding("host_unreachable", why, hint="The run probably continues there.", retryable=True))
+    if ended is None and snapshot.free_bytes is not None and snapshot.free_bytes < SCARCE_BYTES:
+        found.append(
+            Finding(
+                "head_disk_full",
+                "The disk with the run's folder is full: what other machines write cannot arrive there.",
+                hint="Free some space there; the machines keep their files and send them again.",
+                retryable=True,
+                evidence={"free_bytes": snapshot.free_bytes},
+            )
+        )
     lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":
         lost.add(first["node"])
     for number in sorted(lost):
         report = snapshot.nodes.get(number, NodeReport())
-        if report.is_given_up:
-            continue  # its finding says more
         name = (report.state or {}).get("node_name") or f"node {number}"
         found.append(
             Finding(
@@ -190,12 +195,6 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
     return found
 
 
-def _report_without_state(snapshot: Snapshot) -> NodeReport:
-    """The report that stands for the node of a rank of which nothing is known: given up if all such nodes are."""
-    unknown = [report for report in snapshot.nodes.values() if report.state is None]
-    return NodeReport(is_given_up=bool(unknown) and all(report.is_given_up for report in unknown))
-
-
 def _reports_by_rank(snapshot: Snapshot) -> dict[int, NodeReport]:
     """The report of the node of each rank whose node has written its state."""
     reports: dict[int, NodeReport] = {}
@@ -209,7 +208,7 @@ def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot
     """One rank, from its `own` facts and the `report` of its node; `name` is that of its node if known before."""
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
-        phase, reason = Phase.LOST, "its machine is not responding" if report.is_given_up else "the agent is gone"
+        phase, reason = Phase.LOST, "the agent is gone"
     elif own["stopped"]:
         failed = facts["first_failed"]
         reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"

@@ -28,7 +28,7 @@ _MODULES = (
 _FOLDERS = ("task_images", "mlbench_cli/agent")
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from mlbench_cli.agent.node import main; sys.exit(main(sys.argv[1:]))"
+    "from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"
 )
 
 
@@ -68,9 +68,9 @@ def make_plan(
     }
 
 
-def start_command(python: str, code_folder: str) -> list[str]:
-    """How an agent is started on its machine; its folder RUN/nodes/K is the last word, which the caller adds."""
-    return [python, "-I", "-S", "-c", _START, code_folder]
+def start_command(python: str, code_folder: str, module: str) -> list[str]:
+    """How an agent ("node") or a head is started on its machine; its folder is the last word, which the caller adds."""
+    return [python, "-I", "-S", "-c", _START.format(module), code_folder]
 
 
 # --- code -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import replace
 from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError
 from mlbench_cli.engines.base import Fetched, Submission
 from mlbench_cli.engines.machines.details import SlurmDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine, Place
+from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.machines.observe import Snapshot
 from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.slurm import controller, diagnosis
@@ -151,10 +151,10 @@ class SlurmEngine(MachinesEngine):
     def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
         return share_nodes(spec)
 
-    def _places(self, run: Run) -> Sequence[Place]:
-        return [Place(self._channel, self._run_place(run), tuple(range(run.spec.workers)))]
+    def _head(self, run: Run) -> Channel:
+        return self._channel
 
-    def _channels(self) -> Sequence[Channel]:
+    def _channels(self, run: Run | None = None) -> Sequence[Channel]:
         return [self._channel]
 
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
@@ -277,7 +277,7 @@ class SlurmEngine(MachinesEngine):
                     write_atomically(run.folder / "manifests" / name, data)
         return fetched
 
-    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+    def _stop(self, run: Run) -> None:
         """Let agents end by themselves, if any; then scancel the rest."""
         number = self._job_id(run) or self._find_job(run)
         if number is None:

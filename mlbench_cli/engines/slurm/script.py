@@ -71,7 +71,7 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
             "run": shlex.quote(run),
             "setup": watch_setup(details.setup),
             "step": shlex.join(_step(spec, details)),
-            "command": shlex.join(start_command(details.python, code_folder)),
+            "command": shlex.join(start_command(details.python, code_folder, "node")),
         },
     )
 

@@ -1,4 +1,7 @@
-"""A client of each engine that runs on this machine alone: processes, hosts behind a stand-in of ssh, and Slurm's."""
+"""A client of each engine that runs on this machine alone: processes, hosts behind a stand-in of ssh, and Slurm's.
+
+Each host has a home folder of its own, so that its files are nowhere else.
+"""
 
 import json
 import os
@@ -23,32 +26,38 @@ case " $* " in
   *StrictHostKeyChecking=no* | *StrictHostKeyChecking=accept-new*) ;;
   *" stranger "*) echo "Host key verification failed." >&2; exit 255 ;;
 esac
-for command; do :; done
+for word; do host=$command command=$word; done
+export HOME="$LAB_HOMES/$host"
+mkdir -p "$HOME"
 exec sh -c "$command"
 """
 
 
 class EngineLab(Lab):
-    """A client of one engine, whose machines have their folders in `far`."""
+    """A client of one engine; `far` is the folder that its first machine has for runs."""
 
     def __init__(self, kind: str, home: Path) -> None:
         self.kind = kind
-        self.far = home / "far"
+        folders = [Path(os.environ["LAB_HOMES"], name, "far") for name in HOSTS] if kind == "hosts" else [home / "far"]
+        self.far = folders[0]
+        self._folders = folders
         super().__init__(home, make_engine(kind, self.far))
 
-    def place(self, run: Run) -> Path:
-        """Where the run's ranks write."""
-        return run.folder / "output" if self.kind == "local" else self.far / "runs" / run.name / "nodes"
+    def places(self, run: Run) -> list[Path]:
+        """Where the run's ranks write, on each machine."""
+        if self.kind == "local":
+            return [run.folder / "output"]
+        return [folder / "runs" / run.name / "nodes" for folder in self._folders]
 
     def processes(self, run: Run) -> list[int]:
-        """Live processes of the run's ranks."""
-        return processes_below(str(self.place(run)))
+        """Live processes of the run's ranks, by node."""
+        return [pid for place in self.places(run) for pid in processes_below(str(place))]
 
     def agents(self, run: Run) -> list[int]:
         """The agents of the run, by node."""
         states = [run.folder / ".state/state.json"]
-        if self.kind != "local":
-            states = sorted(self.place(run).glob("*/.state/state.json"))
+        if self.kind != "local":  # the first machine has the states of all
+            states = sorted(self.places(run)[0].glob("*/.state/state.json"))
         return [json.loads(path.read_text())["pid"] for path in states]
 
 
@@ -61,7 +70,7 @@ def make_engine(kind: str, far: Path) -> Engine:
             SlurmDetails(folder=str(far), python=sys.executable, partitions={"all": partition}, kill_wait=2)
         )
     hosts = [HostRecord(name=name, login=name, slots=1, address="127.0.0.1", interface="lo") for name in HOSTS]
-    return HostsEngine(HostsDetails(folder=str(far), python=sys.executable, hosts=hosts))
+    return HostsEngine(HostsDetails(folder="~/far", python=sys.executable, hosts=hosts))
 
 
 def install_commands(folder: Path) -> dict[str, str]:
@@ -70,7 +79,11 @@ def install_commands(folder: Path) -> dict[str, str]:
     (folder / "bin" / "ssh").write_text(SSH)
     (folder / "bin" / "ssh").chmod(0o755)
     (folder / "slurm").mkdir()
-    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_CONF": str(folder / "slurm" / "slurm.conf")}
+    return {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SLURM_CONF": str(folder / "slurm" / "slurm.conf"),
+        "LAB_HOMES": str(folder / "homes"),
+    }
 
 
 def start_client(kind: str, home: Path, script: str) -> "subprocess.Popen[str]":

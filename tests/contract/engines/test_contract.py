@@ -237,7 +237,7 @@ def test_a_run_is_followed_to_an_archive_that_verifies(lab: EngineLab, script: s
 def small_disk(lab: EngineLab) -> Iterator[Path]:
     """A disk of 8 MiB behind the folder of the runs."""
     place = lab.store.folder / "runs" if lab.kind == "local" else lab.far
-    place.mkdir(exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here: it needs root")

@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.errors import DeadlineError, MlbenchError, UnreachableError
+from mlbench_cli.errors import DeadlineError, MlbenchError
 from mlbench_cli.model.run import Ending, Phase, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import supervise
@@ -37,58 +38,51 @@ SPEC = RunSpec(
 LOST = {"why": "lost", "node": 1, "rank": None, "time": 2.0}
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> HostsEngine:
-    """Two hosts: "here" is this machine, and "away" is one that nobody reaches."""
+def test_a_host_that_is_not_heard_of_any_more_ends_the_run_as_lost_and_the_rest_is_kept(tmp_path: Path) -> None:
     hosts = [
         HostRecord(name=name, login=name, slots=1, address="127.0.0.1", interface=None) for name in ("here", "away")
     ]
     engine = HostsEngine(HostsDetails(folder=str(tmp_path / "far"), python=sys.executable, hosts=hosts))
     engine._by_host["here"] = Channel(Target(None, sys.executable))
-    engine._by_host["away"] = Channel(Target("away.invalid", sys.executable))
-    return engine
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run whose first node has ended because the second one went away."""
-    place = tmp_path / "far" / "runs" / "away-2" / "nodes" / "0"
-    (place / ".state").mkdir(parents=True)
-    (place / "logs").mkdir()
-    (place / "logs" / "rank-0.log").write_text("a line\n")
-    rank = {**pending_facts(0), "phase": "failed", "exit_code": 143, "signal": 15, "stopped": True, "started": 1.0}
-    state = {
-        "ranks": [rank], "first": LOST, "first_failed": None, "disk_full": False, "start_problem": None, "started": 1.0,
-        "ended": "failed", "node_name": "here", "boot_id": None, "host": "elsewhere", "pid": 1, "start_time": 0,
-    }  # fmt: skip
-    results = {"archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
-    (place / ".state" / "state.json").write_text(json.dumps(state))
-    (place / ".state" / "results.json").write_text(json.dumps(results))
     folder = tmp_path / "home" / "runs" / "1"
     (folder / ".state").mkdir(parents=True)
-    return Run("1", SPEC, folder, "2026-01-01T00:00:00Z")
-
-
-SHA = hashlib.sha256(b"a line\n").hexdigest()
-
-
-def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_kept(
-    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    observation = engine.look(run)
-    assert observation.ended is None
-    assert "host_unreachable" in [finding.code for finding in observation.findings]
-    with pytest.raises(UnreachableError, match="away"):
-        engine.fetch(run)
-    monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "0")
+    run = Run("1", SPEC, folder, "2026-01-01T00:00:00Z")
+    state = {
+        "first": None, "first_failed": None, "disk_full": False, "start_problem": None, "started": 1.0, "ended": None,
+        "boot_id": None, "host": "elsewhere", "pid": 1, "start_time": 0,
+    }  # fmt: skip
+    rank = {**pending_facts(0), "phase": "failed", "exit_code": 143, "signal": 15, "stopped": True, "started": 1.0}
+    here = {**state, "ranks": [rank], "first": LOST, "ended": "failed", "node_name": "here"}
+    results = {"archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
+    put_node(tmp_path, 0, here, results)
+    running = {**pending_facts(1), "phase": "running", "started": 1.0}
+    beat = put_node(tmp_path, 1, {**state, "ranks": [running], "node_name": "away"}, None)
+    assert engine.look(run).ended is None
+    os.utime(beat, (time.time() - 3600,) * 2)
     last = list(engine.watch(run))[-1]
     assert last.ended is Ending.LOST
     assert [worker.phase for worker in last.workers] == [Phase.FAILED, Phase.LOST]
-    assert last.workers[1].reason == "its machine is not responding"
     fetched = engine.fetch(run)
     assert not fetched.complete
     assert "results_lost" in [finding.code for finding in fetched.findings]
     assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
+
+
+def put_node(home: Path, node: int, state: Mapping[str, object], results: Mapping[str, object] | None) -> Path:
+    """What the head has of a node: its last sign of life is now."""
+    place = home / "far" / "runs" / "away-2" / "nodes" / str(node)
+    (place / ".state").mkdir(parents=True)
+    (place / "logs").mkdir()
+    (place / "logs" / f"rank-{node}.log").write_text("a line\n")
+    (place / ".state" / "state.json").write_text(json.dumps(state))
+    if results is not None:
+        (place / ".state" / "results.json").write_text(json.dumps(results))
+    for name in ("courier", "beat"):
+        (place / ".state" / name).touch()
+    return place / ".state" / "beat"
+
+
+SHA = hashlib.sha256(b"a line\n").hexdigest()
 
 
 def test_many_hosts_raise_this_processs_limit_of_open_files() -> None:

@@ -132,7 +132,7 @@ def test_a_run_waits_until_its_hosts_are_free(hosts: Client, tmp_path: Path) -> 
 
 KILL_POINTS = (
     *("m1 run.json", "m3 run.json", "m3 plan.json", "m1 nodes/0/.state/started", "m3 nodes/2/.state/started"),
-    *("m1 rendezvous.json", "m2 rendezvous.json", "m3 rendezvous.json", "m3 nodes/2/logs/rank-2.log"),
+    *("m1 head.json", "m2 head.json", "m3 head.json", "m3 rendezvous.json", "m3 nodes/2/logs/rank-2.log"),
 )
 
 

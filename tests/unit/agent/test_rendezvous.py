@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.agent import rendezvous
+from mlbench_cli.agent import link, rendezvous
 from mlbench_cli.agent.rendezvous import MAX_LINE, PING_SECONDS, SILENT_SECONDS, RankLink
 
 
@@ -97,17 +97,16 @@ def test_a_link_ends_with_its_other_side(pair: Pair) -> None:
 
 
 def test_what_is_needed_to_reach_the_hub_is_for_its_owner_only(tmp_path: Path) -> None:
-    assert rendezvous.read_rendezvous(str(tmp_path)) is None
+    assert link.read_note(str(tmp_path), rendezvous.RENDEZVOUS) is None
     server, token = rendezvous.open_hub(str(tmp_path), ["192.0.2.1", "127.0.0.1"])
     with server:
         assert (tmp_path / rendezvous.RENDEZVOUS).stat().st_mode & 0o777 == 0o600
-        note = rendezvous.read_rendezvous(str(tmp_path))
+        note = link.read_note(str(tmp_path), rendezvous.RENDEZVOUS)
         assert note is not None
         assert note["port"] == server.getsockname()[1]
-        reached = rendezvous.connect_to_hub({**note, "addresses": ["127.0.0.1"]}, 5.0)
-        assert reached is not None
-        reached.close()
-    assert rendezvous.is_token(token, token)
-    assert not rendezvous.is_token(token[:-1], token)
-    assert not rendezvous.is_token(None, token)
-    assert rendezvous.connect_to_hub({"addresses": ["127.0.0.1"], "port": note["port"]}, 1.0) is None
+        link.connect(["127.0.0.1"], note["port"], 5.0).close()
+    assert link.is_token(token, token)
+    assert not link.is_token(token[:-1], token)
+    assert not link.is_token(None, token)
+    with pytest.raises(OSError, match="refused"):
+        link.connect(["127.0.0.1"], note["port"], 1.0)

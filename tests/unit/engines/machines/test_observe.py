@@ -157,22 +157,10 @@ def test_a_rank_that_was_stopped_names_the_one_that_failed() -> None:
     assert "3" in (reasons[1] or "")
 
 
-def test_a_host_that_is_silent_is_a_finding_and_one_that_was_given_up_ends_the_run() -> None:
-    silent = NodeReport(node_state(rank_facts(1)), beat_age=0.0, is_silent=True)
-    observation = look(DONE, silent, unreachable={"m2": "m2 does not answer"})
-    assert observation.ended is None
-    assert codes(observation) == ["host_unreachable"]
-    observation = look(DONE, replace(silent, is_given_up=True), unreachable={"m2": "m2 does not answer"})
-    assert observation.ended is Ending.LOST
-    assert observation.workers[1].reason == "its machine is not responding"
-
-
 def test_a_rank_of_a_node_that_has_written_nothing_has_the_name_that_is_known_before() -> None:
     observation = look(RUNNING, NodeReport(), names=("known", "m9"))
     assert [worker.node for worker in observation.workers] == ["m1", "m9"]
     assert observation.workers[1].phase is Phase.PENDING
-    given_up = look(DONE, NodeReport(is_given_up=True))
-    assert given_up.workers[1].phase is Phase.LOST
 
 
 def test_output_that_could_not_be_packed_and_a_full_disk_are_findings() -> None:

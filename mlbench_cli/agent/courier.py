@@ -1,0 +1,174 @@
+"""The courier of a node sends what its agent and ranks write to the run's head, and brings back what all must know.
+
+It is the parent of the agent, so that it outlives it and knows how it ended. It needs nothing but the files: after a
+cut connection, or with another head, it asks how much of each is there and continues. It ends when the head has
+confirmed the sizes of all files after the agent's end; until then the node's own files are the source. Standard library
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from mlbench_cli.agent import head, link, machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PIECE = 1 << 18
+PAUSE = 0.1  # seconds between two looks for news
+BEAT_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+KEPT_SECONDS = 24 * 3600.0  # for which an ended node tries to reach a head that does not answer
+ARCHIVE, RESULTS, STATE = ".state/archive.tar", ".state/results.json", ".state/state.json"
+
+
+def main(place: str, node: int, ranks: Sequence[int], note: link.Message, work: Callable[[], int]) -> int:
+    """Run the agent (`work`) as a child, and send what it writes into `place`, RUN/nodes/K. Returns its exit code."""
+    parent = os.getpid()
+    if (agent := os.fork()) == 0:
+        code = 1
+        try:
+            machine.prctl(machine.PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() == parent:
+                code = work()
+        finally:
+            os._exit(code)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _signal(agent))
+    courier = Courier(place, node, ranks, note, agent)
+    return courier.carry()
+
+
+def _signal(agent: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(agent, signal.SIGTERM)
+
+
+class Courier:
+    """Sends one node's files to the head that `note` names."""
+
+    def __init__(self, place: str, node: int, ranks: Sequence[int], note: link.Message, agent: int) -> None:
+        self.place, self.node, self.note = place, node, note
+        self.run_folder = os.path.dirname(os.path.dirname(place))
+        self.logs = [f"logs/rank-{rank}.log" for rank in ranks]
+        self.agent: int | None = agent
+        self.code = 0
+        self.is_delivered = False
+
+    def carry(self) -> int:
+        """Send until the head has confirmed everything; the agent's exit code."""
+        ended = None
+        while not self.is_delivered:
+            try:
+                self._converse()
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                time.sleep(PAUSE if self._watch_agent() else 10 * PAUSE)
+            if self.agent is None:
+                ended = ended or time.monotonic()
+                if time.monotonic() > ended + KEPT_SECONDS or not os.path.isdir(self.run_folder):
+                    break
+        return self.code
+
+    def _watch_agent(self) -> bool:
+        """Whether the agent still runs."""
+        if self.agent is None:
+            return False
+        pid, status = os.waitpid(self.agent, os.WNOHANG)
+        if pid:
+            self.agent = None
+            self.code = os.waitstatus_to_exitcode(status) if not os.WIFSIGNALED(status) else 128 + os.WTERMSIG(status)
+        return self.agent is not None
+
+    def _converse(self) -> None:
+        talk = link.Link(link.connect(self.note["addresses"], self.note["port"], CONNECT_SECONDS))
+        try:
+            talk.send({"token": self.note["token"], "node": self.node, "files": [*self.logs, ARCHIVE]})
+            self._send_all(talk, self._await(talk, "have"))
+        finally:
+            talk.close()
+
+    def _await(self, talk: link.Link, wanted: str) -> dict[str, int]:
+        """The answer to a question; notes that come before it are written. Raises OSError if none comes."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while (found := talk.receive(max(0.0, end - time.monotonic()))) is not None:
+            if wanted in found[0]:
+                answer: dict[str, int] = found[0][wanted]
+                return answer
+            self._take(*found)
+        raise TimeoutError(wanted)
+
+    def _take(self, message: dict[str, str], data: bytes) -> None:
+        """A note of the head becomes the same file in this node's folder of the run."""
+        name = message.get("note")
+        if name in head.PASSED_ON and not os.path.exists(f"{self.run_folder}/{name}"):
+            path = f"{self.run_folder}/{name}"
+            with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(data)
+            os.replace(f"{path}.part", path)
+
+    def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
+        """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""
+        offsets = {name: int(have.get(name, 0)) for name in [*self.logs, ARCHIVE]}
+        sent: dict[str, tuple[int, int, int]] = {}
+        next_beat = 0.0
+        while True:
+            is_running = self._watch_agent()
+            is_news = self._send_whole(talk, STATE, sent)
+            if self.node == 0:
+                is_news |= self._send_whole(talk, "../../rendezvous.json", sent, "rendezvous.json")
+            for name in self.logs:
+                is_news |= self._send_growth(talk, name, offsets)
+            if not is_running and os.path.exists(f"{self.place}/{RESULTS}"):
+                is_news |= self._send_growth(talk, ARCHIVE, offsets)
+            if is_running and time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + BEAT_SECONDS
+                talk.send({"beat": True})
+            if not is_running and not is_news:
+                talk.send({"sizes": list(offsets)})  # what was sent has not arrived yet
+                arrived = self._await(talk, "have")
+                if any(arrived.get(name, 0) != size for name, size in offsets.items()):
+                    raise ConnectionError("not all has arrived")
+                self._send_whole(talk, RESULTS, sent)
+                talk.send({"gone": True})
+                self._await(talk, "gone")
+                self.is_delivered = True
+                return
+            while (found := talk.receive(0.0 if is_news else PAUSE)) is not None:
+                self._take(*found)
+                is_news = True
+
+    def _send_growth(self, talk: link.Link, name: str, offsets: dict[str, int]) -> bool:
+        """Send what a file has gained; False if that is nothing."""
+        is_news = False
+        with contextlib.suppress(FileNotFoundError), open(f"{self.place}/{name}", "rb") as file:
+            file.seek(offsets[name])
+            for _ in range(16):  # then the others have their turn
+                data = file.read(PIECE)
+                if not data:
+                    break
+                talk.send({"append": name, "offset": offsets[name]}, data)
+                offsets[name] += len(data)
+                is_news = True
+        return is_news
+
+    def _send_whole(
+        self, talk: link.Link, name: str, sent: dict[str, tuple[int, int, int]], there: str | None = None
+    ) -> bool:
+        """Send a file that is always replaced as a whole, if it has been replaced; False if not."""
+        try:
+            with open(f"{self.place}/{name}", "rb") as file:
+                status = os.fstat(file.fileno())
+                stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if sent.get(name) == stamp:
+                    return False
+                talk.send({"whole": there or name}, file.read())
+        except FileNotFoundError:
+            return False
+        sent[name] = stamp
+        return True

@@ -1,0 +1,209 @@
+"""The head of a run whose nodes have disks of their own: takes in what they write, and passes on what they must know.
+
+It is started as `main([RUN])` on the machine whose folder RUN the client reads. Each node has a courier (courier.py)
+that connects to it and sends the node's files as they grow; here they have the places that they would have in a folder
+which all nodes share:
+
+    RUN/head.json       how to reach this process; the client gives a copy to each node
+    RUN/here-TOKEN      only in this folder: a node that finds it shares the folder, and needs no courier
+    RUN/head.lock       held by this process until it ends
+    RUN/cancel  rendezvous.json               passed on to all nodes when they appear
+    RUN/nodes/K/logs/  .state/state.json  archive.tar  results.json       from the courier of node K
+    RUN/nodes/K/.state/courier  beat  gone    node K has a courier, was heard of last, has no agent any more
+
+A file is written at the offset that comes with it, so what is sent again after a cut changes nothing. A node keeps its
+files until the head has confirmed their sizes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socketserver
+import sys
+import threading
+import time
+
+from mlbench_cli.agent import link, machine
+from mlbench_cli.agent.interfaces import list_addresses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any
+
+LOOK_SECONDS = 0.2  # between two looks for what nodes must know
+SILENT_SECONDS = 60.0  # without a message, until a connection is closed
+IDLE_SECONDS = 3600.0  # without a message of any node, until the head ends
+PASSED_ON = ("cancel", "rendezvous.json")
+GROWING = re.compile(r"logs/rank-\d{1,7}\.log|\.state/archive\.tar")
+WHOLE = re.compile(r"\.state/(state|results)\.json")
+MAX_OFFSET = 1 << 50
+
+
+class Head:
+    """The run's folder, and what this process knows of its nodes."""
+
+    def __init__(self, folder: str, count: int, token: str) -> None:
+        self.folder, self.count, self.token = folder, count, token
+        self.heard = time.monotonic()
+        self.notes: dict[str, bytes] = {}  # what is passed on, by name
+
+    def place(self, node: int) -> str:
+        """The folder of a node."""
+        return f"{self.folder}/nodes/{node}"
+
+    def is_over(self) -> bool:
+        """Whether nothing more will come: every node has handed over or is gone, or nobody has been heard of for long.
+
+        Also if the run's folder was removed.
+        """
+        if not os.path.isdir(self.folder) or time.monotonic() > self.heard + IDLE_SECONDS:
+            return True
+        ends = ("results.json", "gone")
+        return all(
+            any(os.path.exists(f"{self.place(node)}/.state/{name}") for name in ends) for node in range(self.count)
+        )
+
+    def look_for_notes(self) -> None:
+        """Read what is to be passed on."""
+        for name in PASSED_ON:
+            if name not in self.notes:
+                with contextlib.suppress(OSError), open(f"{self.folder}/{name}", "rb") as file:
+                    self.notes[name] = file.read()
+
+    def have(self, node: int, names: list[Any]) -> dict[str, int]:
+        """The sizes of a node's growing files here."""
+        sizes = {}
+        for name in names:
+            if isinstance(name, str) and GROWING.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    sizes[name] = os.stat(f"{self.place(node)}/{name}").st_size
+        return sizes
+
+    def take(self, node: int, message: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+        """Do what a courier asks; the answer, if it expects one. Raises OSError, and ValueError for other requests."""
+        self.heard = time.monotonic()
+        place = self.place(node)
+        if "append" in message:
+            name, offset = message["append"], message["offset"]
+            if not GROWING.fullmatch(name) or not 0 <= offset < MAX_OFFSET:
+                raise ValueError(name)
+            descriptor = os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, data, offset)
+            finally:
+                os.close(descriptor)
+        elif "whole" in message:
+            name = message["whole"]
+            if name == "rendezvous.json" and node == 0:
+                path, mode = f"{self.folder}/{name}", 0o600
+            elif WHOLE.fullmatch(name):
+                path, mode = f"{place}/{name}", 0o644
+            else:
+                raise ValueError(name)
+            with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                file.write(data)
+            os.replace(f"{path}.part", path)
+        elif "beat" in message:
+            with open(f"{place}/.state/beat", "w", encoding="ascii") as file:
+                file.write(f"{time.time():.3f}\n")
+        elif "sizes" in message:
+            return {"have": self.have(node, message["sizes"])}
+        elif "gone" in message:
+            with open(f"{place}/.state/gone", "w", encoding="ascii"):
+                return {"gone": True}
+        return None
+
+    def converse(self, connection: socket) -> None:
+        """Serve one courier until its connection ends."""
+        talk = link.Link(connection)
+        try:
+            first = talk.receive(SILENT_SECONDS)
+            if first is None or not link.is_token(first[0].get("token"), self.token):
+                return
+            node, names = first[0]["node"], first[0]["files"]
+            if not isinstance(node, int) or not 0 <= node < self.count or not isinstance(names, list):
+                return
+            for part in ("logs", ".state"):
+                os.makedirs(f"{self.place(node)}/{part}", exist_ok=True)
+            with open(f"{self.place(node)}/.state/courier", "w", encoding="ascii"):
+                pass
+            talk.send({"have": self.have(node, names)})
+            passed_on: set[str] = set()
+            last = time.monotonic()
+            while time.monotonic() < last + SILENT_SECONDS:
+                for name in self.notes.keys() - passed_on:
+                    talk.send({"note": name}, self.notes[name])
+                    passed_on.add(name)
+                if (found := talk.receive(LOOK_SECONDS)) is not None:
+                    last = time.monotonic()
+                    if (answer := self.take(node, *found)) is not None:
+                        talk.send(answer)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass  # the courier connects again
+        finally:
+            talk.close()
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """A thread for each node's courier."""
+
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 1024
+    head: Head
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self.head.converse(request)  # never raises
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A courier that went away comes again."""
+
+
+def open_server(folder: str, head: Head, port: int) -> Server:
+    """Listen, and say in the run's folder how to reach this process."""
+    threading.stack_size(1 << 18)
+    server = Server(("", port), None)  # type: ignore[arg-type]
+    server.head = head
+    mark = f"{folder}/here-{hashlib.sha256(head.token.encode()).hexdigest()[:16]}"
+    with open(mark, "w", encoding="ascii"):
+        pass
+    return server
+
+
+def shares_folder(folder: str, note: link.Message) -> bool:
+    """Whether the head that a note names serves this very folder."""
+    return os.path.exists(f"{folder}/here-{hashlib.sha256(str(note['token']).encode()).hexdigest()[:16]}")
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the folder of a run until all of its nodes have handed over. Ends at once if another head serves it."""
+    folder = os.path.abspath(arguments[0])
+    machine.keep_only()
+    with open(f"{folder}/plan.json", encoding="utf-8") as file:
+        plan = json.load(file)
+    with open(f"{folder}/head.lock", "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
+        token = str(known["token"]) if known else link.new_token()
+        head = Head(folder, len(plan["nodes"]), token)
+        server = open_server(folder, head, int(known["port"]) if known else 0)
+        own = plan["nodes"][0]["address"]
+        addresses = [own] if own else list_addresses(plan["interface"]) or ["127.0.0.1"]
+        link.write_note(folder, link.HEAD, addresses, server.server_address[1], token)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while not head.is_over():
+            head.look_for_notes()
+            time.sleep(LOOK_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""One codec for what the nodes of a run and its head tell each other: a JSON line with the number of bytes behind it,
+then the bytes.
+
+Standard library only: it runs on the machines of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import selectors
+import socket
+import time
+
+from mlbench_cli.agent import machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would cost an agent a tenth of its start
+    from collections.abc import Mapping
+    from typing import Any
+
+    Message = Mapping[str, Any]
+
+HEAD = "head.json"  # in RUN: how to reach the head
+MAX_LINE = 1 << 16
+MAX_DATA = 1 << 22
+SEND_SECONDS = 30.0  # in which the other side must take what it is sent
+
+
+class Link:
+    """One connection. Raises OSError once it is closed or the other side takes nothing more, ValueError for what is no
+    message.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        connection.settimeout(SEND_SECONDS)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: Message, data: bytes = b"") -> None:
+        """Send one message with its bytes."""
+        self._connection.sendall(json.dumps({**message, "size": len(data)}).encode() + b"\n" + data)
+
+    def receive(self, seconds: float) -> tuple[dict[str, Any], bytes] | None:
+        """The next message and its bytes; None if none is complete within `seconds`."""
+        end = time.monotonic() + seconds
+        while (found := self._take()) is None:
+            if not self._selector.select(max(0.0, end - time.monotonic())):
+                return None
+            piece = self._connection.recv(1 << 18)
+            if not piece:
+                raise ConnectionError("closed by the other side")
+            self._buffer += piece
+        return found
+
+    def _take(self) -> tuple[dict[str, Any], bytes] | None:
+        end = self._buffer.find(b"\n", 0, MAX_LINE)
+        if end < 0:
+            if len(self._buffer) >= MAX_LINE:
+                raise ValueError("a line without an end")
+            return None
+        message = json.loads(self._buffer[:end])
+        if not isinstance(message, dict) or not isinstance(message.get("size"), int):
+            raise ValueError("not a message")
+        size = message.pop("size")
+        if not 0 <= size <= MAX_DATA:
+            raise ValueError("too many bytes")
+        if len(self._buffer) < end + 1 + size:
+            return None
+        data = bytes(self._buffer[end + 1 : end + 1 + size])
+        del self._buffer[: end + 1 + size]
+        return message, data
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._selector.close()
+        self._connection.close()
+
+
+def connect(addresses: list[str], port: int, seconds: float) -> socket.socket:
+    """A connection to the first address that answers within `seconds`. Raises OSError if none does."""
+    problem: OSError = ConnectionError("no address")
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout=seconds)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def is_token(given: object, token: str) -> bool:
+    """Compare a received token with the run's in constant time."""
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), token.encode())
+
+
+def read_note(folder: str, name: str) -> dict[str, Any] | None:
+    """A note in the run's folder that says how to reach a process; None as long as nobody has written it."""
+    with contextlib.suppress(OSError):
+        os.listdir(folder)  # NFS: asks the server
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return note if isinstance(note, dict) else None
+
+
+def write_note(folder: str, name: str, addresses: list[str], port: int, token: str) -> None:
+    """Write such a note, which only its owner may read."""
+    note = {"addresses": addresses, "port": port, "token": token}
+    machine.replace_file(os.path.join(folder, name), note, is_private=True)
+
+
+def new_token() -> str:
+    """A word that only the processes of one run know."""
+    return os.urandom(16).hex()

@@ -1,0 +1,325 @@
+"""A cluster for the runs of one command: planned with them, created after one question, deleted when they have ended.
+
+Whatever stops the command, the cluster is in the store and bears its tags in the cloud: the same command continues, and
+`mlbench delete-cluster` or `mlbench gc` deletes. It stays only while results are on it that were not fetched.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlbench_cli import console
+from mlbench_cli.api import RunHandle, check_archive
+from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.clusters.manage import CreationRequest, PlannedCluster, Ttl, plan_cluster, sketch_cluster
+from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, price, show_plan
+from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError, Stopped, UsageError
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.predict.machines import find_gpu, load_machines
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.storage.run_folder import is_sealed
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
+from providers import doctor, registry
+from providers.base import PartialSearchError
+from providers.lifecycle import find_deleted_cluster
+from providers.operation_errors import delete_command
+from providers.operation_lock import hold_operation_lock
+
+RESERVE_SECONDS = 3600.0  # of the cluster's life, for images, a slow start and fetching
+SLOWDOWN = 2.0  # of repeated runs, up to which they end before the cluster does
+MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
+# Typical minutes to create and to delete a cluster, if this machine has made none: docs/clouds-assumptions.md.
+MINUTES = {"kind": (2, 1), "gke": (8, 5), "eks": (17, 12), "aks": (8, 7)}
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a cluster is made for. `seconds` is how long all runs take at most, one after the other."""
+
+    name: str  # of the experiment
+    runs: tuple[str, ...]
+    seconds: float
+    limit: str  # why it is not longer, in words
+    keep: bool = False
+
+    @property
+    def ttl(self) -> Ttl:
+        """The end of the cluster, if nobody is there to delete it."""
+        hours = math.ceil((self.seconds + RESERVE_SECONDS) / 3600)
+        return Ttl(f"{hours}h", 3600.0 * hours)
+
+
+def use_of(name: str, specs: Sequence[RunSpec], keep: bool) -> Use:
+    """The use of a cluster by these runs, each of which may take all of its timeout."""
+    longest = max(spec.timeout for spec in specs)
+    limit = f"--timeout {console.duration(longest)}{' each' if len(specs) > 1 else ''}"
+    return Use(name, tuple(spec.name for spec in specs), sum(spec.timeout for spec in specs), limit, keep)
+
+
+def count_nodes(specs: Sequence[RunSpec]) -> int:
+    """The workers of a cluster that is large enough for each of these runs: servers without GPUs have their own."""
+    return max(spec.workers if spec.gpus_per_worker else spec.unit_count for spec in specs)
+
+
+def find_earlier(store: Store, request: CreationRequest) -> Cluster | None:
+    """The cluster as an earlier command recorded it, which may have deleted it since."""
+    found = next((item for item in store.clusters() if item.name == request.name), None)
+    earlier = found or find_deleted_cluster(store, request.name)
+    return earlier if earlier is not None and earlier.provider == request.provider.name else None
+
+
+# --- the cluster, from its plan to its end --------------------------------------------------------------------------
+
+
+@contextmanager
+def make_cluster(store: Store, request: CreationRequest, use: Use, *, yes: bool, dry_run: bool) -> Iterator[Cluster]:
+    """Show the plan, ask, create the cluster, and delete it at the end; with `dry_run`, only show it.
+
+    The body starts the runs and waits for them. Ctrl-C and SIGTERM leave the cluster to its runs.
+    """
+    if dry_run:
+        with _plan_or_sketch(store, request) as planned:
+            planned = planned.with_ttl(request.ttl or _end_of(request, use))
+            _show(planned, use)
+            yield planned.cluster
+        return
+    with hold_operation_lock(store, request.name):  # of two commands at once, the second must not delete it
+        with plan_cluster(store, request) as planned:
+            known = store.find_cluster(planned.cluster.identity)
+            _refuse_others(store, planned.cluster, known, use)
+            planned = _with_end(planned, known, request, use)
+            planned.cluster = replace(planned.cluster, details={**planned.cluster.details, MADE_FOR: use.name})
+            _show(planned, use)
+            if planned.plan.total != 0:
+                after = ", keep it" if use.keep else " and delete it afterwards"
+                console.confirm(f"Create the cluster {request.name}, run {_listed(use.runs)} on it{after}?", yes=yes)
+            cluster = _create(store, planned, use)
+        try:
+            yield cluster
+        except (KeyboardInterrupt, Stopped):  # whoever follows a run turns the former into the latter
+            console.warn(
+                f"The cluster {cluster.name} stays for its runs. The same command continues, and deletes it at the "
+                f"end. To delete it now: {delete_command(cluster)}"
+            )
+            raise
+        except MlbenchError as error:
+            end_cluster(store, cluster, use, error)
+            raise
+        except BaseException:
+            end_cluster(store, cluster, use)
+            raise
+        end_cluster(store, cluster, use)
+
+
+def end_cluster(store: Store, cluster: Cluster, use: Use, error: MlbenchError | None = None) -> None:
+    """Delete the cluster and prove that nothing is left, unless it is kept. Raises CleanupError if it has to stay.
+
+    `error` is what ended the runs, which no error of the deletion may hide.
+    """
+    if use.keep:
+        expires = ClusterDetails.of(cluster).expires
+        until = f" until it expires in {console.duration(expires - time.time())}" if expires else ""
+        console.note(f"The cluster {cluster.name} stays{until}. To delete it: {delete_command(cluster)}")
+        return
+    because = f"{error.message}\n" if error else ""
+    if names := _unfetched(store, cluster):
+        raise CleanupError(
+            f"{because}The cluster {cluster.name} stays, because the results of {_listed(names)} are still on it.",
+            hint=f"mlbench wait {names[0]}   fetches them; then: {delete_command(cluster)}",
+            details={"cluster": cluster.name, "runs": names},
+        )
+    try:
+        console.note(delete_with_progress(store, cluster))
+    except CleanupError as left:
+        left.message = f"{because}{left.message}"
+        raise
+
+
+def end_earlier(store: Store, cluster: Cluster, use: Use) -> None:
+    """Delete the cluster of runs that have all ended, if an earlier command was killed before it did."""
+    if (left := store.find_cluster(cluster.identity)) is None or left.details.get(MADE_FOR) != use.name:
+        return
+    with hold_operation_lock(store, left.name):
+        end_cluster(store, left, use)
+
+
+def _create(store: Store, planned: PlannedCluster, use: Use) -> Cluster:
+    """The cluster. What a failed creation leaves is deleted, unless somebody stopped it, who may want to continue."""
+    try:
+        return create_with_progress(store, planned)
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except MlbenchError as error:
+        left = store.find_cluster(planned.cluster.identity)
+        if left is not None and not use.keep:
+            console.warn(f"The cluster {left.name} was not created: {error.message.partition(chr(10))[0]}")
+            end_cluster(store, left, use, error)
+            error.message = error.message.partition("\nOf the cluster")[0]
+            error.hint = (error.hint or "").rpartition(f"{delete_command(left)} ")[0].rstrip() or None
+        raise
+
+
+def _unfetched(store: Store, cluster: Cluster) -> list[str]:
+    """The runs that were started on the cluster, and whose archives are not here."""
+    rows = [row for row in store.runs() if row.run.spec.cluster == cluster.name and row.state is not RunState.CREATED]
+    return [row.run.name for row in rows if not is_sealed(row.run)]
+
+
+def _refuse_others(store: Store, cluster: Cluster, known: Cluster | None, use: Use) -> None:
+    """Raise UsageError for a cluster of that name which was made for something else: it would be deleted."""
+    if known is not None:
+        if known.details.get(MADE_FOR) != use.name:
+            raise UsageError(
+                f'There is already a cluster "{known.name}", which was not made for "{use.name}".',
+                hint=f"--cluster {known.name}   runs there, or choose another NAME",
+            )
+        return
+    places = (("location", cluster.location), ("project", cluster.account))
+    try:
+        found = registry.load(cluster.provider).discover({key: value for key, value in places if value})
+    except PartialSearchError as error:
+        found = error.found
+    for item in found:
+        if item.identity.matches(cluster.identity):
+            raise UsageError(
+                f'There is already a cluster "{item.name}" of mlbench, which this data directory does not know.',
+                hint=f"Choose another NAME, or delete it: {delete_command(item)}",
+            )
+
+
+def _end_of(request: CreationRequest, use: Use) -> Ttl | None:
+    return use.ttl if request.provider.name in registry.PAID else None
+
+
+def _with_end(planned: PlannedCluster, known: Cluster | None, request: CreationRequest, use: Use) -> PlannedCluster:
+    """The cluster with the end that was asked for, else with that which it has, if that leaves the runs their time."""
+    recorded = None if known is None else ClusterDetails.of(known).expires
+    if request.ttl is not None:
+        return planned
+    if known is not None and recorded is not None and recorded >= time.time() + use.seconds:
+        return planned.with_end_of(known)
+    return planned.with_ttl(_end_of(request, use))
+
+
+@contextmanager
+def _plan_or_sketch(store: Store, request: CreationRequest) -> Iterator[PlannedCluster]:
+    """The plan; without credentials, what can be said of it without them."""
+    with ExitStack() as stack:
+        try:
+            planned = stack.enter_context(plan_cluster(store, request))
+        except (CredentialError, UsageError) as error:
+            if error.details.get("configured", True) or (sketch := sketch_cluster(request)) is None:
+                raise
+            planned = sketch
+        yield planned
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+def _show(planned: PlannedCluster, use: Use) -> None:
+    """The one plan: parts and prices, what was checked, minutes, the whole cost, and what happens if nobody is here."""
+    cluster, plan = planned.cluster, planned.plan
+    show_plan(cluster, plan)
+    checked, missing = _check(cluster) if plan.is_checked else ([], [])
+    if checked:
+        console.note(f"Checked: {', '.join(checked)}. Only its creation shows whether the cloud has the machines.")
+    for line in missing:
+        console.warn(line)
+    up, down = MINUTES[cluster.provider]
+    runs = f"run {_listed(use.runs)} (at most {console.duration(use.seconds)}: {use.limit})"
+    end = "keep it" if use.keep else f"delete it (about {down} min) and look for leftovers"
+    console.note(f"Steps: create {cluster.name} (about {up} min), {runs}, fetch and verify the archives, {end}.")
+    if plan.total:
+        fixed = plan.total * (up + down) / 60
+        most = fixed + plan.total * use.seconds / 3600
+        console.note(
+            f"Cost: {price(fixed, plan.currency)} to create and delete it, and {price(plan.total, plan.currency)} per "
+            f"hour of the runs: at most {price(most, plan.currency)}."
+        )
+    elif plan.total is None:
+        console.note("Cost: unknown, because a price is.")
+    if (sentence := cluster_changes.describe_end(cluster)) is not None:
+        ttl = ClusterDetails.of(cluster).ttl
+        console.note(f"If this command is killed, repeat it to continue. After {ttl}: {sentence}")
+
+
+def _check(cluster: Cluster) -> tuple[list[str], list[str]]:
+    """What `mlbench doctor` finds in the cluster's cloud: topics that are in order, and lines about others."""
+    if cluster.provider not in registry.PAID:
+        return [], []
+    passed: dict[str, None] = {}
+    missing = []
+    try:
+        for check in doctor.run_checks(cluster.provider, cluster.account or None, cluster.location or None):
+            topic = check.what.removeprefix(f"{cluster.provider} ")
+            if check.state == "ok":
+                passed["quotas" if topic.startswith("quota") else topic] = None
+            elif check.exit_code:
+                missing.append(f"{topic}: {check.found}")
+    except MlbenchError as error:
+        missing.append(error.message)
+    return list(passed), missing
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+# --- verified archives ----------------------------------------------------------------------------------------------
+
+
+def verify_all(runs: Sequence[RunHandle]) -> None:
+    """Verify the archives that were brought home. Raises CleanupError that names one with a problem."""
+    sealed = [run for run in runs if run.is_sealed]
+    for run in sealed:
+        found = check_archive(run.folder)
+        if found.problems:
+            raise CleanupError(
+                f"The archive of {run.name} does not verify: {found.problems[0].message}",
+                hint=f"mlbench verify {run.name}",
+            )
+    console.note(f"Verified {counted(len(sealed), 'archive')}.")
+
+
+# --- as that of an archive ------------------------------------------------------------------------------------------
+
+
+def describe_cluster(original: Sequence[Archive], runs: int) -> tuple[CreationRequest, Use]:
+    """A cluster like the original's for so many further runs.
+
+    Raises UsageError if the original ran a program of its author, or not on machines that a provider makes.
+    """
+    archive = original[0]
+    spec = RunSpec.from_dict(archive.run["spec"])
+    name, _, machine = str(spec.cluster_kind or "").partition("/")
+    provider = registry.creators().get(name)
+    if provider is None:
+        raise UsageError(
+            f"The original ran on {name or 'machines of an unknown type'}, and --create makes clusters of "
+            f"{', '.join(registry.creators())}.",
+            hint="Leave --create out, or name a cluster: --cluster NAME",
+        )
+    if not spec.runs_task_program:
+        raise UsageError(
+            "The original ran a command of its author, which is not started on another cluster.",
+            hint="Run it yourself, then: mlbench reproduce ARCHIVE --with RUN",
+        )
+    options: dict[str, Any] = {"machine_type": machine} if machine else {}
+    found = find_gpu(str((archive.environment["ranks"].get("0") or {}).get("device_name") or ""))
+    # GPUs that are added to a machine type, instead of being part of it.
+    added = [each.gpu for each in load_machines() if each.priced_as and each.kind == spec.cluster_kind]
+    if found is not None and found.key in added:
+        options |= {"gpu_type": found.key, "num_gpus": spec.gpus_per_worker}
+    longest = max(float(one.result["wall_seconds"] or 0.0) for one in original)
+    # The same command finds the cluster of one that was interrupted.
+    release = f"repro-{str(archive.run['spec_hash'])[:8]}"
+    limit = f"{SLOWDOWN:g} times as long as the original"
+    use = Use(release, (counted(runs, "run"),), SLOWDOWN * runs * longest, limit)
+    return CreationRequest(provider, spec.workers, release, options), use

@@ -1,0 +1,210 @@
+"""`mlbench run --create`: from no cluster to verified archives in one command, and nothing left, whatever stops it.
+
+KIND on stand-ins; the Kubernetes API and its nodes are doubles that run the real worker script. On the paid clouds the
+plan, a refusal before anything costs money, and the deletion after runs that could not start.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
+from tests.contract.clients import finish, start
+from tests.fakes.gke import World as GkeWorld
+from tests.fakes.kind_tools import World
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
+
+RUN = ("run", "big", "1", "2", "--image", "my/task:1", "--command", "sh -c 'echo hello'", "--keep", "0")
+CREATE = (*RUN, "--create", "kind", "--yes")
+CLOUD = ("run", "big", "2", "--task", "allreduce", "--preset", "tiny", "--registry", "127.0.0.1:1/nobody")
+
+
+@pytest.fixture
+def nodes(world: World, tmp_path: Path) -> Iterator[KubeApi]:
+    """The API of every KIND cluster of the world, whose pods really run."""
+    with KubeApi() as server, Kubelet(server, tmp_path / "pods"):
+        world.change(server=server.url)
+        yield server
+
+
+def outcomes(*names: str) -> dict[str, str]:
+    return {row.run.name: str(row.outcome) for row in Store().runs() if not names or row.run.name in names}
+
+
+def test_one_command_creates_runs_verifies_and_deletes(command: Any, world: World, nodes: KubeApi) -> None:
+    done = command(*CREATE)
+    assert done.code == 0, done.err
+    for line in ("Steps: create big-2", "Verified 2 archives.", "The cluster big-2 is deleted; no resources remain."):
+        assert line in done.err
+    assert "--create kind" in done.err.rpartition("Repeat: ")[2]
+    assert outcomes() == {"big-1": "completed", "big-2": "completed"}
+    assert world.left == []
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+    calls = len(world.state["log"])
+    again = command("run", "big")  # all that was asked for is known by the name; all of it has ended
+    assert again.code == 0, again.err
+    assert [call for call in world.state["log"][calls:] if call.startswith("kind create")] == []
+
+
+def test_a_failed_run_has_its_archive_and_the_cluster_goes(command: Any, world: World, nodes: KubeApi) -> None:
+    words = [word.replace("echo hello", "exit 3") for word in CREATE]
+    done = command(*words)
+    assert done.code == 7, done.err
+    assert outcomes() == {"big-1": "failed", "big-2": "failed"}
+    assert world.left == []
+
+
+def test_a_kept_cluster_serves_the_next_run_and_is_not_taken_by_another(
+    command: Any, world: World, nodes: KubeApi
+) -> None:
+    assert command(*CREATE, "--keep-cluster").code == 0
+    assert world.left != []
+    other = command("create-cluster", "kind", "2", "mine")
+    assert other.code == 0, other.err
+    mine = command("run", "mine", "2", *RUN[4:], "--create", "kind", "--yes")
+    assert (mine.code, 'was not made for "mine"' in mine.err) == (2, True)
+    assert command(*RUN, "--create", "kind", "--yes", "--repeat", "1").code == 0
+    assert [name for name in world.left if "big" in name] == []  # without --keep-cluster it goes
+    assert [name for name in world.left if "mine" in name] != []
+
+
+def test_a_creation_that_fails_leaves_nothing(command: Any, world: World, nodes: KubeApi) -> None:
+    world.change(trouble={"kind create": "fail"})
+    done = command(*CREATE)
+    assert done.code not in (0, 8), done.err
+    assert "no route to host" in done.err
+    assert "resources exist" not in done.err
+    assert world.left == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*RUN, "--create", "kindd"), 'Did you mean "kind"?'),
+        ((*RUN, "--create", "kind", "--cluster", "lab"), "exclude each other"),
+        ((*RUN, "--create", "kind", "--detach"), "nobody to delete the cluster"),
+        ((*RUN, "--create", "kind", "--registry", "auto"), "empty registry"),
+        ((*RUN, "--create", "kind", "--num-gpus", "1"), "KIND clusters have no GPUs"),
+        ((*RUN, "--create", "kind", "--ttl", "soon"), "--ttl"),
+        ((*RUN, "--create", "kind", "--gpu"), "has no GPUs"),
+        ((*RUN, "--keep-cluster"), "works only with --create"),
+        ((*RUN, "--create", "gke", "--gpu-tipe", "l4"), "--gpu-type"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(
+    command: Any, world: World, words: tuple[str, ...], message: str
+) -> None:
+    done = command(*words, "--yes")
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert world.left == []
+    assert outcomes() == {}
+
+
+def test_a_spec_file_describes_the_cluster(command: Any, world: World, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yml"
+    spec: dict[str, Any] = {"name": "big", "workers": [2], "image": "my/task:1", "command": "true"}
+    file.write_text(json.dumps({**spec, "create": {"provider": "kind", "kubernetes-version": "1.34"}}))
+    shown = command("run", "-f", str(file), "--dry-run")
+    assert shown.code == 0, shown.err
+    assert "kindest/node:v1.34" in shown.err
+    for wrong, message in (
+        ({"provider": "kind", "kubernetes-verzion": "1.35"}, 'Did you mean "kubernetes-version"'),
+        ({"provider": "kind", "num-cpus": "two"}, "not a whole number"),
+        ({"gpu-type": "l4"}, '"provider"'),
+    ):
+        file.write_text(json.dumps({**spec, "create": wrong}))
+        refused = command("run", "-f", str(file), "--dry-run")
+        assert (refused.code, message in refused.err) == (2, True), refused.err
+    assert world.left == []
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+
+def kill_at(world: World, nodes: KubeApi, moment: int, calls: int) -> None:
+    """Kill the client with -9 at its `moment`-th call of docker or kind, or so many requests to the API after them."""
+    if moment < calls:
+        world.change(trouble={str(len(world.state["log"]) + moment): "kill-after"})
+        finish(*CREATE)
+        world.change(trouble={})
+        return
+    before = sum(nodes.requests.values())
+    client = start(*CREATE)
+    while client.poll() is None and sum(nodes.requests.values()) < before + 1 + 5 * (moment - calls):
+        time.sleep(0.005)
+    client.kill()
+    client.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 6])
+def test_killed_at_any_moment_the_same_command_completes_it_and_nothing_leaks(
+    world: World, nodes: KubeApi, stride: int
+) -> None:
+    assert finish(*CREATE).returncode == 0
+    calls = len(world.state["log"])
+    finish("delete", "big", "--yes", "--force")
+    for moment in range(0, calls + 12, stride):
+        kill_at(world, nodes, moment, calls)
+        if world.left:  # nothing exists that no command would show
+            assert "big-2" in finish("list-clusters").stdout, moment
+        done = finish(*CREATE)
+        assert done.returncode == 0, (moment, done.stderr)
+        assert world.left == [], moment
+        assert set(outcomes().values()) == {"completed"}, moment
+        assert finish("delete", "big", "--yes", "--force").returncode == 0
+
+
+def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world: World, nodes: KubeApi) -> None:
+    words = [word.replace("echo hello", "sleep 600") for word in CREATE]
+    client = start(*words, stderr=-1)
+    while not any(kind == "pods" for kind, _ in nodes.objects):
+        assert client.poll() is None, client.communicate()[1]
+        time.sleep(0.05)
+    client.send_signal(2)
+    said = client.communicate(timeout=60)[1]
+    assert client.returncode == 130, said
+    assert "The cluster big-2 stays for its runs" in said
+    assert finish("delete-cluster", "big-2", "--yes").returncode == 2  # results that were not fetched
+    assert finish("delete-cluster", "big-2", "--yes", "--force").returncode == 0
+    assert world.left == []
+
+
+def test_of_two_commands_at_once_one_does_the_work(world: World, nodes: KubeApi) -> None:
+    both = [start(*CREATE, stderr=-1) for _ in range(2)]
+    said = [client.communicate(timeout=280)[1] for client in both]
+    assert sorted(client.returncode for client in both) == [0, 2], said
+    assert set(outcomes().values()) == {"completed"}
+    assert world.left == []
+
+
+# --- clouds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
+    command: Any, gke_world: GkeWorld
+) -> None:
+    words = (*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--timeout", "2h")
+    for done in (command(*words, "--dry-run"), command(*words)):
+        for line in ("n1-standard-4", "rights", "quotas", "at most 2 h", "per hour of the runs", "After 3h"):
+            assert line in done.err
+    assert done.code == 2
+    assert "Create the cluster big-2, run big-2 on it and delete it afterwards?" in done.err
+    assert gke_world.clusters == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_whose_runs_cannot_start_is_deleted(command: Any, gke_world: GkeWorld) -> None:
+    done = command(*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--unreachable-timeout", "1s", "--yes")
+    assert done.code != 0
+    assert any(line.startswith("CreateCluster") for line in gke_world.log)
+    assert gke_world.clusters == {}
+    assert "The cluster big-2 is deleted" in done.err
