@@ -8,6 +8,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.launch import GOOGLES_MIRROR, public_images
 from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import FoundImage, Presence, find_image
@@ -17,8 +18,8 @@ from providers import registry as registry_of_providers
 def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:
     """Reject runs whose task images are missing from their registry. Failed checks are warnings.
 
-    Images of this machine, which were loaded onto the nodes, are in no registry and not looked for. The login is that
-    of each run's own cluster.
+    Images that were loaded onto the nodes are in no registry, and the public one is known to exist: both are not looked
+    for. The login is that of each run's own cluster.
     """
     wanted = {
         (spec.image, spec.cluster): spec.task
@@ -27,7 +28,10 @@ def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Clust
     }
     for (name, where), task in wanted.items():
         image, cluster = parse_image(name), find_cluster(where)
-        if image.host == "localhost" or image.host.startswith(("localhost:", "127.0.0.1:")):
+        loaded = ClusterDetails.of(cluster).options.get("load") or ()
+        if name in loaded or image.host == "localhost" or image.host.startswith(("localhost:", "127.0.0.1:")):
+            continue
+        if name.removeprefix(GOOGLES_MIRROR) in public_images():
             continue
         place = name.partition("@")[0]
         login = cluster_images.find_registry_login(cluster, place)

@@ -22,6 +22,7 @@ from mlbench_cli.model.run import Cluster, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.predict.machines import find_gpu, load_machines
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.runs.launch import public_images
 from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
@@ -47,6 +48,7 @@ class Use:
     seconds: float
     limit: str  # why it is not longer, in words
     keep: bool = False
+    images: tuple[str, ...] = ()
 
     @property
     def ttl(self) -> Ttl:
@@ -59,7 +61,8 @@ def use_of(name: str, specs: Sequence[RunSpec], keep: bool) -> Use:
     """The use of a cluster by these runs, each of which may take all of its timeout."""
     longest = max(spec.timeout for spec in specs)
     limit = f"--timeout {console.duration(longest)}{' each' if len(specs) > 1 else ''}"
-    return Use(name, tuple(spec.name for spec in specs), sum(spec.timeout for spec in specs), limit, keep)
+    names, images = tuple(spec.name for spec in specs), {spec.image for spec in specs if spec.image}
+    return Use(name, names, sum(spec.timeout for spec in specs), limit, keep, tuple(sorted(images)))
 
 
 def count_nodes(specs: Sequence[RunSpec]) -> int:
@@ -109,6 +112,7 @@ def make_cluster(store: Store, request: CreationRequest, use: Use, *, yes: bool,
             )
             raise
         except MlbenchError as error:
+            console.warn(f"The runs ended with an error: {error.message}")
             end_cluster(store, cluster, use, error)
             raise
         except BaseException:
@@ -236,6 +240,9 @@ def _show(planned: PlannedCluster, use: Use) -> None:
     runs = f"run {_listed(use.runs)} (at most {console.duration(use.seconds)}: {use.limit})"
     end = "keep it" if use.keep else f"delete it (about {down} min) and look for leftovers"
     console.note(f"Steps: create {cluster.name} (about {up} min), {runs}, fetch and verify the archives, {end}.")
+    for image in use.images:
+        hub = "; Docker Hub limits anonymous pulls of an address" if image in public_images() else ""
+        console.note(f"Image: {image}{hub}. The runs bring their own code.")
     if plan.total:
         fixed = plan.total * (up + down) / 60
         most = fixed + plan.total * use.seconds / 3600

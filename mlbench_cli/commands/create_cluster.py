@@ -170,11 +170,7 @@ def _check_registry(provider: CanCreate, given: str | None) -> None:
     if provider.name not in registry.PAID or given == AUTO:
         return
     place = given or (default.value if (default := find_default("registry")) else None)
-    if place is None:
-        console.warn(
-            "No registry for the task images is configured: --registry auto creates one with the "
-            "cluster, and mlbench images push fills it."
-        )
+    if place is None:  # runs use the public image of PyTorch
         return
     from mlbench_cli.commands._images import require_registry
 

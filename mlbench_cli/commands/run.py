@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
 from functools import partial
@@ -232,7 +233,7 @@ def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, lis
         _print_submissions(launch.render(offline=True), how.output)
         return 0, []
     _warn(launch.specs)
-    if any(spec.engine == "kubernetes" for spec in launch.specs):
+    if launch.new_cluster is None and any(spec.engine == "kubernetes" for spec in launch.specs):
         from mlbench_cli.commands._images import require_images
 
         require_images(launch.specs, launch.workspace.store.cluster)
@@ -338,6 +339,7 @@ def _run_on_new_cluster(
     """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
     from mlbench_cli.clusters.creation import read_creation
     from mlbench_cli.commands import _new_cluster as clusters
+    from mlbench_cli.commands._images import require_images
 
     keep = bool(request.create.get("keep_cluster"))
     if how.detach and not keep:
@@ -359,6 +361,8 @@ def _run_on_new_cluster(
             code, _ = _follow_all(launch, how)
             clusters.end_earlier(store, earlier, use)
             return code
+    if not how.dry_run:
+        require_images(specs, lambda name: wanted.describe())
     with clusters.make_cluster(store, wanted, use, yes=yes, dry_run=how.dry_run) as cluster:
         code, runs = _start(prepare(new_cluster=cluster), how)
         if runs and not how.detach:
@@ -524,7 +528,12 @@ def _print_submissions(submissions: "list[Submission]", output: Format) -> None:
         return
     import templates
 
-    console.out(templates.dump(document for item in submissions for document in item.documents).rstrip(), raw=True)
+    shown: list[dict[str, Any]] = [dict(document) for item in submissions for document in item.documents]
+    if console.is_terminal(sys.stdout):  # a pipe to kubectl gets all of it
+        for document in shown:
+            if code := document.get("binaryData"):
+                document["binaryData"] = {name: f"<{len(text)} characters>" for name, text in code.items()}
+    console.out(templates.dump(shown).rstrip(), raw=True)
 
 
 def _warn(specs: Sequence[RunSpec]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mlbench_cli import __version__
 from mlbench_cli.agent.machine import visible_gpus
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import AMD_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
 from mlbench_cli.runs.fault_options import check_faults, resolve_faults
@@ -35,9 +35,12 @@ from mlbench_cli.tasks.command_code import collect_code, reads_parameters
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
 from mlbench_cli.util.masking import refuse_secrets
 from mlbench_cli.util.text import one_line, shorten
+from providers.pins import require_pin
 from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
+GOOGLES_MIRROR = "mirror.gcr.io/"
+BLACKWELL = ("b200", "b300", "rtx-pro-6000", "p6-", "g7", "a4-", "a4x-", "g4-")  # GPUs and machines that need CUDA 12.8
 MAX_REPEATS = 1000
 MACHINE_OPTIONS = ("image", "env")  # cluster options that also apply without Kubernetes
 # A cluster's record says only that its timings are meaningless; this text, in the run's spec, says why.
@@ -314,15 +317,38 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
         return name_image(registry, task.image, __version__)
     if details.registry:
         return name_image(details.registry, task.image, __version__, details.images)
-    if cluster.provider == "kind" or details.functional_only:  # images of this machine, loaded onto the nodes
-        return name_image(LOCAL_REGISTRY, task.image, __version__)
+    if (loaded := name_image(LOCAL_REGISTRY, task.image, __version__)) in details.options.get("load", ()):
+        return loaded
     if released := name_released_image(task.image, __version__):
         return released
-    raise UsageError(
-        f'The cluster "{cluster.name}" has no registry for the image of {task.name}.',
-        hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
-        "mlbench images push --registry ghcr.io/me   builds and pushes the images",
-    )
+    return _public_image(task, cluster, details)
+
+
+def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
+    """The public image of PyTorch, which the run's own code needs nothing besides. Raises UsageError for a task that
+    needs more, and for machines that the image is not for."""
+    lacks = ""
+    if task.packages or (task.folder / "Dockerfile").exists():
+        lacks = f"has no {', '.join(task.packages) or 'framework of this task'}"
+    elif details.arm:
+        lacks = "is for x86 processors"
+    elif details.gpu_resource == AMD_GPU:
+        lacks = "is for NVIDIA's GPUs"
+    if lacks:
+        raise UsageError(
+            f"{task.name} needs an image of its own on {cluster.name}, because PyTorch's public image {lacks}.",
+            hint="Name one with --image, or a registry with --registry ghcr.io/me; "
+            "mlbench images push --registry ghcr.io/me   builds and pushes the images",
+        )
+    is_blackwell = any(word in str(details.gpu or details.machine_type).lower() for word in BLACKWELL)
+    image = require_pin("images", "torch-blackwell" if is_blackwell else "torch")
+    # Docker Hub limits anonymous pulls of an address, and Google's machines have a mirror.
+    return GOOGLES_MIRROR + image if cluster.provider == "gke" else image
+
+
+def public_images() -> list[str]:
+    """The images of Docker Hub that tasks run in by default."""
+    return [require_pin("images", part) for part in ("torch", "torch-blackwell")]
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

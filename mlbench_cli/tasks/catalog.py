@@ -10,7 +10,7 @@ A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `lega
     title: ResNet-20 on handwritten digits
     legacy_name: PyTorch Cifar-10 ResNet-20
     image: digits_resnet                 # repository below the registry prefix; the tag is the tool's version
-    packages: ["scikit-learn>=1.4,<2"]   # what pip installs in its image (task_images/Dockerfile); optional
+    packages: ["sacrebleu>=2.4,<3"]      # what pip installs in its image (task_images/Dockerfile); optional
     command: [python, -m, task_images.digits_resnet]
     backends: [gloo, nccl]
     devices: [cpu, gpu]

@@ -2,8 +2,8 @@
 
 A registry is a prefix such as "ghcr.io/me", for images "ghcr.io/me/TASK:VERSION". With a trailing ":", it is a single
 repository with one tag per task, e.g. "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:", because ECR
-repositories must exist before a push. A release names its own images by digest. There is no default by name on a
-public registry, because its owner could run code on other people's clusters.
+repositories must exist before a push. A release names its own images by digest. Without either, tasks run in PyTorch's
+public image (`runs.launch`): what it runs is the code that the run brings.
 """
 
 import json

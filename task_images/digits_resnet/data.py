@@ -1,7 +1,6 @@
-"""The 1797 handwritten digits that come with scikit-learn (8x8 pixels, 17 shades, 10 classes)."""
+"""The 1797 handwritten digits of scikit-learn (8x8 pixels, 17 shades, 10 classes), which are beside this file."""
 
 import gzip
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor
 
 from task_images.harness.data import Prepare
-from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data, digest_arrays
 from task_images.harness.seeds import numpy_generator
 
-FILE = "datasets/data/digits.csv.gz"
+FILE = Path(__file__).with_name("digits.csv.gz")  # a copy of scikit-learn's, byte for byte
 OFFICIAL = {"images": 1797}
 DIGEST = "sha256:56e38d568bde388182522aae20690b6414f4b4ed307db0d5058f9d5af5d0a399"
 SIDE = 8
@@ -53,21 +51,13 @@ def load_split(seed: int, validation_share: float, hold_out: float = 0.0) -> Spl
 
 
 def identify() -> DataIdentity:
-    """Whether these are the digits that scikit-learn brings."""
+    """Whether these are the digits of scikit-learn."""
     images, labels = _load()
     return compare_data({"images": len(labels)}, OFFICIAL, digest_arrays(images, labels), DIGEST)
 
 
 def _load() -> tuple[Floats, Labels]:
-    # What sklearn.datasets.load_digits reads too; but importing scikit-learn takes a second, and the file 50 ms.
-    found = importlib.util.find_spec("sklearn")
-    path = Path(found.submodule_search_locations[0], FILE) if found and found.submodule_search_locations else None
-    if path is None or not path.is_file():
-        raise EnvironmentUnfitError(
-            "the digits data set is missing: it comes with scikit-learn",
-            'Install it: pip install "scikit-learn>=1.4,<2"',
-        )
-    with gzip.open(path, "rt") as file:
+    with gzip.open(FILE, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(np.int64)
 
@@ -98,5 +88,5 @@ def make_shift(pixels: int, generator: torch.Generator) -> Prepare:
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """The digits come with scikit-learn: only looked at."""
+    """The digits are part of the task: only looked at."""
     return identify()

@@ -25,10 +25,18 @@ _SEPARATORS = re.compile(r"[-_.]+")
 def digest_task_code(task: str, root: Path = ROOT) -> str:
     """Hex SHA-256 of the code of a catalog task; the same code has the same digest on every machine and in an image.
 
-    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder, of
-                                 the folders that its code names as `task_images.FOLDER` (recursively), and of the
-                                 modules in task_images itself. Hidden files, compiled files and Dockerfiles are
-                                 excluded. Raises OSError if there is no such task.
+    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name. Raises OSError for an unknown task.
+    """
+    contents = read_task_code(task, root)
+    lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def read_task_code(task: str, root: Path = ROOT) -> dict[str, bytes]:
+    """The files of a catalog task, by their names in task_images: those of its folder, of the folders that its code
+    names as `task_images.FOLDER` (recursively), and the modules in task_images itself.
+
+    Hidden files, compiled files and Dockerfiles are left out. Raises OSError if there is no such task.
     """
     package = root / "task_images"
     contents: dict[str, bytes] = {name: (package / name).read_bytes() for name in ("__init__.py", "contract.py")}
@@ -42,8 +50,7 @@ def digest_task_code(task: str, root: Path = ROOT) -> str:
             if path.suffix == ".py":
                 named = {name.decode() for name in _REFERENCE.findall(data)}
                 waiting += [name for name in named - read - {*waiting} if (package / name).is_dir()]
-    lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return contents
 
 
 def running_task() -> str | None:

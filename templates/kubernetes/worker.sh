@@ -306,6 +306,20 @@ run() { # COMMAND... -> $code
   [ -z "$logger" ] || close_log
 }
 
+unpack_code() { # the task's code, which the run brings: -> $trouble, or PYTHONPATH
+  trouble='' zip=${MLBENCH_CODE_ZIP:-/mlbench-code/code.zip}
+  [ -n "${MLBENCH_CODE:-}" ] || return
+  find_python
+  if [ -z "$python" ]; then trouble='This image has no Python, which the task needs.' && return; fi
+  sum=$(sha256sum <"$zip" 2>/dev/null)
+  if [ "${sum%% *}" != "$MLBENCH_CODE" ]; then trouble="The code in $zip is not that of this run." && return; fi
+  rm -rf "$work/code"
+  "$python" -I -m zipfile -e "$zip" "$work/code" || trouble='The code of the task cannot be unpacked.'
+  export PYTHONPATH="$work/code"
+  # Images of distributions have python3 alone; the tasks' command is "python".
+  command -v python >/dev/null 2>&1 || { mkdir -p "$work/bin" && ln -sf "$(command -v python3)" "$work/bin/python" && export PATH="$PATH:$work/bin"; }
+}
+
 wait_for_end() { # a worker that has no command of its own: until the run is stopped, which is no failure
   code=0
   now
@@ -407,6 +421,9 @@ else
   eval "$filled"
 fi
 
+unpack_code
+# shellcheck disable=SC2016
+[ -z "$trouble" ] || set -- sh -c 'echo "$1" >&2; exit 1' sh "$trouble"
 now
 began_ms=$ms
 epoch_ms=$(date +%s%N) # who failed first is told by milliseconds; busybox has seconds only

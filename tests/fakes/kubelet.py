@@ -1,5 +1,6 @@
 """Nodes for the double of the Kubernetes API: each worker's container is a real process of the real worker script."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import templates
+from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL, INDEX_LABEL
 from tests.fakes.kube_api import KubeApi, stamp
 
@@ -99,7 +101,11 @@ class Kubelet:
             "MLBENCH_PROBE_DIR": str(Path(__file__).parents[2]),
             "TMPDIR": str(folder),
             "MLBENCH_KEEPER": "",
+            "MLBENCH_CODE_ZIP": str(folder.with_name("code.zip")),
         }
+        code = self._server.objects.get(("configmaps", f"{job['metadata']['labels'][RUN_LABEL]}-code"))
+        if code is not None:
+            folder.with_name("code.zip").write_bytes(base64.b64decode(code["binaryData"]["code.zip"]))
         with open(folder.with_name("log"), "wb") as log:
             process = subprocess.Popen(
                 ["sh", str(SCRIPT), *spec["args"]],

@@ -37,6 +37,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     STOPPED_ANNOTATION,
     file_name,
     has_keeper,
+    is_code,
     job_name,
     manifests,
     role_of,
@@ -393,12 +394,14 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
 
 
 def save_manifests(run: Run, submission: Submission) -> None:
-    """manifests/KIND.yaml in the run's folder, as submitted."""
+    """manifests/KIND.yaml in the run's folder, as submitted. Of the task's code only the digest is kept, in the Job."""
     import templates
 
     folder = run.folder / "manifests"
     folder.mkdir(parents=True, exist_ok=True)
     for document in submission.documents:
+        if is_code(document):
+            continue
         write_atomically(folder / file_name(document), templates.dump([document]).encode())
 
 

@@ -1,5 +1,7 @@
 """RunSpec -> the Kubernetes objects of a run. Pure: no network, no clock, no random; same spec, same bytes."""
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -27,6 +29,7 @@ from mlbench_cli.engines.kubernetes.pods import (
     serves_beside,
     toleration,
 )
+from mlbench_cli.engines.kubernetes.task_code import find_task, pack_code
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
@@ -54,11 +57,12 @@ KEEPER_DISK = "10Gi"
 KEEPER_CPUS = "2"  # a quota of CPU limits wants one of each pod
 KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, because the kubelet evicts pods that fill it
 
-# The ranks of a catalog task run the image's code, whatever its working directory and the home folder hold.
+# The ranks of a catalog task run the code that the run brings and what the image has installed, whatever its working
+# directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper")
+TEMPLATES = ("job", "configmap", "code", "service", "networkpolicy", "claim", "provisioning", "keeper")
 SERVERS = "servers"  # their Job is made from the workers' template
 KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -72,7 +76,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?"
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Job, ConfigMap, Service, NetworkPolicy, the Jobs of the keeper and of parameter servers.
+    """Job, ConfigMaps, Service, NetworkPolicy, the Jobs of the keeper and of parameter servers.
 
     Raises UsageError for what a cluster would reject.
     """
@@ -149,6 +153,7 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
     options = spec.kubernetes
     # Kueue books machines itself, for the runs of its queues.
     optional = {
+        "code": _code(spec) is not None,
         "keeper": has_keeper(spec),
         "networkpolicy": options.network_policy,
         "claim": choose_fabric(spec).claimed_cards > 0,
@@ -199,6 +204,17 @@ def role_of(item: Mapping[str, Any]) -> str | None:
     return role
 
 
+def _code(spec: RunSpec) -> bytes | None:
+    """The zip that the run brings; None if its command is no task of mlbench's own."""
+    task = find_task(spec.argv)
+    return None if task is None else pack_code(task)
+
+
+def is_code(document: Mapping[str, Any]) -> bool:
+    """Whether it holds the task's code, which is too long to be shown; its digest is in the Job."""
+    return "binaryData" in document
+
+
 def file_name(document: Mapping[str, Any]) -> str:
     """File name of a document in the archive's manifests/."""
     names = {KEEPER: KEEPER, SERVER: SERVERS}
@@ -213,7 +229,7 @@ def holders(spec: RunSpec) -> tuple[int, ...]:
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
-    options, fabric = spec.kubernetes, choose_fabric(spec)
+    options, fabric, code = spec.kubernetes, choose_fabric(spec), _code(spec)
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
@@ -275,6 +291,8 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "shm": options.shm,
         "worker_script": (templates.FOLDER / "kubernetes" / "worker.sh").read_text("utf-8"),
         "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
+        "code": None if code is None else base64.b64encode(code).decode(),
+        "code_name": f"{spec.name}-code",
         "keeper_name": keeper_name(spec.name),
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
         "keeper_pod_labels": {**NO_MESH, **labels, ROLE_LABEL: KEEPER},
@@ -356,7 +374,7 @@ def _check(spec: RunSpec) -> None:
     foreign = [name for name in options.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
-            f"--env {foreign[0]}: a built-in task runs only the code in its image.",
+            f"--env {foreign[0]}: a built-in task runs only mlbench's own code.",
             hint="Remove it, or run your own command with --command.",
         )
     quantities = (
@@ -382,7 +400,7 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
 
     worker.sh adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
     """
-    options = spec.kubernetes
+    options, code = spec.kubernetes, _code(spec)
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
@@ -403,6 +421,7 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
         "MLBENCH_HOLD": str(HOLD_SECONDS),
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
+        **({"MLBENCH_CODE": hashlib.sha256(code).hexdigest()} if code is not None else {}),
         **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
     }
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mlbench_cli import __version__
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage.store import Store
+from providers.pins import require_pin
 from task_images.contract import PREFIX
 from tests.contract import clients
 from tests.contract.local_runs import until
@@ -359,7 +359,9 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     documents = list(yaml.safe_load_all(capsys.readouterr().out))
     jobs = [document for document in documents if document["kind"] == "Job"]
     assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-keeper", "x-2", "x-2-keeper"]
-    assert f"localhost/mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
+    assert require_pin("images", "torch") in json.dumps(jobs[0])
+    names = [document["metadata"]["name"] for document in documents if "binaryData" in document]
+    assert names == ["x-1-code", "x-2-code"]  # the task's code, as it is installed here
     assert answer(capsys, "status")["runs"] == []
 
 

@@ -136,10 +136,6 @@ def test_a_registry_without_our_images_is_refused_before_money_is_spent(
     assert ClusterDetails.of(Store().cluster("rel-2")).registry == "ghcr.io/me"
 
 
-def test_without_a_registry_the_plan_says_what_runs_will_need(command: Any, gke_world: World) -> None:
-    assert "--registry auto creates one" in command(*CREATE, "--dry-run").err
-
-
 @pytest.mark.slow
 def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="m5.large", registry="auto")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.storage.store import Store
+from providers.pins import require_pin
 from tests import NIGHTLY
 from tests.contract.clients import finish, start
 from tests.fakes.gke import World as GkeWorld
@@ -50,6 +51,42 @@ def test_one_command_creates_runs_verifies_and_deletes(command: Any, world: Worl
     again = command("run", "big")  # all that was asked for is known by the name; all of it has ended
     assert again.code == 0, again.err
     assert [call for call in world.state["log"][calls:] if call.startswith("kind create")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: KubeApi) -> None:
+    """The workers run the code that the run brings, in PyTorch's public image; the archive has both digests."""
+    words = ("run", "d", "1", "--task", "digits_resnet", "--preset", "tiny", "--keep", "0", "--env", "LEVEL=info")
+    done = command(*words, "--create", "kind", "--yes")
+    assert done.code == 0, done.err
+    (row,) = Store().runs()
+    folder = row.run.folder
+    run = json.loads((folder / "run.json").read_text())
+    (rank,) = json.loads((folder / "environment.json").read_text())["ranks"].values()
+    assert rank["code_digest"] == run["provenance"]["code"]["digest"]
+    assert run["spec"]["image"] == require_pin("images", "torch")
+    assert "MLBENCH_CODE" in (folder / "manifests" / "job.yaml").read_text()
+    assert not any(path.stat().st_size > 100_000 for path in (folder / "manifests").iterdir())
+    assert world.left == []
+
+
+def test_a_worker_runs_no_code_but_that_of_its_run(command: Any, world: World, nodes: KubeApi) -> None:
+    put = nodes.put
+
+    def tamper(kind: str, document: dict[str, Any]) -> dict[str, Any]:
+        if "binaryData" in document:
+            document = {**document, "binaryData": {"code.zip": "UEsFBgAAAAAAAAAAAAAAAAAAAAAAAA=="}}
+        return put(kind, document)
+
+    nodes.put = tamper  # type: ignore[method-assign]
+    done = command(
+        "run", "d", "1", "--task", "allreduce", "--preset", "tiny", "--keep", "0", "--create", "kind", "--yes"
+    )
+    assert done.code == 7, done.err
+    (row,) = Store().runs()
+    assert "is not that of this run" in (row.run.folder / "logs" / "rank-0.log").read_text()
+    assert world.left == []
 
 
 def test_a_failed_run_has_its_archive_and_the_cluster_goes(command: Any, world: World, nodes: KubeApi) -> None:

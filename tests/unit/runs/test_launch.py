@@ -16,6 +16,7 @@ from mlbench_cli.runs.fault_options import check_faults
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, move, resolve
 from mlbench_cli.runs.request import Request, apply_point, matrix_of
 from mlbench_cli.tasks.catalog import load_catalog
+from providers.pins import require_pin
 
 MACHINE = Machine(cores=4, gpus=0)
 WITH_GPUS = Machine(cores=4, gpus=2)
@@ -24,6 +25,9 @@ DIGITS = Request(name="run", workers=(1, 2), task="digits_resnet")
 ELSEWHERE = replace(DIGITS, registry="ghcr.io/me")  # clusters but KIND's need a registry
 CIFAR = Request(name="run", workers=(1, 2), task="cifar10_resnet20")
 COMMAND = Request(name="run", workers=(2,), command="python train.py --rank {rank} 'two words'")
+
+
+TORCH = require_pin("images", "torch")
 
 
 def one(request: Request, cluster: Cluster = LOCAL, machine: Machine = MACHINE, **changes: Any) -> RunSpec:
@@ -135,7 +139,7 @@ def test_a_command_held_to_a_tasks_goal() -> None:
     spec = one(DIGITS, command="python mine.py {rate}", set={"rate": 3})
     assert (spec.task, spec.preset, spec.argv) == ("digits_resnet", "open", ("python", "mine.py", "3"))
     assert spec.parameters == {"goal_full": 98.0, "goal_light": 90.0, "rate": 3}
-    assert one(DIGITS, REMOTE, command="python mine.py").image == f"localhost/mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, REMOTE, command="python mine.py").image == TORCH
     assert one(DIGITS, REMOTE, command="python mine.py", image="me/mine:1").image == "me/mine:1"
 
 
@@ -212,7 +216,18 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
 def test_the_image_of_a_task() -> None:
     far = Cluster("far", "kind", details={"registry": "localhost:5000"})
     assert one(DIGITS).image is None
-    assert one(DIGITS, REMOTE).image == f"localhost/mlbench/digits_resnet:{__version__}"
+    built = f"localhost/mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, REMOTE).image == require_pin("images", "torch")
+    assert one(DIGITS, Cluster("near", "kind", details={"options": {"load": [built]}})).image == built
+    assert one(DIGITS, Cluster("g", "gke", details={"gpu": "nvidia-l4"})).image == f"mirror.gcr.io/{TORCH}"
+    newest = Cluster("b", "eks", details={"gpu": "B200"})
+    assert one(DIGITS, newest).image == require_pin("images", "torch-blackwell")
+    for cluster, reason in (
+        (Cluster("a", "gke", details={"arm": True}), "for x86 processors"),
+        (Cluster("m", "attached", details={"gpu_resource": "amd.com/gpu"}), "NVIDIA's GPUs"),
+    ):
+        assert reason in refusal(DIGITS, cluster).message
+    assert "sacrebleu" in refusal(replace(DIGITS, task="wmt17_transformer"), REMOTE).message
     assert one(DIGITS, far).image == f"localhost:5000/digits_resnet:{__version__}"
     assert one(DIGITS, far, registry="ghcr.io/me/").image == f"ghcr.io/me/digits_resnet:{__version__}"
     assert one(DIGITS, far, image="mine:1").image == "mine:1"

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -20,6 +19,7 @@ from mlbench_cli.runs.launch import (
     sizes,
 )
 from mlbench_cli.runs.request import Request
+from providers.pins import require_pin
 
 COMMAND = Request(name="run", workers=(2,), command="python train.py")
 KIND, SLURM, HOSTS = (Cluster(name, name, details={"folder": "/f"}) for name in ("kind", "slurm", "hosts"))
@@ -117,7 +117,7 @@ def test_options_that_apply_are_not_refused(cluster: Cluster, options: dict[str,
 
 DIGITS = Request(name="run", workers=(2,), task="digits_resnet", preset="tiny")
 OWN = replace(DIGITS, preset=None, command="python train.py")  # held to the goal of the task
-BUILT = f"localhost/mlbench/digits_resnet:{__version__}"
+PUBLIC = require_pin("images", "torch")
 
 
 @pytest.mark.parametrize("request_", [DIGITS, OWN])
@@ -128,7 +128,7 @@ BUILT = f"localhost/mlbench/digits_resnet:{__version__}"
         (HOSTS, None, None),
         (SLURM, None, None),
         (SLURM, "me/train:1", "me/train:1"),
-        (KIND, None, BUILT),
+        (KIND, None, PUBLIC),
         (KIND, "me/train:1", "me/train:1"),
     ],
 )
