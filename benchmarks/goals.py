@@ -34,8 +34,9 @@ from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.model.network import parse_network, worker_address
 from mlbench_cli.results.analysis.statistics import estimate
 from mlbench_cli.tasks.catalog import load_task
-from task_images.comm.methods import Method, MethodError, check
-from task_images.comm.presets import PRESETS, resolve
+from task_images.methods.base import Method
+from task_images.methods.catalog import FILES, find_class
+from task_images.methods.options import MethodError
 from tests.contract.task_images.forks import fork_rank
 from tests.contract.task_images.ranks import environments, read_ended
 
@@ -57,7 +58,7 @@ class Row:
     """
 
     name: str
-    axes: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
     task: str = "digits_resnet"
     parameters: dict[str, Any] = field(default_factory=dict)
     why: str = ""
@@ -69,14 +70,10 @@ class Row:
         return f"`{self.name}`" + (", decoder" if self.task != "digits_resnet" else "")
 
     def resolve(self) -> Method:
-        return resolve(self.name, self.axes)
+        return find_class(self.name)(**self.options)
 
 
 SPECIAL = {
-    "postlocalsgd": Row(
-        "postlocalsgd", {"sync": "postlocal:20,4"},
-        why="local steps begin after 20 updates instead of 100, before the goal is reached",
-    ),
     "diloco": Row("diloco", {"steps": "10"}, why="an outer step every 10 updates instead of 50"),
     "dgc": Row("dgc", {"warmup": "24"}, why="the density falls to 1 % over 24 updates, as the paper's warm-up does"),
     "signsgd-mv": Row(
@@ -117,7 +114,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
-    parser.add_argument("--methods", nargs="+", metavar="PRESET", default=list(PRESETS))
+    parser.add_argument("--methods", nargs="+", metavar="PRESET", default=list(FILES))
     parser.add_argument("--budget", type=float, default=25.0, metavar="MINUTES", help="start no training after; 25")
     options = parser.parse_args()
     options.record.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +152,7 @@ def list_rows(names: Sequence[str], ranks: int) -> list[Row]:
     for name in names:
         row = SPECIAL.get(name, Row(name))
         try:
-            check(row.resolve(), row.ranks or ranks)
+            row.resolve().check(row.ranks or ranks)
         except MethodError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
@@ -171,7 +168,7 @@ def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Na
     missing = [(row, ranks) for row, ranks in sized if (row.title, network, ranks, seed) not in known]
     if not missing or time.monotonic() > end:
         return len(missing)
-    places = max(ranks + row.resolve().server_count for row, ranks in missing)
+    places = max(ranks + row.resolve().values.get("servers", 0) for row, ranks in missing)
     shaped = None if network == UNSHAPED else ShapedNetwork(parse_network(network), places)
     try:
         if shaped is not None:
@@ -195,13 +192,13 @@ def train(shaped: ShapedNetwork | None, row: Row, network: str, ranks: int, seed
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         changes = {
-            "MLBENCH_METHOD": json.dumps(method.to_dict()),
+            "MLBENCH_METHOD": json.dumps({"name": row.name, **row.options}),
             "MLBENCH_SEED": str(seed),
         }
         if shaped is not None:
             changes |= {"MASTER_ADDR": worker_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
         parameters = load_task(row.task).resolve("tiny", row.parameters)
-        every = environments(ranks, folder, parameters, changes, method.server_count)
+        every = environments(ranks, folder, parameters, changes, method.values.get("servers", 0))
         started = [
             fork_rank(
                 f"task_images.{row.task}",
@@ -316,8 +313,7 @@ TEXT = """\
 Every [method](../how-to/methods.md) trains the preset `tiny` of the digits (ResNet-8, 78,042 parameters, 80 %
 accuracy) on {ranks} ranks, over shaped networks of {networks} (rate of a link and one-way delay). Seeds: {repeats}.
 `python -m benchmarks.goals --write` writes this page, by default for two networks and three seeds. Cells are means,
-with ± half of the 95 % interval for three seeds. Updates and bytes are the same on every machine up to rounding,
-except those of `async-ps` and `ssp-ps`, whose workers do not wait for each other.
+with ± half of the 95 % interval for three seeds. Updates and bytes are the same on every machine up to rounding.
 
 {table}
 
@@ -329,7 +325,7 @@ Rows with \\* differ from the default settings, so that each row shows what is c
 the part that a ring sends. `dear` hands everything over twice; with gloo, whose reduce-scatter is an all-reduce, it
 sends 1.5 times as much as `bsp`. `dpsgd` and `choco` send to each neighbor. `localsgd` averages after every fourth
 update and at each validation. `topk` (without error feedback) and `noop` reach the goal only because the task is
-easy. With 0.1 % of the entries (`--set comm.codec=topk:0.001 --set comm.scope=message`), `eftopk` reaches it after 8
+easy. With 0.1 % of the entries (`--set comm.density=0.001`), `eftopk` reaches it after 8
 epochs, while `topk` has 58 to 67 % after all 20. Seconds include validations, but not the self-check, which takes
 {first:.2f} to {last:.2f} s. Small messages are expensive here; [Figures](../figures.md#networks) shows the effect of
 a network on large ones (`plans.py`, `predict.py`).

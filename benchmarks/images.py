@@ -31,7 +31,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
-from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.data import Batch
@@ -39,6 +38,7 @@ from task_images.harness.distributed import World, open_world
 from task_images.harness.images import ImageData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.precision import Precision
+from task_images.methods.allreduce import Bsp
 
 RANKS, BATCH, ROUNDS = 2, 64, 24
 IMAGES = 400  # in each of the six batch files
@@ -173,21 +173,21 @@ def ddp(world: World) -> Callable[[Batch], None]:
 
 def task(world: World, precision: str) -> Callable[[Batch], None]:
     model = make_model().to(memory_format=torch.channels_last)
-    data, strategy, mixed = (
+    data, method, mixed = (
         make_data(world, channels_last=True),
-        GradientAllReduce(),
+        Bsp(),
         Precision(precision, world.device),
     )
-    strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), **SGD, fused=True))
+    method.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), **SGD, fused=True))
 
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)
-        strategy.begin(batch.size, batch.total)
-        with strategy.last_pass():
+        method.begin(batch.size, batch.total)
+        with method.last_pass():
             with mixed.autocast():
                 loss = cross_entropy(model(images), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-        strategy.step(SGD["lr"])
+        method.step(SGD["lr"])
 
     return step
 

@@ -1,4 +1,4 @@
-"""mlbench's own reducer against torch's DistributedDataParallel, and every method's step, side by side.
+"""Every method's step against torch's DistributedDataParallel, side by side.
 
     .venv/bin/python benchmarks/methods.py [--ranks 2] [--rounds 12] [--model resnet20] [--all] [--delay ALPHA,BETA ...]
 
@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from task_images.comm.base import Strategy
-from task_images.comm.choose import make_strategy
-from task_images.comm.methods import NATIVE, Method, MethodError, check
-from task_images.comm.presets import PRESETS, resolve
-from task_images.comm.selfcheck import check_method
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.models.resnet import resnet
+from task_images.methods.base import Method
+from task_images.methods.catalog import FILES, find_class
+from task_images.methods.check import check_method
+from task_images.methods.options import MethodError
 
 BATCH = 16
 STEPS = 3
@@ -57,17 +56,17 @@ def main() -> None:
 def choose(size: int, options: argparse.Namespace, delay: str) -> list[Method]:
     """What is measured, the method that ratios are to first."""
     first = "ddp" if delay == "none" else "bsp"
-    names = options.method or (list(PRESETS) if options.all else ["fusion", "wfbp", "bsp", "noop"])
+    names = options.method or (list(FILES) if options.all else ["fusion", "wfbp", "bsp", "noop"])
     found = []
     for name in dict.fromkeys([first, *names]):
-        if delay != "none" and PRESETS[name].changes.get("engine") in NATIVE:
+        if delay != "none" and find_class(name).wraps:
             continue
-        method = resolve(name, {"delay": delay})
+        method = find_class(name)(**({} if delay == "none" else {"delay": delay}))
         try:
-            check(method, size)
+            method.check(size)
         except MethodError:
             continue
-        if not method.server_count:
+        if "servers" not in method.values:
             found.append(method)
     return found
 
@@ -75,12 +74,11 @@ def choose(size: int, options: argparse.Namespace, delay: str) -> list[Method]:
 def measure(world: World, rounds: int, model: str, methods: Sequence[Method], delay: str) -> None:
     checks, steps = {}, {}
     for method in methods:
-        strategy = make_strategy(method)
         world.barrier()
         begin = time.perf_counter()
         check_method(world, method)
         checks[method.name] = world.max([time.perf_counter() - begin])[0]
-        steps[method.name] = make_step(world, strategy, model)
+        steps[method.name] = make_step(world, method, model)
     for step in steps.values():
         for _ in range(WARM_UP):
             step()
@@ -149,20 +147,18 @@ def make_mlp() -> tuple[nn.Module, Tensor]:
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"resnet20": make_resnet, "mlp25m": make_mlp}
 
 
-def make_step(world: World, strategy: Strategy, model_name: str = "resnet20") -> Callable[[], None]:
-    """One update with a strategy of its own model."""
+def make_step(world: World, method: Method, model_name: str = "resnet20") -> Callable[[], None]:
+    """One update with a method and its own model."""
     torch.manual_seed(1)
     model, inputs = MODELS[model_name]()
-    module = strategy.attach(
-        world, model, lambda net: torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True)
-    )
+    module = method.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True))
     targets = torch.randint(10, (BATCH,))
 
     def step() -> None:
-        strategy.begin(BATCH, BATCH * world.size)
-        with strategy.last_pass():
+        method.begin(BATCH, BATCH * world.size)
+        with method.last_pass():
             cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        strategy.step(0.01)
+        method.step(0.01)
 
     return step
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from task_images.comm import mpi
 from task_images.contract import Contract
 from task_images.harness.distributed import open_world
+from task_images.mpi import backend as mpi
 
 SUM = dist.ReduceOp.SUM
 RANKS = 2

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
@@ -26,6 +25,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.tracker import Tracker
 from task_images.harness.training import make_sample_trainer
+from task_images.methods.allreduce import Bsp
 
 BATCH = 32
 PAIRS = 150
@@ -122,7 +122,7 @@ def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
         times["bare"].append(time.perf_counter() - begin)
         trainer = make_sample_trainer(
             world, Reporter(world, "numbers", synthetic=True), data, make_small()[0], cross_entropy, make_optimizer,
-            PerUpdate(Constant(0.1)), Plan(1), strategy=GradientAllReduce(),
+            PerUpdate(Constant(0.1)), Plan(1), method=Bsp(),
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             begin = time.perf_counter()

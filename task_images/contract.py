@@ -19,7 +19,7 @@ MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
 MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
-MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> value; empty: the task's own way
+MLBENCH_METHOD                   JSON object: how ranks communicate, name and options; empty: the task's own way
 MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
 MLBENCH_SERVERS                  number of parameter servers
 MLBENCH_ATTEMPT                  how often the ranks of this run have been started again; not there: 0

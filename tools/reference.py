@@ -23,8 +23,7 @@ import mlbench_cli.app
 from mlbench_cli import commands, errors
 from mlbench_cli.tasks.catalog import Task, load_catalog
 from task_images import contract
-from task_images.comm.methods import AXES, TRANSPORTS
-from task_images.comm.presets import PRESETS
+from task_images.methods.catalog import FILES, find_class
 
 ROOT = Path(__file__).parents[1]
 # Path of a field to one line that describes it, for each JSON document of an archive.
@@ -196,33 +195,33 @@ def describe_tasks(tasks: Mapping[str, Task]) -> str:
 
 
 def describe_methods() -> str:
-    """The page of the methods of communication: axes, presets, and what carries which codec."""
-    axes = [[f"`{axis.name}`", ", ".join(f"`{form}`" for form in axis.forms), axis.help] for axis in AXES.values()]
-    presets = [
+    """The page of the methods of communication, with their options."""
+    methods = [find_class(name) for name in FILES]
+    rows = [
         [
-            f"`{name}`",
-            " ".join([preset.summary + ".", *([preset.note] if preset.note else [])]),
-            " ".join(f"`{axis}={value}`" for axis, value in preset.changes.items()),
-            preset.bytes,
-            preset.source,
+            f"`{method.name}`",
+            " ".join([method.summary + ".", *([method.note] if method.note else [])]),
+            " ".join(f"`{name}={option.default}`" for name, option in method.list_options().items() if name != "delay"),
+            method.formula,
+            method.source,
         ]
-        for name, preset in PRESETS.items()
+        for method in methods
     ]
-    codecs = [[f"`{codec}`", ", ".join(f"`{each}`" for each in carried)] for codec, carried in TRANSPORTS.items()]
+    options = {(name, option.help): option for method in methods for name, option in method.list_options().items()}
     return (
         "\n\n".join(
             [
                 GENERATED,
                 "# Methods",
                 "How to use them: [Methods of communication](../how-to/methods.md). M: bytes of gradients, d: their "
-                "number, P: ranks. An axis that is not named has its first value, `plan` that of `threshold:25MiB`.",
-                format_table(["method", "what it does", "axes", "bytes sent per rank and step", "source"], presets),
-                "## Axes",
-                format_table(["axis", "values", "decides"], axes),
-                "## Codecs and transports",
-                "Each codec works with these transports. Further rules are checked when a run is requested, and errors "
-                "name the reason.",
-                format_table(["codec", "transports"], codecs),
+                "number, P: ranks.",
+                format_table(["method", "what it does", "options", "bytes sent per rank and step", "source"], rows),
+                "## Options",
+                "`--set comm.NAME=VALUE` changes one. All methods but those of torch have `delay`.",
+                format_table(
+                    ["option", "values", "meaning"],
+                    [[f"`{name}`", option.range, option.help] for (name, _), option in options.items()],
+                ),
             ]
         )
         + "\n"

@@ -35,11 +35,11 @@ from mlbench_cli.tasks.catalog import find_rules, load_task
 from mlbench_cli.tasks.command_code import FOLDER as CODE_FOLDER
 from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
-from task_images.comm.presets import PRESETS
+from task_images.methods.catalog import FILES
 
 MAX_CODE_BYTES = 64 << 20  # of all files of a command
 # Methods of mlbench itself: packages and files register theirs later.
-OWN_METHODS = frozenset(PRESETS)
+OWN_METHODS = frozenset(FILES)
 
 
 class Leaf(Enum):
@@ -363,12 +363,10 @@ def _choices_in_parameters(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _choices_in_method(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """A method is taken by its name if it is mlbench's own; a file, or one that a package registers, is a choice."""
+    """A method is taken by its name if it is mlbench's own; a file, or one of an installed package, is a choice."""
     method = spec.method
-    if method and (method.get("name") not in OWN_METHODS or method.get("file", "none") != "none"):
+    if method and (method.get("name") not in OWN_METHODS or "file" in method):
         yield "method", ", ".join(f"{name} {value}" for name, value in method.items() if name in ("name", "file"))
-    elif method and method.get("engine") == "registered":
-        yield "method", f"{method['name']} of an installed package"
 
 
 def list_changes(spec: RunSpec) -> list[str]:

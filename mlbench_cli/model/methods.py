@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 OWN = "task's own"
 
@@ -17,17 +18,21 @@ def is_command(spec: Mapping[str, Any]) -> bool:
 
 
 def method_phrase(method: Mapping[str, str]) -> str:
-    """ "eftopk", "bsp (delay=0.002,1e-9)": the preset and all axes that differ from it; "task's own" if empty.
+    """ "eftopk", "bsp (delay=0.002,1e-9)": the method and the options that are not the usual ones; "task's own" if
+    empty.
 
-    Methods that differ on any axis have different phrases, even if a later version redefines a preset.
+    Different methods have different phrases, also if another version, whose options are unknown here, made the run.
     """
     if not method:
         return OWN
     # Imported here because it takes 7 ms, and lists of runs without methods do not need it.
-    from task_images.comm.presets import PRESETS, resolve
+    from task_images.methods.catalog import FILES, find_class
 
     name = method.get("name", "")
-    axes = {axis: value for axis, value in method.items() if axis != "name"}
-    usual = resolve(name).axes() if name in PRESETS else {}
-    changes = [f"{axis}={value}" for axis, value in sorted(axes.items()) if usual.get(axis) != value]
+    options = {option: value for option, value in method.items() if option != "name"}
+    usual = {each: str(one.default) for each, one in find_class(name).list_options().items()} if name in FILES else {}
+    if name in FILES and not options.keys() <= usual.keys():
+        changes = [f"other version {crc32(repr(sorted(options.items())).encode()):08x}"]
+    else:
+        changes = [f"{option}={value}" for option, value in sorted(options.items()) if usual.get(option) != value]
     return f"{name or 'unnamed'} ({', '.join(changes)})" if changes else name

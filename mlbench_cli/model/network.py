@@ -56,7 +56,7 @@ class NetworkShape(NamedTuple):
 
     @property
     def message_delay(self) -> str:
-        """The equivalent value of a method's axis `delay`: seconds per message and per byte."""
+        """The equivalent value of a method's option `delay`: seconds per message and per byte."""
         return f"{self.delay:.9g},{self.seconds_per_byte:.9g}"
 
     @property

@@ -2,5 +2,5 @@
 
 `measure` reads what an update took from archives; `predict` scales it to other numbers of workers, networks and
 machines. Computation is measured, never modeled; communication follows each method's own formula
-(`task_images.comm.rounds`), plus the overhead that the runs show beyond that formula.
+(`cost`), plus the overhead that the runs show beyond that formula.
 """

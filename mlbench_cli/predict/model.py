@@ -9,9 +9,10 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape
-from task_images.comm.methods import NATIVE, Method, MethodError
-from task_images.comm.presets import PRESETS, resolve
-from task_images.comm.rounds import update_cost
+from mlbench_cli.predict.cost import update_cost
+from task_images.methods.base import Method, Sent
+from task_images.methods.catalog import FILES, find_class, make_method
+from task_images.methods.options import MethodError
 
 MAX_WORKERS = 100_000
 FAR = 4  # times the ranks of the largest run; beyond that, predictions are extrapolated
@@ -98,16 +99,11 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
             f"{name} does not tell what an update took: it reports no updates with their phases and batch size.",
             hint="Predictions need a training of the catalog: mlbench tasks",
         )
-    method, ranks = _method_of(spec), int(result["world_size"])
-    if method.file != "none":
-        raise UsageError(
-            f"{name} used a method from the file {method.file}, which is not loaded.",
-            hint="Install the method's package, and run the training with --method NAME.",
-        )
-    if ranks > 1 and (method.engine in NATIVE or "communication" not in phases):
+    method, ranks = _method_of(name, spec), int(result["world_size"])
+    if ranks > 1 and (method.mixed or "communication" not in phases):
         raise UsageError(
             f"{name} communicates inside the backward pass ({method.name}), so its computing time is unknown.",
-            hint="Predict from a run with 1 worker, or with another method, e.g. --method wfbp",
+            hint="Predict from a run with 1 worker, or with another method, e.g. --method bsp",
         )
     counted = details.get("communication") or {}
     per_update = {key: float(counted.get(key) or 0.0) / updates for key in ("messages", "bytes")}
@@ -142,17 +138,24 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
     )
 
 
-def _method_of(spec: Mapping[str, Any]) -> Method:
+def _method_of(name: str, spec: Mapping[str, Any]) -> Method:
     """The run's method; without one the task's own: one message after the backward pass, or torch's DDP."""
     given = spec.get("method")
     try:
         if isinstance(given, Mapping) and given:
-            return Method.from_dict({str(key): value for key, value in given.items()})
-        if isinstance(given, str) and given in PRESETS:
-            return resolve(given)
+            if "file" in given:
+                raise UsageError(
+                    f"{name} used a method from the file {given['file']}, which is not loaded.",
+                    hint="Install the method's package, and run the training with --method NAME.",
+                )
+            # Which collectives a method uses does not depend on options of other versions.
+            known = find_class(str(given.get("name"))).list_options()
+            return make_method({key: str(value) for key, value in given.items() if key == "name" or key in known})
+        if isinstance(given, str) and given in FILES:
+            return find_class(given)()
     except MethodError as error:
-        raise UsageError(f"The run's method is unknown here: {error.reason}") from None
-    return resolve("ddp" if str(spec.get("task")).endswith("_ddp") else "bsp")
+        raise UsageError(f"The method of {name} is unknown here: {error.reason}.") from None
+    return find_class("ddp" if str(spec.get("task")).endswith("_ddp") else "bsp")()
 
 
 def _link_of(result: Mapping[str, Any]) -> Link | None:
@@ -275,7 +278,7 @@ def _waits(one: Measured, ranks: int, link: Link | None, computing: float) -> fl
 def _on_link(one: Measured, ranks: int, link: Link) -> float:
     """Seconds of an update's messages among `ranks`: a round trip each round, since receivers ask for their parts, and
     the bytes of the busiest link."""
-    cost = update_cost(one.method, one.messages, one.bytes, one.parameters, ranks)
+    cost = update_cost(one.method, Sent(one.messages, one.bytes, one.parameters), ranks)
     return cost.rounds * link.round_trip + 8 * cost.volume / link.rate
 
 

@@ -59,7 +59,7 @@ class Request:
         "--task, it is measured against the goal of that task (open division)"
     )
     method: str | None = _common_option(
-        "communication method (list: mlbench methods); --set comm.AXIS=VALUE changes one axis of it; default: the "
+        "communication method (list: mlbench methods); --set comm.OPTION=VALUE changes an option of it; default: the "
         "method of the task",
         metavar="NAME",
     )

@@ -207,10 +207,10 @@ class _Pages:
     def new(self, request: Request) -> Response:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
-        from task_images.comm.presets import PRESETS
+        from task_images.methods.catalog import FILES
 
         questions = read_questions(self._config)
-        values: JsonObject = {"questions": questions, "methods": sorted(PRESETS), "panels": _other_options()}
+        values: JsonObject = {"questions": questions, "methods": sorted(FILES), "panels": _other_options()}
         return render(request, self._config, "new.html.j2", "New run", **values)
 
     def compare(self, request: Request) -> Response:

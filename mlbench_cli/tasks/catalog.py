@@ -21,7 +21,7 @@ A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `lega
     preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
     measured_on: [CPU, 1 x H100]         # hardware on which a figure of it was measured
     notes: [a line]                      # further lines for `mlbench tasks NAME`
-    method: {own: bsp}                   # its default method, and limits on other methods (MethodRule); optional
+    method: {own: bsp}                   # its default method, and those that it refuses (MethodRule); optional
     free: [loaders]                      # parameters that do not change the mathematics (results/archive/division.py)
     settings: task_images.digits_resnet.settings   # module whose class `Settings` declares the parameters
     presets:                             # what each changes; `spec` is the defaults of Settings
@@ -115,11 +115,13 @@ class Parameter(NamedTuple):
 
 
 class MethodRule(NamedTuple):
-    """The communication methods of a task: its default preset, and the values it supports on some axes. All values are
-    supported on other axes."""
+    """The communication methods of a task: its default, and which others it refuses, with the reason.
+
+    `refuses` has names of methods, or `wraps` and `gates` for all with that attribute (methods.base.Method).
+    """
 
     own: str
-    limits: Mapping[str, tuple[str, ...]]
+    refuses: Mapping[str, str]
 
 
 class WorkersRule(NamedTuple):
@@ -420,8 +422,13 @@ def _goal(file: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRul
 
 def _method(file: str, entry: Any) -> MethodRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("own"), str):
-        raise UsageError(f'{file}: "method" is not a mapping with a preset as "own".')
-    return MethodRule(entry["own"], {axis: _texts(file, entry, axis) for axis in entry if axis != "own"})
+        raise UsageError(f'{file}: "method" is not a mapping with the name of a method as "own".')
+    if unknown := entry.keys() - {"own", "refuses"}:
+        raise UsageError(f'{file}: unknown key {min(unknown)!r} in "method", which has own and refuses.')
+    refuses = _mapping(file, entry, "refuses")
+    if not all(isinstance(reason, str) for reason in refuses.values()):
+        raise UsageError(f'{file}: a reason in "refuses" is not a text.')
+    return MethodRule(entry["own"], refuses)
 
 
 def _workers(file: str, entry: Any) -> WorkersRule:

@@ -3,7 +3,6 @@
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.schedule import make_schedule
 from task_images.cifar10_resnet20.settings import Settings
-from task_images.comm.base import Strategy
 from task_images.contract import Contract
 from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.errors import TaskUsageError
@@ -12,6 +11,7 @@ from task_images.harness.models.resnet import resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
+from task_images.methods.base import Method
 
 
 def main(contract: Contract) -> None:
@@ -19,8 +19,8 @@ def main(contract: Contract) -> None:
     train(contract, read_parameters(Settings, contract.parameters))
 
 
-def train(contract: Contract, settings: Settings, strategy: Strategy | None = None) -> None:
-    """One run. `strategy` is how gradients travel; None: in one flat buffer after the backward pass."""
+def train(contract: Contract, settings: Settings, method: Method | None = None) -> None:
+    """One run. `method` is how gradients travel; None: in one flat buffer after the backward pass."""
     _check(settings, contract.world_size)
     synthetic = settings.data == "synthetic"
     name = "images like CIFAR-10, generated" if synthetic else "CIFAR-10"
@@ -48,7 +48,7 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
                 resident=settings.resident,
             ),
             schedule=make_schedule(settings, world.size),
-            strategy=strategy,
+            method=method,
             name="cifar10_resnet20",
             identity={"depth": settings.depth, "version": settings.version, "norm": settings.norm},
             details={

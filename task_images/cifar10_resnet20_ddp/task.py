@@ -2,12 +2,12 @@
 
 from task_images.cifar10_resnet20.task import train
 from task_images.cifar10_resnet20_ddp.settings import Settings
-from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.parameters import read_parameters
+from task_images.methods.ddp import Ddp
 
 
 def main(contract: Contract) -> None:
     """Train ResNet on CIFAR-10 with gradients reduced by DistributedDataParallel."""
     settings = read_parameters(Settings, contract.parameters)
-    train(contract, settings, DdpAllReduce(settings.bucket_mb))
+    train(contract, settings, Ddp(bucket=f"{settings.bucket_mb}MiB"))

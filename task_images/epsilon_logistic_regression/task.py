@@ -2,9 +2,6 @@
 
 import torch
 
-from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
-from task_images.comm.base import Strategy
-from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
 from task_images.epsilon_logistic_regression.regression import (
@@ -24,6 +21,9 @@ from task_images.harness.schedules import InverseSqrt, PerUpdate, Schedule, foll
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.harness.training import make_sample_trainer
+from task_images.methods.allreduce import Bsp, MeanOfWeights
+from task_images.methods.base import Method
+from task_images.methods.check import prepare_method
 
 # The dotted line in the figure of the training loss in MLBench's documentation.
 TARGET_LOSS = 0.2828
@@ -61,7 +61,7 @@ def main(contract: Contract) -> None:
             lambda model: PlainSgd(model.parameters(), lr=settings.learning_rate),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
-            strategy=prepare_strategy(world, lambda: _strategy(settings)),
+            method=prepare_method(world, lambda: _own_method(settings)),
             metrics=[TopK(1), F1(), Dice()],
             goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
             scores=torch.sigmoid,
@@ -87,5 +87,5 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
     return follow_plateaus(settings, settings.learning_rate, scaled, warmup=0)
 
 
-def _strategy(settings: Settings) -> Strategy:
-    return WeightAllReduce() if settings.average == "weights" else GradientAllReduce()
+def _own_method(settings: Settings) -> Method:
+    return MeanOfWeights() if settings.average == "weights" else Bsp()

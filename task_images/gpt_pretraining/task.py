@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
 from task_images.gpt_pretraining.jax_model import make_decoder
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
@@ -33,6 +32,7 @@ from task_images.harness.language.tokens import (
     validation_batches,
 )
 from task_images.harness.loop import Unit
+from task_images.methods.base import MakeOptimizer
 
 
 def main(contract: Contract) -> None:

@@ -18,11 +18,10 @@ training     `Trainer`, the loop in torch; updates: its interface for batches; p
              losses: the training loss and the guard against NaN; array_checkpoint: checkpoints without torch
 classification  shared code of image classifications; speed: options that compute the same faster
 tracker      measures time by category; categories add up to the wall time
-timeline     spans of a few updates and of the concurrent communication
 goals        full and light thresholds, figures up to each; metrics: over the whole data set
 schedules    learning rates; replicas: broadcast, averaged buffers, the check that all ranks hold the same model
 report       events for mlbench and log lines for people; environment: facts about code and machine
 models       networks shared by tasks
 
-Gradient exchange is in task_images/comm: `base.Strategy` is the interface, `allreduce` the synchronous method.
+Gradient exchange is in task_images/methods.
 """

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from task_images.comm.base import MethodState, has_own_parts, join_method_states
 from task_images.harness.array_checkpoint import refuse_other_run
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.files import replace_file
+from task_images.methods.base import MethodState, join_method_states
 
-FORM = 3  # 2: with the strategy's state; 3: per-rank state in separate files
+FORM = 3  # 2: with the method's state; 3: per-rank state in separate files
 READABLE = (2, FORM)
 OWN = "{}-{}-rank-{}.pt"  # stem of the checkpoint, update, rank
 
@@ -28,7 +28,7 @@ def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any
     part of its entry `method` to a file next to that rank's `path`. An existing checkpoint is replaced only after the
     new one is on disk. Collective if there are per-rank files."""
     own = None
-    if has_own_parts(state.get("method") or MethodState()):
+    if (state.get("method") or MethodState()).get("ranks"):
         own = path.with_name(OWN.format(path.stem, state["position"]["total"], world.rank))
         save_own_checkpoint(own, task, {"method": state["method"]})
         state = {**state, "method": {}, "method_ranks": world.size}

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Strategy
-from task_images.comm.prepare import prepare_strategy
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
@@ -29,6 +26,11 @@ from task_images.harness.schedules import Schedule
 from task_images.harness.settings import CheckpointedSettings, ClassifierSettings
 from task_images.harness.speed import Graphs, apply_speed, make_precision
 from task_images.harness.training import Loss, make_sample_trainer
+from task_images.methods.allreduce import Bsp
+from task_images.methods.base import Method
+from task_images.methods.check import prepare_method
+from task_images.methods.ddp import Zero1
+from task_images.methods.fsdp import Fsdp2
 
 
 def check_settings(settings: ClassifierSettings) -> None:
@@ -49,7 +51,7 @@ def train_classifier(
     loss: Loss = nn.functional.cross_entropy,
     measure: bool = False,
     groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
-    strategy: Strategy | None = None,
+    method: Method | None = None,
     in_jax: MakeProgram | None = None,
     name: str = "",
     identity: Mapping[str, Any] | None = None,
@@ -62,7 +64,7 @@ def train_classifier(
     loss       training loss; validation uses cross-entropy
     measure    measure throughput only, without validation and goal
     groups     (model, weight decay) -> parameter groups of the optimizer; None: a single group
-    strategy   gradient exchange; None: one flat buffer after the backward pass
+    method     gradient exchange; None: one flat buffer after the backward pass
     in_jax     the model's program in JAX, for tasks with the backend jax
     name       the task's name in checkpoints; identity: settings that must match to resume from one
     """
@@ -71,7 +73,7 @@ def train_classifier(
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
     precision = make_precision(long.precision if long else "fp32", world.device)
-    chosen = prepare_strategy(world, lambda: strategy or GradientAllReduce())
+    chosen = prepare_method(world, lambda: method or Bsp())
     if long:
         _check_graphs(long, chosen)
         apply_speed(long, model)
@@ -98,7 +100,7 @@ def train_classifier(
             resume=long.resume if long else "",
             protocol=settings.protocol,
         ),
-        strategy=chosen,
+        method=chosen,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
         training_metrics=[] if measure else [TopK(1)],
         goal=None
@@ -118,15 +120,10 @@ def train_classifier(
     (train_in_jax(trainer, in_jax) if in_jax and world.backend == JaxRanks.backend else trainer).run()
 
 
-def _check_graphs(settings: CheckpointedSettings, strategy: Strategy) -> None:
-    """Raises TaskUsageError for options that hook single layers or move parameters, which do not work in a graph
+def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:
+    """Raises TaskUsageError for methods that hook single layers or change weights, which do not work in a graph
     replay."""
-    if settings.compile != "graphs":
-        return
-    from task_images.comm.ddp import DdpAllReduce
-    from task_images.comm.reducer import Reducer
-
-    if not isinstance(strategy, GradientAllReduce | DdpAllReduce | Reducer) or not strategy.traits.barrier:
+    if settings.compile == "graphs" and (method.gates or not method.identical or isinstance(method, Fsdp2 | Zero1)):
         raise TaskUsageError(
             "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
             "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",

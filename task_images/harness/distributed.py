@@ -173,7 +173,7 @@ class World:
             return {"collectives": framework.transport, **framework.facts()}
         if not self._grouped or self.backend != "mpi":
             return {}
-        from task_images.comm import mpi
+        from task_images.mpi import backend as mpi
 
         return mpi.facts()
 
@@ -277,7 +277,7 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
     """torch's name for the run's backend."""
     backend = contract.backend
     if backend == "mpi":
-        from task_images.comm import mpi
+        from task_images.mpi import backend as mpi
 
         return mpi.register()
     if backend in FRAMEWORKS:
@@ -316,9 +316,7 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
     rank, size = contract.rank, contract.world_size
     os.environ.setdefault("MASTER_ADDR", contract.master_addr)
     os.environ.setdefault("MASTER_PORT", str(contract.master_port))
-    if contract.master_addr in ("127.0.0.1", "localhost") and any(name == "lo" for _, name in socket.if_nameindex()):
-        # Otherwise gloo binds to the address of this machine's host name, which may not resolve or may be blocked.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    prefer_loopback(contract)
     place = f"{contract.master_addr}:{contract.master_port}"
     limit = timedelta(seconds=seconds)
     try:
@@ -345,6 +343,13 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         # input, another rank that is still connecting would fail too, and would log only lost connections.
         dist.barrier()
     return store
+
+
+def prefer_loopback(contract: Contract) -> None:
+    """Let gloo use the loopback interface if all ranks are on this machine. Otherwise it binds to the address of this
+    machine's host name, which may not resolve or may be blocked."""
+    if contract.master_addr in ("127.0.0.1", "localhost") and any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def _probe_network(contract: Contract, store: Any, stage: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, Contract, ContractError
+from task_images.methods.servers import serve
 
 # Messages of gloo and NCCL when the other end of a collective is gone.
 _LOST = (
@@ -44,8 +45,6 @@ def _call(main: Callable[[Contract], None], contract: Contract) -> int:
     rank = contract.rank
     try:
         if contract.role == "server":
-            from task_images.comm.server import serve
-
             serve(contract)
         else:
             main(contract)

@@ -1,6 +1,6 @@
 """The training loop, independent of the framework: epochs, validation, goal, budget, checkpoints, reports.
 
-Start reading at `Loop.run`. `harness.training.Trainer` computes updates with torch and a communication strategy. Other
+Start reading at `Loop.run`. `harness.training.Trainer` computes updates with torch and a communication method. Other
 frameworks implement the methods that begin with an underscore and raise NotImplementedError.
 """
 

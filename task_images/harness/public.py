@@ -12,15 +12,13 @@ corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by s
 load_validation              the official validation set of a catalog task
 Tracker                      time by category
 Schedule, PerUpdate, PerEpoch, Plateau, Constant, Cosine, MultiStep   learning rates
-GradientAllReduce, prepare_strategy              gradient exchange, replaced by `--method`
+Bsp, prepare_method          gradient exchange, replaced by `--method`
 Precision                    number formats
 DataIdentity, made_up, compare_data              identity of a run's data
 seed_all, generator          random numbers that do not depend on the number of ranks
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
 
-from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract, emit
 from task_images.harness.data import ArrayData, Batch, Data
 from task_images.harness.distributed import World
@@ -42,5 +40,7 @@ from task_images.harness.training import PassLoss, Trainer, Work, make_sample_tr
 from task_images.harness.translation.bleu import Bleu, corpus_bleu
 from task_images.harness.updates import Batches, Update
 from task_images.harness.validation import load_validation
+from task_images.methods.allreduce import Bsp
+from task_images.methods.check import prepare_method
 
 opening = training_session  # its earlier name, which custom tasks may use

@@ -100,8 +100,6 @@ class Reporter:
             details["backend"] = facts
             if self._world.backend == "nccl":  # per rank, because one that fell back to TCP slows all others
                 emit("environment", self._world.contract.rank, nccl=facts)
-        if (timeline := tracker.timeline.to_dict()) is not None:
-            details["timeline"] = timeline
         if goal:
             details["goals"] = {
                 kind: _passage(goal.thresholds[kind], passage.value, passage.epoch, passage.snapshot)

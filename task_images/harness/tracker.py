@@ -16,9 +16,6 @@ counts as validation, because a forward pass there is not training.
 
 Methods that send messages inside a phase say so by `mix`: that phase counts as, for example,
 backward_and_communication, and there is no communication of its own.
-
-`timeline` has the spans of a few updates, and a second lane for a communication thread. Only on CPUs: marks in a
-device's queue are read later, and those of other streams not at all.
 """
 
 import threading
@@ -30,7 +27,6 @@ from typing import Protocol, TypeVar
 
 from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
 from task_images.harness.ranks import Ranks
-from task_images.harness.timeline import Timeline
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
@@ -97,7 +93,6 @@ class Tracker:
         self._counted = {name: name for name in CATEGORIES}  # section -> category
         self._step = _Step(self)
         self._stack: list[tuple[str, str]] = []  # (requested, counted as)
-        self.timeline = Timeline()
         self.restart()
 
     def restart(self, earlier: Snapshot | None = None) -> None:
@@ -117,7 +112,6 @@ class Tracker:
         self.epoch = earlier.epoch if earlier else 0
         self._wall = earlier.wall if earlier else 0.0
         self._pending.clear()
-        self.timeline.clear()
         self._last_mark = self._marks.record() if self._marks else None
         self._mark = self._now()
 
@@ -203,8 +197,6 @@ class Tracker:
         is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
         if self._marks is None:
             now = self._clock() if self._synchronize is None else self._now()
-            if self.timeline.is_recording:
-                self.timeline.add_section(self._current, self._mark, now)
             seconds = now - self._mark
             self._seconds[self._current] += seconds
             self._wall += seconds
@@ -260,8 +252,6 @@ class _Step:
         if self.open:
             raise RuntimeError("a step began inside a step")
         self._tracker._book()
-        if self._tracker._marks is None:
-            self._tracker.timeline.begin_update(self._tracker._mark)
         self.open = True
 
     def __exit__(self, kind: object, *error: object) -> None:

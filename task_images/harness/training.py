@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.base import MakeOptimizer, Strategy
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint, share_file
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
@@ -30,6 +29,7 @@ from task_images.harness.settings import CudaSettings
 from task_images.harness.speed import Graphs, compile_seconds
 from task_images.harness.tracker import Tracker
 from task_images.harness.updates import SampleBatches, Update
+from task_images.methods.base import MakeOptimizer, Method
 
 P = TypeVar("P")
 W = TypeVar("W", contravariant=True)
@@ -84,9 +84,9 @@ class Work(Protocol[W]):
 class Trainer(Loop[P], Generic[P]):
     """A training in torch.
 
-    model           on world.device; the strategy broadcasts it from rank 0 before the first step
+    model           on world.device; the method broadcasts it from rank 0 before the first step
     make_optimizer  from the model; its groups' rates are set before every update
-    strategy        owns the optimizer and the update
+    method          owns the optimizer and the update
     precision       None: fp32
     clip            largest norm of the gradients; None: no clipping
     arithmetic      settings of GPUs
@@ -96,7 +96,7 @@ class Trainer(Loop[P], Generic[P]):
     work: Work[P] = field(kw_only=True)
     model: nn.Module = field(kw_only=True)
     make_optimizer: MakeOptimizer = field(kw_only=True)
-    strategy: Strategy = field(kw_only=True)
+    method: Method = field(kw_only=True)
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
@@ -113,16 +113,16 @@ class Trainer(Loop[P], Generic[P]):
         set_arithmetic(self.arithmetic)
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
-        self._trained = self.strategy.attach(self.world, self.model, self.make_optimizer, self.tracker)
+        self._trained = self.method.attach(self.world, self.model, self.make_optimizer, self.tracker)
         if self.graphs is not None:
-            self.strategy.keeps_gradients = True
+            self.method.keeps_gradients = True
             self.graphs.prepare(self.model.parameters())
 
     def _update(self, update: Update[P], rate: float) -> bool:
         section = self.tracker.section
         losses: list[PassLoss] = []
         observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
-        self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
+        self.method.begin(update.weight, update.total, update.count, self._precision.scale)
         # Passes in a list need no waiting.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
         for number, part in enumerate(passes):
@@ -133,7 +133,7 @@ class Trainer(Loop[P], Generic[P]):
                 seed_device(self.world.device, self.world.contract.seed, *path)
             if self.graphs is not None:
                 self.graphs.begin_pass()
-            with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
+            with self.method.last_pass() if number == update.count - 1 else contextlib.nullcontext():
                 with section("forward"), self._precision.autocast():
                     outputs = self.work.forward(self._trained, data)
                 with section("loss"), self._precision.autocast():
@@ -144,7 +144,7 @@ class Trainer(Loop[P], Generic[P]):
                 with section("metrics"):
                     observe(outputs, data)
             losses.append(loss)
-        updated = self.strategy.step(rate, self.clip)
+        updated = self.method.step(rate, self.clip)
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
@@ -190,9 +190,9 @@ class Trainer(Loop[P], Generic[P]):
         return {} if collect_metrics is None else collect_metrics(self.world)
 
     def _consensus(self) -> AbstractContextManager[object]:
-        if not self.strategy.is_finite():
+        if not self.method.is_finite():
             raise make_divergence_error(NOT_FINITE)
-        return self.strategy.consensus()
+        return self.method.consensus()
 
     def _check_replicas(self) -> Values:
         average_buffers(self.world, self.model)
@@ -202,7 +202,7 @@ class Trainer(Loop[P], Generic[P]):
         """Compare replicas off the clock: a checksum of all weights is not part of training."""
         self.world.barrier()  # waiting for slower ranks counts
         with self.tracker.paused():
-            distance = self.strategy.check_replicas()
+            distance = self.method.check_replicas()
         return {} if distance is None else {"replica_distance": distance}
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
@@ -213,17 +213,17 @@ class Trainer(Loop[P], Generic[P]):
                 **self.details.get("options", {}),
                 "precision": self._precision.used,
                 **asdict(self.arithmetic),
-                "fused_optimizer": bool(self.strategy.optimizer.defaults.get("fused")),
-                "reduction": type(self.strategy).__name__,
+                "fused_optimizer": bool(self.method.optimizer.defaults.get("fused")),
+                "reduction": type(self.method).__name__,
                 **({} if self.graphs is None else {"cuda_graphs": self.graphs.are_replayed(self.world.device)}),
             },
             "loss_scale": self._precision.factor,
-            "communication": self.strategy.stats(),
+            "communication": self.method.stats(),
         }
         if self.details.get("options", {}).get("compile", "no") != "no":
             facts["compile_seconds"] = compile_seconds()
-        if self.strategy.checked:
-            facts["self_check"] = dict(self.strategy.checked)
+        if self.method.checked:
+            facts["self_check"] = dict(self.method.checked)
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:
@@ -236,10 +236,10 @@ class Trainer(Loop[P], Generic[P]):
 
     def _state(self) -> Mapping[str, Any]:
         scale = self._precision.scale
-        return {**self.strategy.state_dict(), "loss_scale": asdict(scale) if scale else None}
+        return {**self.method.state_dict(), "loss_scale": asdict(scale) if scale else None}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        self.strategy.load_state_dict(state)
+        self.method.load_state_dict(state)
         if self._precision.scale and state["loss_scale"]:
             self._precision.scale.value = state["loss_scale"]["value"]
             self._precision.scale.good = state["loss_scale"]["good"]
@@ -283,7 +283,7 @@ class Trainer(Loop[P], Generic[P]):
         return load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:
-        self.strategy.close()
+        self.method.close()
 
 
 # --- the common case: a batch of inputs, outputs, targets ----------------------------------------------------------
@@ -391,7 +391,7 @@ def make_sample_trainer(
     schedule: Schedule,
     plan: Plan,
     *,
-    strategy: Strategy,
+    method: Method,
     metrics: Sequence[Metric] = (),
     training_metrics: Sequence[Metric] = (),
     goal: GoalWatch | None = None,
@@ -435,7 +435,7 @@ def make_sample_trainer(
         work=work or SampleWork(data, loss, compiled, training_metrics, scores),
         model=model,
         make_optimizer=make_optimizer,
-        strategy=strategy,
+        method=method,
         precision=precision,
         arithmetic=arithmetic or CudaSettings(),
         graphs=graphs,

@@ -16,7 +16,7 @@ class Update(Generic[P]):
 
     passes        this rank's passes in order; an iterator may load each on demand
     count         number of passes; may be 0 in the last update of an epoch
-    weight        weight of this rank's gradients (see Strategy.begin): the number of samples if the loss is a mean, 1
+    weight        weight of this rank's gradients (see Method.begin): the number of samples if the loss is a mean, 1
                   if it is a sum
     total         the sum of all ranks' weights, or the number of terms of all ranks if losses are sums
     samples       samples of all ranks, for throughput and the result

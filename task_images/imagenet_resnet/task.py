@@ -4,7 +4,6 @@ from functools import partial
 
 from torch.nn.functional import cross_entropy
 
-from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.cache import data_folder
 from task_images.harness.classification import check_settings, train_classifier
@@ -22,6 +21,7 @@ from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load, load_silently
 from task_images.imagenet_resnet.schedule import make_schedule
 from task_images.imagenet_resnet.settings import Settings
+from task_images.methods.ddp import Ddp
 
 # From this size on even a single image has more than one pixel at the end of every network.
 SIDE_FOR_ONE = 64
@@ -37,7 +37,7 @@ def main(contract: Contract) -> None:
     """Find or generate the images and train the chosen network to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check(settings, contract.world_size)
-    ddp = DdpAllReduce(settings.bucket_mb) if settings.reduction == "ddp" else None
+    ddp = Ddp(bucket=f"{settings.bucket_mb}MiB") if settings.reduction == "ddp" else None
     synthetic = settings.data != "imagenet"
     with training_session(contract, NAMES[settings.data], synthetic) as (world, report):
         data, images = make_data(world, settings, report)
@@ -56,7 +56,7 @@ def main(contract: Contract) -> None:
             loss=partial(cross_entropy, label_smoothing=settings.label_smoothing),
             measure=settings.data == "fake",
             groups=None if settings.decay_all else split_decay,
-            strategy=ddp,
+            method=ddp,
             name="imagenet_resnet",
             identity={
                 "network": settings.model,

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import torch
 
-from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
@@ -22,6 +20,8 @@ from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.harness.training import Trainer
+from task_images.methods.allreduce import Bsp
+from task_images.methods.check import prepare_method
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus
 from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout
@@ -109,7 +109,7 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
         make_optimizer=lambda model: torch.optim.SGD(
             model.parameters(), lr=0.0, weight_decay=p.weight_decay, fused=True
         ),
-        strategy=prepare_strategy(world, GradientAllReduce),
+        method=prepare_method(world, Bsp),
         precision=precision,
         arithmetic=p,
         unit=Unit("words"),

@@ -18,7 +18,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
 from providers.attached import read_queue_facts
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.e2e import controllers
 from tests.e2e.runs import Cluster, Runs, all_run, until
 
@@ -125,7 +125,7 @@ def _when_served(api: Api, path: str, body: dict[str, Any]) -> None:
 def _spec(cluster: Cluster, name: str, seconds: float = 0.0) -> RunSpec:
     options: dict[str, Any] = {"queue": QUEUE, "memory": "64Mi"}
     options |= {"spread": False, "share_nodes": True}  # or the server would need a third node for itself
-    method = {**resolve("bsp-ps").to_dict(), "servers": "1"}
+    method = {**describe(find_class("bsp-ps")()), "servers": "1"}
     words = ("python3", "-c", PROGRAM, f"{name}-servers-0.{name}", str(seconds))
     return cluster.spec(name, *words, options=options, method=method, cpus=0.1)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import find_class
 from tests.contract.task_images.ranks import Ended, launch
 
 Train = Callable[..., list[Ended]]
@@ -39,13 +39,12 @@ def train(tmp_path: Path) -> Train:
         **changes: Any,
     ) -> list[Ended]:
         own = {"MLBENCH_DEVICE": device, "MLBENCH_BACKEND": "gloo" if ranks > 1 else "nccl", **(variables or {})}
-        chosen = resolve(method or "bsp")
         if method:
-            own["MLBENCH_METHOD"] = json.dumps(chosen.to_dict())
+            own["MLBENCH_METHOD"] = json.dumps({"name": method})
         folder = tmp_path / device
         folder.mkdir()
         parameters = load_task(task).resolve(preset) | changes
-        servers = chosen.server_count if method else 0
+        servers = find_class(method)().values.get("servers", 0) if method else 0
         ended = launch(f"task_images.{task}", ranks, folder, parameters, servers=servers, **own)
         assert [one.code for one in ended] == [code] * len(ended), "\n".join(one.stderr[-2000:] for one in ended)
         return ended

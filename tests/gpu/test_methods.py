@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from task_images.comm.presets import PRESETS
+from task_images.methods.catalog import FILES
 from tests.gpu.conftest import Train
 
 SHARDED = ("fsdp2", "hsdp")
 
 
-@pytest.mark.parametrize("method", sorted(set(PRESETS) - set(SHARDED)))
+@pytest.mark.parametrize("method", sorted(set(FILES) - set(SHARDED)))
 def test_a_method_trains(train: Train, method: str) -> None:
     """Also with parameter servers, which hold their numbers in host memory. What it reaches is measured on CPUs."""
     first, *others = train("mnist", ranks=2, method=method)

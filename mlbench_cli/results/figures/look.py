@@ -15,11 +15,11 @@ STYLE = Path(__file__).with_name("figures.css")
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "step": ("bsp", "single", "noop"),
     "overlap": ("wfbp", "mgwfbp", "fusion", "optfusion", "bytescheduler", "dear"),
-    "sparse": ("eftopk", "topk", "dgc", "gtopk", "randomk"),
+    "sparse": ("eftopk", "topk", "dgc", "gtopk"),
     "small": ("powersgd", "fp16", "bf16", "qsgd", "signsgd-mv", "ef-signsgd"),
-    "servers": ("bsp-ps", "wfbp-ps", "bytescheduler-ps", "async-ps", "ssp-ps"),
-    "local": ("localsgd", "postlocalsgd", "dpsgd", "choco"),
-    "engine": ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp"),
+    "servers": ("bsp-ps", "wfbp-ps", "bytescheduler-ps"),
+    "local": ("localsgd", "dpsgd", "choco"),
+    "engine": ("ddp", "zero1", "fsdp2", "hsdp"),
 }
 FAMILY_NAMES: Mapping[str, str] = {
     "step": "after the backward pass",

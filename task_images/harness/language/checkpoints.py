@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from task_images.comm.base import MethodState, has_own_parts, join_method_states
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.methods.base import MethodState, join_method_states
 
 FACTS = "mlbench.json"
 METHOD = "method-{}.pt"  # per rank
@@ -42,8 +42,8 @@ def save_step(
 ) -> None:
     """Write the folder `target`: parts of model and optimizer, and `facts` (a JSON object). Every rank must call this.
 
-    `method_state` is the result of `comm.base.Strategy.method_state`, to be read by `load_method_state`. `optimizer` is
-    None if its state is in there.
+    `method_state` is that of the method, to be read by `load_method_state`. `optimizer` is None if its state is in
+    there.
     """
     partial = target.with_name(f"{target.name}.partial")
     if world.is_first:
@@ -53,7 +53,7 @@ def save_step(
     with _without_single_process_warning():
         save(_collect(model, optimizer), checkpoint_id=str(partial))
     own = sorted(partial.glob(f"__{world.rank}_*.distcp"))
-    if method_state and (world.is_first or has_own_parts(method_state)):
+    if method_state and (world.is_first or method_state.get("ranks")):
         own.append(partial / METHOD.format(world.rank))
         torch.save({**method_state}, own[-1])
     sums = "".join(f"{_digest(file)}  {file.name}\n" for file in own)

@@ -16,9 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.comm.base import MakeOptimizer, Strategy
-from task_images.comm.ddp import DdpAllReduce
-from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
 from task_images.harness.buffers import pin
 from task_images.harness.decay import split_decay
@@ -43,6 +40,9 @@ from task_images.harness.settings import PretrainingSettings
 from task_images.harness.speed import Graphs
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
+from task_images.methods.base import MakeOptimizer, Method
+from task_images.methods.check import prepare_method
+from task_images.methods.ddp import Ddp
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Pretraining(Generic[B]):
         """The trainer for the common loop."""
         p, world = self.settings, self.world
         precision = Precision(p.precision, world.device, casts=not self.layout.is_sharded)
-        strategy = self._make_strategy()
+        method = self._make_method()
         return PretrainingTrainer(
             world,
             self.report,
@@ -190,16 +190,16 @@ class Pretraining(Generic[B]):
             work=PretrainingWork(self.workload, self.layout.data * self.passes),
             model=self.model,
             make_optimizer=self.make_optimizer or self._make_optimizer,
-            strategy=strategy,
+            method=method,
             precision=precision,
             # Methods without a barrier have no norm; for others an infinite limit measures it, as a guard against NaN.
-            clip=p.clip or (math.inf if strategy.traits.barrier else None),
+            clip=p.clip or (None if method.gates else math.inf),
             arithmetic=p,
             graphs=Graphs() if p.compile == "graphs" else None,
             pretraining=self,
         )
 
-    def _make_strategy(self) -> Strategy:
+    def _make_method(self) -> Method:
         """Gradient exchange. Sharded models have their own; others support any method."""
         contract = self.world.contract
         if self.layout.name != "ddp":
@@ -210,13 +210,13 @@ class Pretraining(Generic[B]):
                 )
             self.report.say(f"method: as in parallel={self.layout.name}")
             return ShardedUpdate(self.layout)
-        strategy = prepare_strategy(self.world, DdpAllReduce)
-        if self.settings.clip and not strategy.traits.barrier:
+        method = prepare_method(self.world, Ddp)
+        if self.settings.clip and method.gates:
             raise TaskUsageError(
                 f"clip={self.settings.clip:g} needs all gradients at once, and this method updates layer by layer",
                 "--set clip=0, or another method",
             )
-        return strategy
+        return method
 
     def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         p = self.settings
@@ -242,7 +242,7 @@ class PretrainingTrainer(Trainer[B]):
 
     def _attach(self) -> None:
         super()._attach()
-        check_optimizer(self.strategy.optimizer, self.strategy.model)
+        check_optimizer(self.method.optimizer, self.method.model)
 
     def _count_flops(self) -> tuple[float, str]:
         return self.pretraining.flops, self.pretraining.flops_formula
@@ -274,7 +274,7 @@ class PretrainingTrainer(Trainer[B]):
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         facts = {"task": self.name, **state}
-        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state())
+        save_step(self.world, path, self.method.model, self._optimizer, facts, self.method.method_state())
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         return read_facts(path, {"task": self.name, **self.identity})
@@ -282,8 +282,8 @@ class PretrainingTrainer(Trainer[B]):
     def _load_state(self, state: Mapping[str, Any]) -> None:
         path, world = Path(self.plan.resume), self.world
         check_digests(world, path)
-        load_step(path, self.strategy.model, self._optimizer)
-        self.strategy.load_method_state(load_method_state(path, world.rank, world.size))
+        load_step(path, self.method.model, self._optimizer)
+        self.method.load_method_state(load_method_state(path, world.rank, world.size))
 
     def _make_elastic(self) -> ElasticCheckpoints | None:
         self._keeps_elastic = not self.pretraining.layout.is_sharded
@@ -295,7 +295,7 @@ class PretrainingTrainer(Trainer[B]):
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer for checkpoints; None if the method has its state."""
-        return self.strategy.optimizer if self.strategy.keeps_optimizer_state else None
+        return self.method.optimizer if self.method.keeps_optimizer_state else None
 
 
 @dataclass(frozen=True)

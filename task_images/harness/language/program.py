@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
@@ -30,6 +29,7 @@ from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.harness.settings import PretrainingSettings
+from task_images.methods.base import MakeOptimizer
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
 # Parameters that a resumed run may change: layout, arithmetic, validation, storage, and the end of training. All

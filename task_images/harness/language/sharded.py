@@ -1,6 +1,6 @@
-"""Updates of sharded models, as a `comm.base.Strategy`.
+"""Updates of sharded models, as a method.
 
-FSDP2 and tensor parallelism exchange gradients within the backward pass. This strategy does the rest: the mean, the
+FSDP2 and tensor parallelism exchange gradients within the backward pass. This method does the rest: the mean, the
 norm over all shards, and the optimizer.
 """
 
@@ -12,23 +12,25 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from task_images.comm.base import MakeOptimizer, NormWatch, Strategy, Traits, set_rate
 from task_images.harness.distributed import World
 from task_images.harness.language.layout import Layout
 from task_images.harness.language.parallel import clip_gradients, set_last_pass
 from task_images.harness.precision import LossScale
 from task_images.harness.tracker import Tracker
+from task_images.methods.base import MakeOptimizer, Method, MethodState, NormWatch, set_rate
 
 
-class ShardedUpdate(Strategy):
-    """The strategy for a model that `parallel.spread` has distributed over the ranks of `layout`.
+class ShardedUpdate(Method):
+    """The method for a model that `parallel.spread` has distributed over the ranks of `layout`.
 
     Gradients are means over the data-parallel ranks; `begin` gives the wanted divisor.
     """
 
-    traits = Traits(mixed=("forward", "backward"))
+    mixed = ("forward", "backward")
+    wraps = True
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__()
         self._layout = layout
 
     def attach(
@@ -41,15 +43,23 @@ class ShardedUpdate(Strategy):
         """Create the optimizer; all ranks already have their parts of the same initial values."""
         self.world, self.model, self._tracker = world, model, tracker
         if tracker is not None and world.size > 1:
-            tracker.mix(self.traits.mixed)
-        self._weight = self._total = 1.0
+            tracker.mix(self.mixed)
+        self.update = self._updates = 0
+        self.share = 1.0
         self._norms = NormWatch(world.device)
-        self._stats = {"updates": 0.0}
         self.optimizer = make_optimizer(model)
         return model
 
     def check_replicas(self) -> None:
         """Does nothing: shards are not replicated."""
+
+    def stats(self) -> dict[str, float]:
+        """torch counts no messages."""
+        return {"updates": float(self._updates)}
+
+    def method_state(self) -> MethodState:
+        """Nothing: all is in the shards."""
+        return {}
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
@@ -68,14 +78,14 @@ class ShardedUpdate(Strategy):
     def step(self, rate: float, clip: float | None = None) -> bool:
         """Clip by the norm over all shards of all ranks, and update. There is no loss scale, because fp16 is not
         supported."""
-        with self._section("optimizer"):
+        with self.section("optimizer"):
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-            factor = self._weight * self._layout.data / self._total
+            factor = self.share * self._layout.data
             torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
             is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
             if is_finite:
                 set_rate(self.optimizer, rate)
                 self.optimizer.step()
             self.optimizer.zero_grad()
-        self._stats["updates"] += 1
+        self._updates += 1
         return is_finite

@@ -10,9 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import MakeOptimizer
-from task_images.comm.prepare import prepare_strategy
 from task_images.harness.buffers import pin
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
@@ -30,6 +27,9 @@ from task_images.harness.translation.beam import Search, beam_search
 from task_images.harness.translation.bleu import corpus_bleu
 from task_images.harness.translation.pairs import Pairs
 from task_images.harness.updates import Update
+from task_images.methods.allreduce import Bsp
+from task_images.methods.base import MakeOptimizer
+from task_images.methods.check import prepare_method
 
 
 class TranslationModel(nn.Module):
@@ -152,7 +152,7 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
         work=TranslationWork(world, task),
         model=task.model,
         make_optimizer=task.make_optimizer,
-        strategy=prepare_strategy(world, lambda: GradientAllReduce(wire=wire)),
+        method=prepare_method(world, lambda: Bsp(wire=wire)),
         precision=precision,
         arithmetic=task.settings,
         unit=Unit("sentences"),

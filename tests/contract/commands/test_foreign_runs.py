@@ -21,7 +21,7 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import find_rules, load_task
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.contract.terminal import Terminal
 from tests.unit.results.runs import event, new_run, observation_of, result_event
 
@@ -208,7 +208,9 @@ def test_what_a_stranger_changed_is_shown_before_anything_starts(folder: Path, c
     task = load_task("digits_resnet")
     archive = strangers_archive(
         folder,
-        **digits(parameters=task.resolve("tiny", {"batch_size": 16}), method=resolve("powersgd").to_dict(), seed=7),
+        **digits(
+            parameters=task.resolve("tiny", {"batch_size": 16}), method=describe(find_class("powersgd")()), seed=7
+        ),
     )
     assert run(["run", "y", "--from", archive, "--dry-run"]) == 0
     error = capsys.readouterr().err

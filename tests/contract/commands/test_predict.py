@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.predict.cost import collective_cost
 from mlbench_cli.results.archive.reader import Archive
-from task_images.comm.rounds import transport_cost
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVES = Path(__file__).parents[3] / "results" / "archives"
@@ -83,8 +83,8 @@ def test_what_runs_do_not_tell_is_refused(capsys: Captured, words: list[str], to
 def test_messages_cost_what_the_papers_say() -> None:
     """Ring all-reduce (Patarasuk and Yuan 2009), gTop-k (Shi et al. 2019), and s servers that k workers share."""
     for k in (2, 3, 8, 64):
-        assert transport_cost("allreduce", k) == (2 * (k - 1), 2 * (k - 1) / k)
-        assert transport_cost("allgather", k) == (k - 1, k - 1)
-    assert transport_cost("gtopk", 8) == (2 * math.log2(8), 6)
-    assert transport_cost("ps", 8, servers=2) == (2, 8)
-    assert transport_cost("allreduce", 1) == transport_cost("noop", 8) == (0, 0)
+        assert collective_cost("allreduce", k) == (2 * (k - 1), 2 * (k - 1) / k)
+        assert collective_cost("allgather", k) == (k - 1, k - 1)
+    assert collective_cost("gtopk", 8) == (2 * math.log2(8), 6)
+    assert collective_cost("ps", 8, servers=2) == (2, 8)
+    assert collective_cost("allreduce", 1) == collective_cost("none", 8) == (0, 0)

@@ -17,7 +17,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.json_text import format_document
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.contract.server.dashboards import Dashboard, serve
 from tests.unit.results.runs import new_run, observation_of, spec, training_log
 
@@ -26,10 +26,10 @@ Captured = pytest.CaptureFixture[str]
 # Experiments of three runs each that differ in one thing.
 KINDS: dict[str, dict[str, Any]] = {
     "own": {},
-    "sparse": {"method": resolve("eftopk").to_dict()},
-    "sparser": {"method": resolve("eftopk", {"codec": "topk:0.001"}).to_dict()},
-    "late": {"method": resolve("eftopk", {"delay": "0.002,1e-9"}).to_dict()},
-    "later": {"method": resolve("eftopk", {"delay": "0.004,1e-9"}).to_dict()},
+    "sparse": {"method": describe(find_class("eftopk")())},
+    "sparser": {"method": describe(find_class("eftopk")(density="0.001"))},
+    "late": {"method": describe(find_class("eftopk")(delay="0.002,1e-9"))},
+    "later": {"method": describe(find_class("eftopk")(delay="0.004,1e-9"))},
     "pinned": {"pin": True},
     "shaped": {"network": "1gbit,1ms"},
 }
@@ -117,7 +117,7 @@ def test_the_report_has_one_row_of_three_for_each() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in results.splitlines()[2:]]
     assert len(rows) == len(KINDS)
     assert all(str(REPEATS) in row for row in rows)
-    for word in ("eftopk (codec=topk:0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "1gbit,1ms"):
+    for word in ("eftopk (density=0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "1gbit,1ms"):
         assert word in text
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.comm.presets import PRESETS, resolve
+from task_images.methods import catalog
 from tests.contract.task_images.ranks import RankServer, share_forks
 
 FOLDER = Path(__file__).with_name("curves")
@@ -39,7 +39,7 @@ METHOD_TASK = "digits_resnet"
 
 def take_curve(ranks: RankServer, task: str, folder: Path, method: str | None = None) -> list[dict[str, float]]:
     """The points of a training on two ranks, with seed 42."""
-    environment = {} if method is None else {"MLBENCH_METHOD": json.dumps(resolve(method).to_dict())}
+    environment = {} if method is None else {"MLBENCH_METHOD": json.dumps({"name": method})}
     parameters = load_task(task).resolve("tiny", TASKS[task])
     ended = ranks.run(load_task(task).command[-1], 2, folder, parameters, **environment)
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
@@ -55,7 +55,7 @@ def read_curve(name: str) -> list[dict[str, float]]:
 
 def list_methods() -> list[str]:
     """Methods that two ranks can train this task with, without parameter servers."""
-    return [name for name in PRESETS if not resolve(name).server_count and name not in ("hsdp", "onebit-adam")]
+    return [name for name in catalog.FILES if not name.endswith("-ps") and name not in ("hsdp", "onebit-adam")]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""--method, --servers and --set comm.AXIS=VALUE: what they mean, and what is refused before anything starts."""
+"""--method, --servers and --set comm.OPTION=VALUE: what they mean, and what is refused before anything starts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +15,7 @@ from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import find_rules, load_catalog, parse_task
-from task_images.comm.methods import AXES
-from task_images.comm.presets import PRESETS
+from task_images.methods.catalog import FILES
 
 TEXT = {"data": "python-topics"}
 BIG = Machine(cores=16, gpus=0)
@@ -35,13 +34,13 @@ def test_the_tasks_own_method_leaves_the_spec_and_its_hash_as_they_were() -> Non
 
 
 def test_another_method_is_in_the_spec_the_environment_and_the_division() -> None:
-    found = spec(method="eftopk", set={"comm.codec": "topk:0.5", "depth": 8})
+    found = spec(method="eftopk", set={"comm.density": 0.5, "depth": 8})
     assert found.method["name"] == "eftopk"
-    assert (found.method["codec"], found.method["feedback"]) == ("topk:0.5", "ef")
+    assert found.method["density"] == "0.5"
     assert found.parameters["depth"] == 8
     assert RunSpec.from_dict(found.to_dict()) == found
     environment = contract_environment(found, "localhost", "127.0.0.1", "1")
-    assert '"codec":"topk:0.5"' in environment["MLBENCH_METHOD"]
+    assert '"density":"0.5"' in environment["MLBENCH_METHOD"]
     division = find_division(
         replace(found, parameters=spec().parameters), find_rules("digits_resnet", "spec"), False, None
     )
@@ -49,9 +48,9 @@ def test_another_method_is_in_the_spec_the_environment_and_the_division() -> Non
     assert "method eftopk" in str(division.reason)
 
 
-def test_one_axis_alone_changes_the_tasks_own_method() -> None:
-    assert spec(set={"comm.plan": "threshold:64KiB"}).method["plan"] == "threshold:64KiB"
-    assert spec(set={"comm.order": "deferred"}).method == {}
+def test_one_option_alone_changes_the_tasks_own_method() -> None:
+    assert spec(set={"comm.delay": "0.001,1e-9"}).method == {"name": "bsp", "delay": "0.001,1e-9"}
+    assert spec(set={"comm.delay": "none"}).method == {}
 
 
 def test_servers_are_processes_after_the_ranks() -> None:
@@ -68,20 +67,18 @@ def test_servers_are_processes_after_the_ranks() -> None:
     ("options", "message", "hint"),
     [
         ({"method": "topkk"}, 'no method "topkk". Did you mean "topk"', "mlbench methods"),
-        ({"set": {"comm.plam": "all"}}, 'no axis "plam". Did you mean "plan"', "mlbench methods bsp"),
-        ({"method": "topk", "set": {"comm.codec": "topk:2"}}, "comm.codec is 'topk:2'", "comm.codec=none"),
-        ({"method": "topk", "set": {"comm.transport": "allreduce"}}, "topk needs", "comm.transport=allgather"),
-        ({"method": "fusion", "servers": 1}, "only the transport ps uses servers", "comm.servers=0"),
+        ({"set": {"comm.dela": "all"}}, 'has no option "dela". Did you mean "delay"', "mlbench methods bsp"),
+        ({"method": "topk", "set": {"comm.density": "2"}}, "comm.density is '2'", "comm.density=0.01"),
+        ({"method": "topk", "set": {"comm.rank": "2"}}, 'has no option "rank"', "mlbench methods topk"),
+        ({"method": "fusion", "set": {"comm.bucket": "big"}}, "comm.bucket is 'big'", "comm.bucket=25MiB"),
+        ({"method": "fusion", "servers": 1}, 'has no option "servers"', "mlbench methods fusion"),
         ({"method": "bsp-ps", "servers": 3}, "more servers than workers", "--servers 2"),
-        ({"method": "bsp-ps", "servers": -1}, "comm.servers is '-1'", "comm.servers=0"),
+        ({"method": "bsp-ps", "servers": -1}, "comm.servers is '-1'", "comm.servers=1"),
         ({"method": "hsdp"}, "two groups of ranks", "--method fsdp2"),
         ({"task": "allreduce", "method": "bsp"}, "does not support methods", "Tasks that support them: "),
-        (
-            {"task": "wikitext2_awd_lstm", "method": "dear", "set": {"data": "python-topics"}},
-            "comm.barrier=none",
-            "step",
-        ),
-        ({"task": "wikitext2_awd_lstm", "method": "fsdp2", "set": TEXT}, "comm.engine", "reducer"),
+        ({"task": "wikitext2_awd_lstm", "method": "dear", "set": TEXT}, "gradients by their norm", "--method bsp"),
+        ({"task": "wikitext2_awd_lstm", "method": "fsdp2", "set": TEXT}, "calls parts of its model", "--method bsp"),
+        ({"task": "gpt_pretraining", "method": "fsdp2", "preset": "tiny"}, "parallel=fsdp2", "--method ddp"),
         ({"task": None, "command": "python x.py", "method": "bsp"}, "not with your own command", None),
     ],
 )
@@ -105,11 +102,11 @@ def test_shards_on_gpus_are_refused_with_gloo() -> None:
     assert "--backend nccl" in (error.value.hint or "")
 
 
-def test_every_tasks_own_method_and_limits_are_in_the_table() -> None:
+def test_every_tasks_own_method_and_what_it_refuses_are_known() -> None:
     for task in load_catalog().values():
         if task.method is not None:
-            assert task.method.own in PRESETS
-            assert set(task.method.limits) <= set(AXES)
+            assert task.method.own in FILES
+            assert set(task.method.refuses) <= {*FILES, "wraps", "gates"}
 
 
 def test_a_damaged_rule_of_a_task_is_named(tmp_path: Any) -> None:

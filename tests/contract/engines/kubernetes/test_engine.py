@@ -23,7 +23,7 @@ from mlbench_cli.kube.api import ApiError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.fakes.kube_api import Fault, KubeApi
 
 KINDS = ("jobs", "configmaps", "services", "networkpolicies", "jobs")
@@ -248,7 +248,7 @@ def test_a_look_tells_where_the_workers_nodes_are_and_asks_for_it_once(server: K
 
 
 def a_served_run(folder: Path, **options: Any) -> Run:
-    method = {**resolve("bsp-ps").to_dict(), "servers": "1"}
+    method = {**describe(find_class("bsp-ps")()), "servers": "1"}
     return a_run(folder, method=method, kubernetes=KubernetesOptions(**options))
 
 
@@ -456,7 +456,7 @@ def test_processes_of_one_worker_share_a_log(server: KubeApi, tmp_path: Path) ->
 
 
 def test_a_run_ends_when_its_parameter_servers_have_ended_too(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path, method=resolve("bsp-ps").to_dict())
+    run = a_run(tmp_path, method=describe(find_class("bsp-ps")()))
     submit(server, run)
     engine = KubernetesEngine(server.access)
     put_pod(server, 0, **terminated_pod(0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
@@ -156,7 +156,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
 
 def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankServer, tmp_path: Path) -> None:
     """Each rank has written its own; nothing but the model and its optimizer is in rank 0's checkpoint."""
-    method = {"MLBENCH_METHOD": json.dumps(resolve("eftopk").to_dict())}
+    method = {"MLBENCH_METHOD": json.dumps(describe(find_class("eftopk")()))}
     whole = finished_result(run(ranks, tmp_path / "whole", environment=method, **SMALL, epochs=3))
     finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint=True))
     written = tmp_path / "first" / "output-0" / "checkpoint.pt"

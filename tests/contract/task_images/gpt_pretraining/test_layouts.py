@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.comm.presets import resolve
 from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
+from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, RankServer
 
@@ -180,7 +180,7 @@ def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServe
 def test_methods_of_communication_have_the_same_curve(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str
 ) -> None:
-    method = json.dumps(resolve(name).to_dict())
+    method = json.dumps(describe(find_class(name)()))
     parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "micro_batch": 2})
     ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
@@ -248,7 +248,7 @@ def test_options_that_compute_otherwise_follow_the_curve(
 
 
 def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: Path) -> None:
-    method = json.dumps(resolve("wfbp").to_dict())
+    method = json.dumps(describe(find_class("wfbp")()))
     parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "parallel": "fsdp2"})
     ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
     assert [one.code for one in ended] == [64, 64]
@@ -258,7 +258,7 @@ def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: 
 def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
     """The baseline of an experiment over methods."""
     parameters = load_task("gpt_pretraining").resolve("tiny", dict(SHORT))
-    ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(resolve("bsp").to_dict()))
+    ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(describe(find_class("bsp")())))
     assert [one.code for one in ended] == [0], ended[0].stderr[-2000:]
     check_equal(ended[0], alone)
 
@@ -269,7 +269,7 @@ def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     ranks: RankServer, tmp_path: Path, method: str
 ) -> None:
     """Residuals, each rank's own optimizer, and an optimizer in parts."""
-    variables = {"MLBENCH_METHOD": json.dumps(resolve(method).to_dict())}
+    variables = {"MLBENCH_METHOD": json.dumps(describe(find_class(method)()))}
     kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(tmp_path / "checkpoints")}
     whole = run_method(ranks, tmp_path / "whole", variables, **kept)
     rest = run_method(ranks, tmp_path / "rest", variables, resume=str(tmp_path / "checkpoints" / "step-4"))

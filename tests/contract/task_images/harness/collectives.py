@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.allreduce import PROBE_EVERY, GradientAllReduce, WeightAllReduce
-from task_images.comm.choose import make_strategy
-from task_images.comm.presets import resolve
 from task_images.contract import CATEGORIES, Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
@@ -15,6 +12,10 @@ from task_images.harness.losses import TrainingLoss
 from task_images.harness.precision import LossScale
 from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
 from task_images.harness.tracker import Snapshot, gather_timings
+from task_images.methods.allreduce import Bsp, MeanOfWeights
+from task_images.methods.half import Fp16
+
+UPDATES = 4
 
 
 def make_model() -> nn.Sequential:
@@ -40,100 +41,99 @@ def gradients_become_the_weighted_mean(world: World) -> None:
     # Ranks hold 1, 2 and 5 samples with gradients 10, 20, 30: mean (10 + 40 + 150) / 8 = 25, exactly.
     weight = [1, 2, 5][world.rank]
     for wire in (None, torch.float16):  # all of these numbers are also fp16
-        strategy, model = GradientAllReduce(wire), make_model()
-        strategy.attach(world, model, make_optimizer)
-        for _ in range(PROBE_EVERY):  # all but the first time in the buffers of the first
+        method, model = Bsp(wire), make_model()
+        method.attach(world, model, make_optimizer)
+        for _ in range(UPDATES):  # all but the first time in the buffers of the first
             clear(model)
-            strategy.begin(weight, 8)
+            method.begin(weight, 8)
             set_gradients(model, 10.0 * (world.rank + 1))
-            strategy.step(1.0)
+            method.step(1.0)
             for number, parameter in enumerate(model.parameters()):
                 assert torch.equal(parameter, torch.full_like(parameter, -25.0 - number)), parameter
-        stats = strategy.stats()
-        assert stats["messages"] == PROBE_EVERY, stats
+        stats = method.stats()
+        assert stats["messages"] == UPDATES, stats
         width = 4 if wire is None else 2
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        assert stats["bytes"] == PROBE_EVERY * width * numbers, stats
-        assert stats["probes"] == 1, stats
+        assert stats["bytes"] == UPDATES * width * numbers, stats
 
 
 def gradients_in_fp16_travel_as_by_the_method_fp16(world: World) -> None:
     found = []
-    for strategy in (GradientAllReduce(wire=torch.float16), make_strategy(resolve("fp16")), GradientAllReduce()):
+    for method in (Bsp(wire=torch.float16), Fp16(), Bsp()):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
-        strategy.attach(world, model, make_optimizer)
+        method.attach(world, model, make_optimizer)
         for number in range(4):
             torch.manual_seed(100 * number + world.rank)
-            strategy.begin(5, 15)
-            with strategy.last_pass():
+            method.begin(5, 15)
+            with method.last_pass():
                 model(torch.randn(5, 3)).square().mean().backward()
-            strategy.step(0.1)
+            method.step(0.1)
         check_identical(world, model)
         found.append(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]))
-        strategy.close()
+        method.close()
     wired, by_method, plain = found
     torch.testing.assert_close(wired, by_method, rtol=1e-3, atol=1e-4)
     assert not torch.equal(wired, plain)
 
 
 def an_overflow_in_fp16_leaves_the_model_alone(world: World) -> None:
-    strategy, model, scale = GradientAllReduce(wire=torch.float16), make_model(), LossScale(8.0)
-    strategy.attach(world, model, make_optimizer)
+    method, model, scale = Bsp(wire=torch.float16), make_model(), LossScale(8.0)
+    method.attach(world, model, make_optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    strategy.begin(1, 3, scale=scale)
+    method.begin(1, 3, scale=scale)
     set_gradients(model, 1e6 if world.rank == 2 else 1.0)
-    assert not strategy.step(1.0)
+    assert not method.step(1.0)
     assert scale.value == 4.0
     for parameter, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), old)
 
 
 def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
-    strategy, model = GradientAllReduce(), make_model()
-    strategy.attach(world, model, make_optimizer)
+    method, model = Bsp(), make_model()
+    method.attach(world, model, make_optimizer)
     places = [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
     assert len(places) == 5
     for _ in range(3):
-        strategy.begin(5, 15)
+        method.begin(5, 15)
         model(torch.randn(5, 3)).sum().backward()
-        strategy.step(0.1)
+        method.step(0.1)
     assert places == [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
     check_identical(world, model)
 
 
 def a_missing_gradient_counts_as_zeros(world: World) -> None:
-    strategy, model = GradientAllReduce(), nn.Linear(2, 1, bias=False)
-    strategy.attach(world, model, make_optimizer)
+    method, model = Bsp(), nn.Linear(2, 1, bias=False)
+    method.attach(world, model, make_optimizer)
     for _ in range(2):  # the second time the buffers are no longer zero
         clear(model)
-        strategy.begin(1, 3)
+        method.begin(1, 3)
         model.weight.grad = torch.full((1, 2), 6.0) if world.rank == 1 else None
-        strategy.step(1.0)
+        method.step(1.0)
         assert model.weight.tolist() == [[-2.0, -2.0]]
 
 
 def an_overflow_on_one_rank_leaves_all_models_alone(world: World) -> None:
-    for strategy in (GradientAllReduce(), WeightAllReduce()):
+    for method in (Bsp(), MeanOfWeights()):
         model, scale = make_model(), LossScale(8.0)
-        strategy.attach(world, model, make_optimizer)
+        method.attach(world, model, make_optimizer)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        strategy.begin(1, 3, scale=scale)
+        method.begin(1, 3, scale=scale)
         set_gradients(model, float("inf") if world.rank == 2 else 1.0)
-        assert not strategy.step(1.0)
+        assert not method.step(1.0)
         assert scale.value == 4.0
         for parameter, old in zip(model.parameters(), before, strict=True):
             torch.testing.assert_close(parameter.detach(), old)
 
 
 def weights_become_their_mean(world: World) -> None:
-    strategy, model = WeightAllReduce(), make_model()
-    strategy.attach(world, model, make_optimizer)
+    method, model = MeanOfWeights(), make_model()
+    method.attach(world, model, make_optimizer)
     clear(model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0 * world.rank)
-    strategy.begin(1, 3)
-    strategy.step(1.0)
+    method.begin(1, 3)
+    method.step(1.0)
     assert all(bool((parameter == -3.0).all()) for parameter in model.parameters())
 
 

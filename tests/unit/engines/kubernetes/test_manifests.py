@@ -14,7 +14,7 @@ from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.needs import needs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -269,7 +269,7 @@ def test_every_value_survives_the_way_through_yaml() -> None:
 
 
 def a_served_spec(**changes: Any) -> RunSpec:
-    return a_spec(method={**resolve("bsp-ps").to_dict(), "servers": "2"}, processes_per_worker=2, **changes)
+    return a_spec(method={**describe(find_class("bsp-ps")()), "servers": "2"}, processes_per_worker=2, **changes)
 
 
 def containers_of(spec: RunSpec) -> tuple[Object, Object]:

@@ -12,7 +12,7 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.analysis.comparability import NEUTRAL, ComparisonKey, key_of
 from mlbench_cli.results.archive.reader import Archive
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.unit.results.runs import sealed_run, spec
 
 # A value of each type that differs from any default, and of fields that a spec checks, one that it takes.
@@ -33,7 +33,7 @@ _TAKEN: dict[str, Any] = {
     "device": "gpu",
     "goal": "light",
     "network": "1gbit",
-    "method": resolve("eftopk").to_dict(),
+    "method": describe(find_class("eftopk")()),
 }
 
 
@@ -122,10 +122,10 @@ def test_commands_that_differ_behind_the_eightieth_character_are_kept_apart(seal
     assert _key_with(sealed, base) != _key_with(sealed, other)
 
 
-@pytest.mark.parametrize("changes", [{"codec": "topk:0.02"}, {"delay": "0.002,1e-9"}, {"servers": "2"}])
+@pytest.mark.parametrize("changes", [{"density": "0.02"}, {"delay": "0.002,1e-9"}, {"servers": "2"}])
 def test_a_method_is_named_with_the_axes_that_were_changed(sealed: Path, changes: dict[str, str]) -> None:
     name = "bsp-ps" if "servers" in changes else "eftopk"
-    plain, changed = (spec(method=resolve(name, each).to_dict()) for each in ({}, changes))
+    plain, changed = (spec(method=describe(find_class(name)(**each))) for each in ({}, changes))
     assert method_phrase(plain.method) == name
     ((axis, value),) = changes.items()
     assert method_phrase(changed.method) == f"{name} ({axis}={value})"

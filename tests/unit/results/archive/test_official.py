@@ -14,7 +14,7 @@ from mlbench_cli.results.archive.official import (
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
-from task_images.comm.presets import resolve
+from task_images.methods.catalog import describe, find_class
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
 SPENT = "(budget 7200, then the last validation)"
@@ -101,7 +101,7 @@ def test_the_open_division_is_told() -> None:
 
 
 def test_another_method_than_the_tasks_own_is_named(tmp_path: Path) -> None:
-    folder = sealed_run(tmp_path / "run", method=resolve("eftopk").to_dict())
+    folder = sealed_run(tmp_path / "run", method=describe(find_class("eftopk")()))
     assert Archive.open(folder).result["method"] == "eftopk"
     assert find_problems(folder) == []
     text = (folder / "official_result.txt").read_text("utf-8")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
@@ -26,6 +25,7 @@ from task_images.harness.metrics import TopK
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.training import make_sample_trainer
+from task_images.methods.allreduce import Bsp
 from tests.contract.task_images.ranks import Record
 
 COLUMNS = 40
@@ -97,7 +97,7 @@ def train(world: World, *, closed: bool) -> tuple[Tensor, list[float], list[floa
     trainer = make_sample_trainer(
         world, Reporter(world, "rows", synthetic=True), data, model, loss,
         lambda model: (PlainSgd if closed else sgd)(model.parameters(), lr=0.0),
-        PerUpdate(Constant(0.5)), Plan(2), strategy=GradientAllReduce(), metrics=[TopK(1)],
+        PerUpdate(Constant(0.5)), Plan(2), method=Bsp(), metrics=[TopK(1)],
         training_metrics=[TopK(1)],
         work=LogisticWork(data.prepare, loss) if closed else None, scores=torch.sigmoid,
     )  # fmt: skip

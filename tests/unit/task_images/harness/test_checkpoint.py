@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from task_images.comm.base import keep_own
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
-from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
+from tests.unit.task_images.harness.threads import ThreadWorld, run_ranks
 
 
 def test_the_checkpoint_is_there_only_after_the_parts_of_all_ranks(tmp_path: Path) -> None:
@@ -15,7 +14,8 @@ def test_the_checkpoint_is_there_only_after_the_parts_of_all_ranks(tmp_path: Pat
     path, written = tmp_path / "checkpoint.pt", threading.Event()
 
     def body(world: ThreadWorld) -> float:
-        state = {"position": {"total": 3}, "method": {"ranks": keep_own(world, torch.tensor(float(world.rank)))}}
+        own = [torch.tensor(1.0 * rank) if rank == world.rank else None for rank in range(2)]
+        state = {"position": {"total": 3}, "method": {"ranks": own}}
         if world.rank == 1:  # is late with its part
             assert not written.wait(0.5)
             assert not path.exists()

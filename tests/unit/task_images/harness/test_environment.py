@@ -48,7 +48,7 @@ def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
     names = ["__init__.py", "contract.py"]
     names += [
         str(path.relative_to(package))
-        for folder in ("mnist", "harness", "comm")
+        for folder in ("mnist", "harness", "methods", "mpi")
         for path in (package / folder).rglob("*")
         if path.is_file() and path.name != "Dockerfile"
     ]
@@ -65,7 +65,7 @@ def test_only_code_changes_the_digest(copy: Path) -> None:
     (copy / "task_images" / "wmt16_gnmt" / "bpe.py").write_text("changed")
     assert digest_task_code("mnist", copy) == before
     digests = {before}
-    names = ("mnist/task.yaml", "mnist/task.py", "harness/training.py", "comm/ddp.py", "contract.py", "mnist/new.py")
+    names = ("mnist/task.yaml", "mnist/task.py", "harness/training.py", "methods/ddp.py", "contract.py", "mnist/new.py")
     for number, name in enumerate(names, 2):
         with open(copy / "task_images" / name, "a") as file:
             file.write("# changed\n")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
@@ -20,6 +19,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.tracker import RESOLVE_EVERY, Tracker
 from task_images.harness.training import make_sample_trainer
+from task_images.methods.allreduce import Bsp
 
 
 class StubDevice:
@@ -103,7 +103,7 @@ def test_a_training_waits_for_its_device_less_than_once_in_five_steps(monkeypatc
     trainer = make_sample_trainer(
         world, Reporter(world, "ones", synthetic=True), ArrayData(world, samples, samples, 8, 1), nn.Linear(4, 3),
         nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.01),
-        PerUpdate(Constant(0.01)), Plan(2), strategy=GradientAllReduce(), metrics=[TopK(1)],
+        PerUpdate(Constant(0.01)), Plan(2), method=Bsp(), metrics=[TopK(1)],
     )  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.run()

@@ -16,7 +16,7 @@ from task_images.harness.schedules import (
     MultiStep,
     WarmupInverseSqrt,
 )
-from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
+from tests.unit.task_images.harness.threads import ThreadWorld, run_ranks
 
 # --- number formats -------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import LOOK_EVERY, NormWatch
-from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World, open_world
@@ -23,6 +20,9 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
+from task_images.methods.allreduce import Bsp
+from task_images.methods.base import LOOK_EVERY, NormWatch
+from task_images.methods.ddp import Ddp
 
 CPU = torch.device("cpu")
 
@@ -86,7 +86,7 @@ def train(
         work=Sums(),
         model=model,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum),
-        strategy=GradientAllReduce(),
+        method=Bsp(),
         precision=precision,
         clip=math.inf if clip is None else clip,
     )
@@ -116,7 +116,7 @@ def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
 def test_comparing_the_replicas_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, trainer = train(world, Precision("fp32", CPU), [X])
     begin = trainer.tracker.snapshot().wall
-    monkeypatch.setattr(trainer.strategy, "check_replicas", lambda: time.sleep(0.5))
+    monkeypatch.setattr(trainer.method, "check_replicas", lambda: time.sleep(0.5))
     trainer._compare_replicas()
     assert trainer.tracker.snapshot().wall - begin < 0.4
 
@@ -203,11 +203,11 @@ def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content
 
 def test_a_rank_without_gradients_has_nothing_to_scale(world: World) -> None:
     """The last update of an epoch may leave it without any pass."""
-    strategy, model = DdpAllReduce(), nn.Linear(2, 1)
-    strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
+    method, model = Ddp(), nn.Linear(2, 1)
+    method.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
     before = model.weight.detach().clone()
-    strategy.begin(1.0, 2.0)
-    assert strategy.step(1.0)
+    method.begin(1.0, 2.0)
+    assert method.step(1.0)
     torch.testing.assert_close(model.weight.detach(), before)
 
 
@@ -225,7 +225,7 @@ def test_a_gpu_is_looked_at_rarely_and_nothing_is_overlooked() -> None:
 
 
 def test_comparing_the_replicas_of_ranks_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradientAllReduce, "check_replicas", lambda _: time.sleep(0.5))
+    monkeypatch.setattr(Bsp, "check_replicas", lambda _: time.sleep(0.5))
     begun = time.monotonic()
     _, _, trainer = train(world, Precision("fp32", CPU), [torch.ones(1, 4)])
     assert trainer.curve[-1]["seconds"] <= trainer.tracker.snapshot().wall < time.monotonic() - begun - 0.5

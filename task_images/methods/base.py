@@ -1,0 +1,419 @@
+"""How ranks agree on an update. Read `Method.step` first; a method overrides what it does differently.
+
+    module = method.attach(world, model, make_optimizer, tracker)
+    each update:    method.begin(weight, total, passes, scale)
+                    forward and backward passes, the last ones in `with method.last_pass()`
+                    method.step(rate, clip)
+    validation:     with method.consensus(): ...
+
+With a single rank nothing is exchanged, and of the hooks only `begin` and `step` are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+
+from task_images.harness.errors import TaskUsageError
+from task_images.methods.lazy import nn, replicas, torch
+from task_images.methods.link import Link
+from task_images.methods.options import DELAY, MethodError, Option
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from task_images.harness.distributed import World
+    from task_images.harness.precision import LossScale
+    from task_images.harness.tracker import Tracker
+
+MakeOptimizer = Callable[["torch.nn.Module"], "torch.optim.Optimizer"]
+NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
+LOOK_EVERY = 50
+RING = "2 (P-1)/P M"
+
+
+class Sent(NamedTuple):
+    """What a run counted in an update: messages and bytes handed to collectives by a rank, and parameters."""
+
+    messages: float
+    bytes: float
+    parameters: int
+
+
+class Round(NamedTuple):
+    """Collectives of an update: `kind` is one of `Method.collective`, `size` the bytes that each rank contributes to
+    one, `times` how many there are in an update, less than 1 if not each update has one."""
+
+    kind: str
+    size: float
+    times: float = 1.0
+
+
+class NormWatch:
+    """Checks that the norms of gradients are finite. On a GPU only every LOOK_EVERY updates, because each check makes
+    the host wait for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._every = LOOK_EVERY if device.type == "cuda" else 1
+        self._sum: torch.Tensor | None = None  # a sum stays non-finite after one non-finite term
+        self._count = 0
+
+    def add(self, norm: torch.Tensor) -> bool:
+        """Add the norm of an update. False if this norm, or one since the last check, is known to be non-finite."""
+        self._sum = norm if self._sum is None else self._sum + norm
+        self._count += 1
+        return self._count < self._every or self.look()
+
+    def look(self) -> bool:
+        """Whether all norms since the last check are finite. Waits for the device."""
+        found = self._sum is None or math.isfinite(float(self._sum))
+        self._sum, self._count = None, 0
+        return found
+
+
+class MethodState(TypedDict, total=False):
+    """State of a method besides model and optimizer.
+
+    update       number of updates so far, which seeds random choices
+    ranks        per-rank state (residuals, weights, ...). Each rank fills in its own entry and None for the others, so
+                 that 64 ranks with residuals of 0.5 GB do not send them to one
+    """
+
+    update: int
+    ranks: list[Any]
+
+
+class StrategyState(TypedDict):
+    """A method's part of a checkpoint."""
+
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    method: MethodState
+
+
+def join_method_states(read: Callable[[int], MethodState], count: int, rank: int, size: int) -> MethodState:
+    """The state with which rank `rank` of `size` resumes a training of `count` ranks. `read` returns the state saved by
+    a rank: only its own is read if the number of ranks is unchanged, else all if they have parts of their own."""
+    if count == size:
+        return read(rank)
+    if not count:
+        return {}
+    found: MethodState = {**read(0)}
+    if found.get("ranks"):
+        others = (read(number)["ranks"][number] for number in range(1, count))
+        found["ranks"] = [found["ranks"][0], *others]
+    return found
+
+
+class Method:
+    """Base of all methods: one model per rank, updated by an optimizer after gradients are exchanged.
+
+    name, summary, source, formula    shown by `mlbench methods`; formula: bytes that a rank sends per step
+    options       by name; `late_options` delay something by a number of updates: the self-check sets them low
+    optimizers    supported optimizers, by their names in torch.optim; empty: any
+    identical     all ranks have the same model after every update; otherwise only within `consensus`
+    exact         integers arrive as their exact sum, which the self-check verifies
+    gates         a layer's forward pass waits for its own gradients only, so there is no norm of all gradients
+    wraps         one of torch's engines wraps or changes the model
+    mixed         phases in which messages are sent, so that their time cannot be told from computing
+    collective    allreduce, rsag, allgather, gtopk, ps, gossip or none, for predictions
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    formula: ClassVar[str] = RING
+    note: ClassVar[str] = ""
+    reaches_goals: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, Option]] = {}
+    late_options: ClassVar[tuple[str, ...]] = ()
+    optimizers: ClassVar[tuple[str, ...]] = ()
+    identical: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+    gates: ClassVar[bool] = False
+    wraps: ClassVar[bool] = False
+    mixed: ClassVar[tuple[str, ...]] = ()
+    collective: ClassVar[str] = "allreduce"
+
+    keeps_gradients = False  # gradients keep their storage across updates, as CUDA graphs require
+    checked: Mapping[str, Any] = MappingProxyType({})  # what the self-check compared, for the result
+    optimizer: torch.optim.Optimizer
+    model: nn.Module  # as given to `attach`, without any wrapper
+    world: World
+    link: Link  # all collectives, which it counts
+
+    def __init__(self, **given: str) -> None:
+        """`given`: options as text, by name. Raises MethodError."""
+        known = self.list_options()
+        for name in given:
+            if name not in known:
+                raise MethodError(f'the method {self.name} has no option "{name}"', f"options: {', '.join(known)}")
+        self.given = {name: str(given.get(name, option.default)) for name, option in known.items()}
+        self.values = {name: option.read(name, self.given[name]) for name, option in known.items()}
+        self.seed = 0
+
+    @classmethod
+    def list_options(cls) -> dict[str, Option]:
+        """All options by name."""
+        return {**cls.options, **({} if cls.wraps else {"delay": DELAY})}
+
+    def check(self, ranks: int) -> None:
+        """Raises MethodError if so many ranks cannot use the method with these options."""
+
+    def rounds(self, sent: Sent, ranks: int) -> Sequence[Round]:
+        """The collectives of an update, for predictions from a run that counted `sent`."""
+        return [Round(self.collective, sent.bytes / max(1.0, sent.messages), sent.messages)]
+
+    # --- what a training calls ----------------------------------------------------------------------------------------
+
+    def attach(
+        self, world: World, model: nn.Module, make_optimizer: MakeOptimizer, tracker: Tracker | None = None
+    ) -> nn.Module:
+        """Give all ranks rank 0's model, which is on its device, and make the optimizer. Returns the module to train.
+        Collective."""
+        self.world, self.model, self._tracker = world, model, tracker
+        self.update = 0
+        self._scale: LossScale | None = None
+        self._norms = NormWatch(world.device)
+        self._updates = 0
+        self._distance: float | None = None
+        self.share = self.divisor = 1.0
+        self.overflowed = False
+        if tracker is not None and world.size > 1:
+            tracker.mix(self.mixed)
+        replicas.broadcast_state(world, model)
+        if world.size > 1:
+            self.link = Link(world, self.values.get("delay"))
+            wrapped = self.wrap(model)
+        else:
+            wrapped = model
+        self.optimizer = self.make_optimizer(make_optimizer)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if world.size > 1:
+            found = type(self.optimizer).__name__
+            if self.optimizers and found not in self.optimizers:
+                raise TaskUsageError(
+                    f"{self.name} needs the optimizer {' or '.join(self.optimizers)}; the task has {found}",
+                    "another method: mlbench methods",
+                )
+            self.start()
+        return wrapped
+
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        """Call before the first forward pass of an update that has `passes` passes.
+
+        `weight` is the weight of this rank's gradients (the number of samples that they average), `total` the sum of
+        all ranks' weights. If gradients are sums: weight 1, and `total` the number of terms of all ranks. `scale` is
+        the loss scale, which is divided out; an overflow skips the update and lowers the scale.
+        """
+        self.update += 1
+        self.share, self._scale = weight / total, scale
+        self.divisor = 1.0 if scale is None else scale.value
+        self.overflowed = False
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        """A context for forward and backward of an update's last pass: gradients may be sent while it runs."""
+        return NOTHING
+
+    def step(self, rate: float, clip: float | None = None) -> bool:
+        """Exchange, unscale, clip and update, at learning rate `rate`. False if gradients were not finite: the model is
+        unchanged, or, on a GPU without a loss scale, has diverged in one of the last updates (see `is_finite`).
+
+        clip    largest norm of the gradients; infinity: only measure it
+        """
+        is_alone = self.world.size == 1
+        with self.section("communication", is_alone):
+            if is_alone:
+                self.scale_gradients(self.share)
+            else:
+                self.reduce()
+        with self.section("optimizer"):
+            updated = self.apply(rate, clip)
+        with self.section("communication", is_alone):
+            if not is_alone:
+                self.mix(rate)
+        self._updates += 1
+        return updated
+
+    def is_finite(self) -> bool:
+        """Whether all norms of gradients measured so far were finite. Waits for the device."""
+        return self._norms.look()
+
+    def consensus(self) -> AbstractContextManager[object]:
+        """A context for validation and checkpoints: no messages are in flight, and all ranks have the same model."""
+        return NOTHING
+
+    def check_replicas(self) -> float | None:
+        """Call within `consensus`, after training. Raises DivergedError if models that must be equal differ. Returns
+        the distance between drifting replicas, relative to their norm; None if they do not drift. Collective."""
+        if self.world.size == 1:
+            return None
+        if self.identical:
+            replicas.check_identical(self.world, self.model)
+        return self._distance
+
+    @property
+    def keeps_optimizer_state(self) -> bool:
+        """Whether `optimizer` has the full state on every rank. If not, it is in `method_state`."""
+        return True
+
+    def state_dict(self) -> StrategyState:
+        """The state needed to resume training. Collective, within `consensus`. Save model and optimizer of rank 0, and
+        the rest of every rank."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "method": self.method_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a `state_dict`, which every rank has read."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.load_method_state(state.get("method") or MethodState())
+
+    def method_state(self) -> MethodState:
+        """The part of `state_dict` besides model and optimizer. Every rank saves its own."""
+        if self.world.size == 1:
+            return {}
+        own = self.own_state()
+        ranks = [own if rank == self.world.rank else None for rank in range(self.world.size)] if own else []
+        return {"update": self.update, "ranks": ranks}
+
+    def load_method_state(self, state: MethodState) -> None:
+        """Resume from a `method_state`, after model and optimizer were loaded. Collective."""
+        if self.world.size == 1 or not state:
+            return
+        self.update = int(state["update"])
+        ranks = state["ranks"]
+        if len(ranks) == self.world.size:
+            self.load_own_state(ranks[self.world.rank])
+        elif ranks:
+            self.load_other_states(ranks)
+
+    def stats(self) -> dict[str, float]:
+        """Counters of this rank since `attach`, for the result's details: updates, messages, bytes, ..."""
+        counted = self.link.stats() if self.world.size > 1 else {"messages": 0.0, "bytes": 0.0}
+        distance = {} if self._distance is None else {"distance": self._distance}
+        return {"updates": float(self._updates), **counted, **distance}
+
+    def close(self) -> None:
+        """End threads and disconnect from servers. Call only after success."""
+
+    # --- what a method overrides --------------------------------------------------------------------------------------
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap or change the model before the optimizer is created."""
+        return model
+
+    def make_optimizer(self, make: MakeOptimizer) -> torch.optim.Optimizer:
+        """The optimizer of `model`."""
+        return make(self.model)
+
+    def start(self) -> None:
+        """Create buffers, hooks and state. The optimizer exists, and all ranks have the model."""
+
+    def reduce(self) -> None:
+        """After the backward pass: replace the gradients by the weighted mean over all ranks."""
+
+    def agree(self, finite: bool) -> bool:
+        """Whether to make an update under a loss scale; `finite`: whether the norm of this rank's gradients is."""
+        return finite
+
+    def update_weights(self, rate: float) -> None:
+        """Update the weights from their gradients."""
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+
+    def undo(self) -> None:
+        """After an overflow: restore what this update has put into the state."""
+
+    def mix(self, rate: float) -> None:
+        """After the update: exchange weights."""
+
+    def own_state(self) -> dict[str, Any]:
+        """This rank's part of a checkpoint, with tensors in host memory; empty if there is none."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Resume from what `own_state` gave."""
+
+    def load_other_states(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Resume from the states of another number of ranks; by default all resume from the common model."""
+
+    # --- what methods use ---------------------------------------------------------------------------------------------
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Gradients that are not None."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply this rank's gradients."""
+        if factor != 1 and (gradients := self.gradients()):
+            torch._foreach_mul_(gradients, factor)
+
+    def read_weights(self) -> torch.Tensor:
+        """A copy of this rank's weights, which are of one type, as one flat tensor."""
+        with torch.no_grad():
+            return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+
+    def write_weights(self, flat: torch.Tensor) -> None:
+        """Overwrite this rank's weights."""
+        with torch.no_grad():
+            replicas.unpack(flat, self.parameters)
+
+    def read_gradients(self) -> torch.Tensor:
+        """A copy of this rank's gradients as one flat tensor, zeros for those that are None."""
+        parts = [torch.zeros_like(item) if item.grad is None else item.grad for item in self.parameters]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def write_gradients(self, flat: torch.Tensor) -> None:
+        """Overwrite this rank's gradients."""
+        parts = torch.split(flat, [item.numel() for item in self.parameters])
+        for item, part in zip(self.parameters, parts, strict=True):
+            item.grad = part.view_as(item).clone()
+
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean of all ranks' `tensor`."""
+        return self.link.all_reduce(tensor / self.world.size)
+
+    def measure_distance(self) -> None:
+        """Measure how far the replicas are from their mean. Collective."""
+        self._distance = replicas.measure_distance(self.world, self.parameters)
+
+    def section(self, name: str, is_off: bool = False) -> AbstractContextManager[object]:
+        """A context whose time counts as `name`."""
+        return NOTHING if is_off or self._tracker is None else self._tracker.section(name)
+
+    def apply(self, rate: float, clip: float | None) -> bool:
+        """Unscale, clip and update. False if gradients were not finite."""
+        gradients, scale = self.gradients(), self._scale
+        if self.divisor != 1 and gradients:
+            torch._foreach_mul_(gradients, 1 / self.divisor)
+        finite = True
+        if clip is not None or scale is not None:
+            norm = nn.utils.get_total_norm(gradients)
+            if clip is not None and math.isfinite(clip):
+                nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
+            finite = self._norms.add(norm) if scale is None else math.isfinite(float(norm)) and not self.overflowed
+        if scale is not None:
+            finite = self.agree(finite)
+            scale.observe(finite)
+        if finite:
+            self.update_weights(rate)
+        elif self.world.size > 1:
+            self.undo()
+        if self.keeps_gradients:
+            torch._foreach_zero_(gradients)
+        else:
+            self.optimizer.zero_grad()
+        return finite
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameter groups, times the group's `rate_factor` if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -1,0 +1,279 @@
+"""Messages during the backward pass: hooks move gradients into buckets, and each full one is sent.
+
+A bucket is a flat buffer in which the gradients of some parameters share a message, or several if it is cut. Gradients
+are weighted when they are moved, and afterwards are views of the buffer. Messages start in the same order on all ranks:
+a full bucket waits for those that come before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from task_images.methods import plans
+from task_images.methods.base import Method
+from task_images.methods.lazy import torch
+from task_images.methods.plans import Cost, Groups
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+
+    from task_images.harness.precision import LossScale
+
+Finish = Callable[[], None]
+# Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and
+# selected, are skipped; medians of the others are used.
+SKIPPED_UPDATES, MEASURED_UPDATES = 3, 5
+
+
+@dataclass
+class Slot:
+    """One parameter and its place in a bucket; `depth` is its place in the order in which gradients become ready."""
+
+    name: str
+    parameter: nn.Parameter
+    view: Tensor
+    bucket: Bucket
+    depth: int
+    has_arrived: bool = False
+
+
+@dataclass
+class Message:
+    """A part of a bucket that is sent at once. `finish` waits until it has the sum over ranks."""
+
+    number: int
+    flat: Tensor
+    bucket: Bucket
+    finish: Finish | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its gradients."""
+        return self.flat.numel() * self.flat.element_size()
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients share a buffer, and the messages that it is cut into."""
+
+    flat: Tensor
+    ready: float  # when its last gradient is ready, in seconds, or just a number in the order
+    slots: list[Slot] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    missing: int = 0
+
+    @property
+    def depth(self) -> int:
+        """The place of its last parameter in the backward pass: higher is closer to the input."""
+        return max(slot.depth for slot in self.slots)
+
+
+class Bucketed(Method):
+    """Averages gradients over ranks in buckets. Subclasses say how tensors are grouped, and how a message is sent."""
+
+    measures: ClassVar[bool] = False  # whether `plan` or `arrange` depends on measured backward passes
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """Which tensors share a bucket: see `plans`. While `is_measuring`, `ready` are only numbers in the order."""
+        raise NotImplementedError
+
+    def cut(self, flat: Tensor) -> Sequence[Tensor]:
+        """The messages of a bucket."""
+        return [flat]
+
+    def arrange(self, messages: list[Message]) -> list[Message]:
+        """The order in which messages are sent."""
+        return messages
+
+    def send(self, message: Message) -> Finish:
+        """Start to sum a message over ranks, in place; returns what waits for it."""
+        return self.link.start_all_reduce(message.flat).wait
+
+    # --- set-up -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the plan and hook the parameters."""
+        self._armed = self._open = False
+        self._started: Any = 0.0
+        self._times: dict[str, Any] = {}  # when gradients of this update became ready
+        self._seconds: list[dict[str, float]] = []  # of earlier updates, since the first gradient
+        self._next = 0  # message to be sent next
+        named = [(name, item) for name, item in self.model.named_parameters() if item.requires_grad]
+        self._named = named[::-1]  # about the order in which gradients become ready
+        self.is_measuring = self.measures
+        self.cost = Cost(0.0, 0.0)
+        if self.measures:
+            found = plans.fit(self.link.measure_cost())
+            self.cost = Cost(self.world.agree(found.alpha), self.world.agree(found.beta))
+        self._build([float(number) for number in range(len(self._named))])
+        for name, parameter in self._named:
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
+
+    def _build(self, ready: list[float]) -> None:
+        """Create the buckets of `_named`, whose gradients are ready at `ready` seconds, ascending."""
+        by_type: dict[object, list[int]] = {}
+        for number, (_, parameter) in enumerate(self._named):
+            by_type.setdefault((parameter.dtype, parameter.device), []).append(number)
+        groups: list[list[int]] = []
+        for members in by_type.values():
+            sizes = [_size(self._named[number][1]) for number in members]
+            found = self.plan(sizes, [ready[number] for number in members])
+            groups += [[members[place] for place in group] for group in found]
+        self.buckets: list[Bucket] = []
+        self._slots: dict[str, Slot] = {}
+        messages: list[Message] = []
+        for group in sorted(groups, key=lambda group: group[-1]):
+            first = self._named[group[0]][1]
+            count = sum(self._named[number][1].numel() for number in group)
+            bucket = Bucket(torch.zeros(count, dtype=first.dtype, device=first.device), ready[group[-1]])
+            place = 0
+            for number in group:
+                name, parameter = self._named[number]
+                # With the parameter's own strides, which do not follow from its shape with channels-last memory.
+                view = bucket.flat.as_strided(parameter.size(), parameter.stride(), place)
+                slot = Slot(name, parameter, view, bucket, number)
+                bucket.slots.append(slot)
+                self._slots[name] = slot
+                place += parameter.numel()
+            for part in self.cut(bucket.flat):
+                bucket.messages.append(Message(len(messages), part, bucket))
+                messages.append(bucket.messages[-1])
+            self.buckets.append(bucket)
+        self.messages = self.arrange(messages)
+
+    # --- an update ----------------------------------------------------------------------------------------------------
+
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        """Begin an update, whose messages start when the first gradient of the last pass is ready."""
+        super().begin(weight, total, passes, scale)
+        self._open = False
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        """A context in which the hooks take gradients."""
+        return self._arm() if self.world.size > 1 else super().last_pass()
+
+    @contextlib.contextmanager
+    def _arm(self) -> Iterator[None]:
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def open_update(self) -> None:
+        """Begin to fill the buckets; the sums of the last update are no longer needed."""
+        self._open, self._next = True, 0
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.has_arrived = False
+        if self.is_measuring:
+            self._times, self._started = {}, self._now()
+
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        if not self._open:
+            self.open_update()
+        if self.is_measuring:
+            self._times[name] = self._now()
+        self._take(self._slots[name])
+        self._send_ready()
+
+    def _take(self, slot: Slot) -> None:
+        """Move a gradient into its bucket, weighted."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            slot.view.zero_()
+        else:
+            torch.mul(gradient, self.share, out=slot.view)
+        slot.parameter.grad = slot.view
+        slot.has_arrived = True
+        slot.bucket.missing -= 1
+
+    def _send_ready(self) -> None:
+        while self._next < len(self.messages) and not self.messages[self._next].bucket.missing:
+            message = self.messages[self._next]
+            self._next += 1
+            message.finish = self.send(message)
+
+    def end_backward(self) -> None:
+        """Take what has no gradient, or had none of its own, and send the rest."""
+        if not self._open:
+            self.open_update()
+        for slot in self._slots.values():
+            if not slot.has_arrived:
+                self._take(slot)
+        self._send_ready()
+
+    def wait_for(self, buckets: Sequence[Bucket]) -> None:
+        """Wait until the sums of `buckets` have arrived."""
+        for bucket in buckets:
+            for message in bucket.messages:
+                if message.finish is not None:
+                    message.finish()
+                    message.finish = None
+
+    def reduce(self) -> None:
+        """Wait for all messages, in the order of sending."""
+        self.end_backward()
+        for message in self.messages:
+            if message.finish is not None:
+                message.finish()
+                message.finish = None
+        if self.is_measuring:
+            self.plan_again()
+
+    # --- measured plans -----------------------------------------------------------------------------------------------
+
+    def _now(self) -> Any:
+        """The current time of the device: on a GPU hooks run when kernels are launched, not when they finish."""
+        if self.world.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.world.device))
+        return event
+
+    def plan_again(self) -> None:
+        """Note this backward pass. Once enough are measured, make the final plan from rank 0's times."""
+        self.world.synchronize()
+        started = self._started
+        if isinstance(started, float):
+            self._seconds.append({name: moment - started for name, moment in self._times.items()})
+        else:
+            self._seconds.append({name: started.elapsed_time(event) / 1e3 for name, event in self._times.items()})
+        if len(self._seconds) < SKIPPED_UPDATES + MEASURED_UPDATES:
+            return
+        self.is_measuring = False
+        names, counted = [name for name, _ in self._named], self._seconds[SKIPPED_UPDATES:]
+        medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
+        late = max(medians.values(), default=0.0)  # for parameters without a gradient
+        own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
+        ready = self.world.broadcast(own.to(self.world.device)).tolist()
+        order = sorted(range(len(names)), key=lambda number: (ready[number], number))
+        self._named = [self._named[number] for number in order]
+        self._rebuild([ready[number] for number in order])
+
+    def _rebuild(self, ready: list[float]) -> None:
+        """Make the final plan while gradients keep this update's values."""
+        gradients = {name: slot.view.clone() for name, slot in self._slots.items()}
+        self._build(ready)
+        for name, slot in self._slots.items():
+            slot.view.copy_(gradients[name])
+            slot.parameter.grad = slot.view
+
+    def stats(self) -> dict[str, float]:
+        """The common figures, and the number of buckets."""
+        return {**super().stats(), **({"groups": float(len(self.buckets))} if self.world.size > 1 else {})}
+
+
+def _size(parameter: Tensor) -> int:
+    return parameter.numel() * parameter.element_size()

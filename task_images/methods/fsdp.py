@@ -1,0 +1,139 @@
+"""FSDP2: parameters, gradients and optimizer state are shards (torch's fully_shard)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from task_images.methods.base import Method, MethodState, StrategyState
+from task_images.methods.lazy import Lazy, nn, torch
+from task_images.methods.options import MethodError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import device_mesh, fsdp
+    from torch.distributed.checkpoint import state_dict as states
+
+    from task_images.harness import distributed
+    from task_images.harness.language import layout
+    from task_images.harness.precision import LossScale
+else:
+    device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
+    states = Lazy("torch.distributed.checkpoint.state_dict")
+    distributed, layout = Lazy("task_images.harness.distributed"), Lazy("task_images.harness.language.layout")
+
+
+class Fsdp2(Method):
+    """Gradients are means over ranks; unequal batches are weighted at the start of the backward pass."""
+
+    name = "fsdp2"
+    summary = "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)"
+    source = "Zhao et al. 2023, arXiv:2304.11277"
+    formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
+    exact = True
+    wraps = True
+    mixed = ("forward", "backward")
+    in_groups: ClassVar[bool] = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Shard the blocks of the model, then the rest."""
+        distributed.require_sharding(self.world)
+        kind, size = self.world.device.type, self.world.size
+        count = layout.count_nodes(size, self.world.contract.local_world_size) if self.in_groups else 1
+        if count == 1:
+            mesh = device_mesh.init_device_mesh(kind, (size,))
+        else:
+            mesh = device_mesh.init_device_mesh(kind, (count, size // count), mesh_dim_names=("replicate", "shard"))
+        for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
+            parameter.data = parameter.data.contiguous()
+        for block in _list_blocks(model):
+            fsdp.fully_shard(block, mesh=mesh)
+        fsdp.fully_shard(model, mesh=mesh)
+        model.register_forward_hook(self._weigh_outputs)
+        return model
+
+    def start(self) -> None:
+        """torch has no fused SGD for sharded parameters."""
+        if isinstance(self.optimizer, torch.optim.SGD):
+            for group in self.optimizer.param_groups:
+                group["fused"] = False
+
+    def _weigh_outputs(self, module: nn.Module, inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
+        for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
+            if tensor.requires_grad:
+                tensor.register_hook(self._weigh)  # type: ignore[no-untyped-call]
+
+    def _weigh(self, gradient: Tensor) -> Tensor:
+        factor = self.world.size * self.share
+        return gradient if factor == 1 else gradient * factor
+
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        """Begin an update; only its last pass reduces gradients."""
+        super().begin(weight, total, passes, scale)
+        if self.world.size > 1:
+            self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        """A context in which gradients are reduced."""
+        if self.world.size > 1:
+            self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+        return super().last_pass()
+
+    def stats(self) -> dict[str, float]:
+        """torch counts no messages."""
+        return {"updates": float(self._updates)}
+
+    def check_replicas(self) -> float | None:
+        """None: the ranks hold shards of one model."""
+        return None
+
+    def state_dict(self) -> StrategyState:
+        """The full state of model and optimizer, gathered on rank 0. Collective."""
+        if self.world.size == 1:
+            return super().state_dict()
+        whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return {
+            "model": states.get_model_state_dict(self.model, options=whole),
+            "optimizer": states.get_optimizer_state_dict(self.model, self.optimizer, options=whole),
+            "method": {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Distribute a full state over the ranks. Collective."""
+        if self.world.size == 1:
+            super().load_state_dict(state)
+            return
+        spread = states.StateDictOptions(full_state_dict=True)
+        states.set_model_state_dict(self.model, dict(state["model"]), options=spread)
+        states.set_optimizer_state_dict(self.model, self.optimizer, dict(state["optimizer"]), options=spread)
+
+    def method_state(self) -> MethodState:
+        """Nothing: all is in the shards."""
+        return {}
+
+
+class Hsdp(Fsdp2):
+    """Each group of ranks has all shards; a group is a node, or half of the ranks if there is one node or one rank per
+    node."""
+
+    name = "hsdp"
+    summary = "fsdp2 within each node or half of the ranks, all-reduce between these groups"
+    formula = "3 (1-G/P) M + 2 (G-1)/P M with G groups; with gloo 4 (1-G/P) M + 2 (G-1)/P M"
+    in_groups = True
+
+    def check(self, ranks: int) -> None:
+        """There are two groups at least."""
+        if ranks < 4 or ranks % 2:
+            raise MethodError(
+                f"hsdp needs two groups of ranks: an even number of at least 4, not {ranks}", "--method fsdp2"
+            )
+
+
+def _list_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules that are sharded separately: the model's children, or their children if they are lists."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        parts = child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential) else [child]
+        found += [part for part in parts if any(True for _ in part.parameters())]
+    return found

@@ -1,0 +1,177 @@
+"""The collectives of a method, which count what they send and add the artificial delay of `comm.delay`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from task_images.methods.lazy import dist, torch
+
+if TYPE_CHECKING:
+    from task_images.harness.distributed import World
+    from task_images.methods.options import Delay
+
+COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
+BURSTS = (2, 12)  # messages of a short and a long burst
+
+
+class Pending:
+    """A message under way. `wait` returns when it has arrived, and, on a GPU, when later kernels may use it."""
+
+    def __init__(self, link: Link, work: dist.Work, due: float) -> None:
+        self._link, self._work, self._due = link, work, due
+        self._begun = time.perf_counter()
+
+    def wait(self) -> None:
+        """Wait, and count how long."""
+        begin = time.perf_counter()
+        self._work.wait()
+        if self._due > (now := time.perf_counter()):
+            time.sleep(self._due - now)
+        end = time.perf_counter()
+        if not self._link.has_thread:
+            self._link.exposed += end - begin
+        self._link.busy += max(0.0, end - max(self._begun, self._link.last))
+        self._link.last = end
+
+
+class Link:
+    """All ranks, as a method sees them. Every rank makes the same calls in the same order.
+
+    messages, bytes  given to collectives by this rank; `wire_bytes`: sent by the ring or tree algorithm in use
+    exposed          seconds in which the training waited for messages; `has_thread`: another thread waits for them
+    busy             seconds in which at least one was under way, until it was waited for
+    """
+
+    def __init__(self, world: World, delay: Delay | None) -> None:
+        self.size, self.rank, self.device = world.size, world.rank, world.device
+        self._delay = delay
+        self.has_thread = False
+        self._free = 0.0  # when the delayed link has delivered all messages
+        # torch implements reduce-scatter over gloo by an all-reduce, of which each rank keeps its part.
+        self._scatter_share = (2 if world.backend == "gloo" else 1) * (world.size - 1) / world.size
+        self._host_pairs = world.is_gloo_on_gpu  # gloo does not send GPU tensors between two ranks
+        self.messages = self.bytes = 0
+        self.wire_bytes = self.exposed = self.busy = self.last = 0.0
+
+    def stats(self) -> dict[str, float]:
+        """Counters for the result. No seconds on GPUs, where the host only launches communication."""
+        counted = {"messages": float(self.messages), "bytes": float(self.bytes), "wire_bytes": self.wire_bytes}
+        if self.device.type == "cuda":
+            return counted
+        return {
+            **counted,
+            "communication_seconds": self.busy,
+            "exposed_seconds": self.exposed,
+            "hidden_seconds": max(0.0, self.busy - self.exposed),
+        }
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over ranks, in place."""
+        self.start_all_reduce(tensor).wait()
+        return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Start summing `tensor` over ranks, in place."""
+        return self._send(tensor, 2 * (self.size - 1) / self.size, dist.all_reduce(tensor, async_op=True))
+
+    def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
+        """whole [P n] -> this rank's part `own` [n] of the sum over ranks."""
+        return self._send(whole, self._scatter_share, dist.reduce_scatter_tensor(own, whole, async_op=True))
+
+    def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
+        """own [n] of each rank -> whole [P n]."""
+        work = dist.all_gather_into_tensor(whole, own, async_op=True)
+        return self._send(whole, (self.size - 1) / self.size, work)
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Each rank's `own`, of the same size on all ranks, by rank."""
+        whole = own.new_empty(self.size * own.numel())
+        self._send(own, self.size - 1, dist.all_gather_into_tensor(whole, own, async_op=True)).wait()
+        return list(whole.chunk(self.size))
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite `tensor` with rank 0's, and return it. Uses a binomial tree: a rank sends once in each round after
+        the one in which it received the tensor."""
+        rounds = range(self.rank.bit_length(), (self.size - 1).bit_length())
+        if count := sum(self.rank + 2**number < self.size for number in rounds):
+            self.book(tensor, count)
+        dist.broadcast(tensor, 0)
+        return tensor
+
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Send `tensor` to the rank `peer`; returns when the tensor may be changed."""
+        self.book(tensor, 1)
+        dist.send(tensor.cpu() if self._host_pairs else tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        """Receive `tensor` from the rank `peer`, and return it."""
+        place = tensor.cpu() if self._host_pairs else tensor
+        dist.recv(place, peer)
+        return tensor.copy_(place)
+
+    def start_swap(self, tensor: torch.Tensor, peers: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
+        """Start sending `tensor`, which must not change, to all `peers`. Returns a function that waits for theirs and
+        returns them in the order of `peers`."""
+        sent = tensor.cpu() if self._host_pairs else tensor
+        received = [torch.empty_like(sent) for _ in peers]
+        # Receives first: gloo sends data only after the peer's "ready", on the same connection. If that queues behind
+        # data, the two directions take turns.
+        operations = [dist.P2POp(dist.irecv, place, peer) for peer, place in zip(peers, received, strict=True)]
+        operations += [dist.P2POp(dist.isend, sent, peer) for peer in peers]
+        due = max(self.book(tensor, 1) for _ in peers)
+        pending = [Pending(self, work, due) for work in dist.batch_isend_irecv(operations)]
+
+        def finish() -> list[torch.Tensor]:
+            for each in pending:
+                each.wait()
+            return [place.to(tensor.device) for place in received]
+
+        return finish
+
+    def measure_cost(self) -> list[tuple[float, float]]:
+        """Bytes and seconds that one more all-reduce adds to a burst, for each of COST_SIZES. Collective.
+
+        Comparing a short burst with a long one removes the fixed cost of a burst (until all ranks have started, and
+        until all are done), which is as long as several messages if there are more ranks than cores.
+        """
+        before = self.messages, self.bytes, self.wire_bytes, self.exposed, self.busy
+        short, long = BURSTS
+        found = []
+        for size in COST_SIZES:
+            extra = self._measure_burst(size, long) - self._measure_burst(size, short)
+            found.append((4.0 * size, extra / (long - short)))
+        self.messages, self.bytes, self.wire_bytes, self.exposed, self.busy = before
+        return found
+
+    def _measure_burst(self, size: int, count: int) -> float:
+        tensors = [torch.zeros(size, device=self.device) for _ in range(count + 2)]
+        for tensor in tensors[:2]:  # warm-up
+            self.all_reduce(tensor)
+        self._synchronize()
+        begin = time.perf_counter()
+        for pending in [self.start_all_reduce(tensor) for tensor in tensors[2:]]:
+            pending.wait()
+        self._synchronize()
+        return time.perf_counter() - begin
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _send(self, tensor: torch.Tensor, factor: float, work: dist.Work | None) -> Pending:
+        assert work is not None
+        return Pending(self, work, self.book(tensor, factor))
+
+    def book(self, tensor: torch.Tensor, factor: float) -> float:
+        """Count a message, of which this rank sends `factor` times the size. Returns when it may arrive at the
+        earliest: the delayed link carries one message after another."""
+        size = tensor.numel() * tensor.element_size()
+        self.messages += 1
+        self.bytes += size
+        self.wire_bytes += factor * size
+        if self._delay is None:
+            return 0.0
+        self._free = max(self._free, time.perf_counter()) + self._delay.alpha + self._delay.beta * size
+        return self._free

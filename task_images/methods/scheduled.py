@@ -1,0 +1,258 @@
+"""Synchronous SGD whose messages start during the backward pass: the same training as `bsp`, by other schedules.
+
+They differ in which tensors share a message (`plan`), in the order of messages (`arrange`), and in whether the next
+forward pass waits for all of them (`gates`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from task_images.methods import plans
+from task_images.methods.base import NOTHING, set_rate
+from task_images.methods.buckets import Bucketed, Finish, Message
+from task_images.methods.lazy import nn, torch
+from task_images.methods.options import size_option
+from task_images.methods.plans import Groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from task_images.harness.precision import LossScale
+    from task_images.methods.link import Pending
+
+BUCKET = size_option("25MiB", "a message is sent once its tensors have so many bytes")
+
+
+class Wfbp(Bucketed):
+    """Wait-free backpropagation."""
+
+    name = "wfbp"
+    summary = "one message per tensor, as soon as it is ready"
+    source = "Zhang et al. 2017 (Poseidon), arXiv:1706.03292"
+    exact = True
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """Each tensor has its own message."""
+        return [[number] for number in range(len(sizes))]
+
+
+class Fusion(Bucketed):
+    """Tensor fusion."""
+
+    name = "fusion"
+    summary = "merges tensors into messages of up to 25 MiB"
+    source = "Sergeev and Del Balso 2018, arXiv:1802.05799"
+    options = {"bucket": BUCKET}  # noqa: RUF012
+    exact = True
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """Consecutive tensors share a message until it is large enough."""
+        return plans.threshold(sizes, self.values["bucket"])
+
+
+class MgWfbp(Bucketed):
+    """Merged-gradient WFBP."""
+
+    name = "mgwfbp"
+    summary = "merges tensors if that saves more startup time than it costs in waiting (greedy, from measured times)"
+    source = "Shi et al. 2019, arXiv:1811.11141"
+    exact = True
+    measures = True
+    merge: Callable[..., Groups] = staticmethod(plans.merge_greedily)
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """All tensors share a message until backward passes are measured: a message for each could take seconds on slow
+        links, and would slow the measured pass."""
+        return plans.threshold(sizes, float("inf")) if self.is_measuring else self.merge(sizes, ready, self.cost)
+
+
+class OptFusion(MgWfbp):
+    """The best merge under the same model."""
+
+    name = "optfusion"
+    summary = "the best grouping under mgwfbp's cost model, found by dynamic programming"
+    source = "the cost model of arXiv:1811.11141"
+    merge = staticmethod(plans.find_optimum)
+
+
+class Gated(Bucketed):
+    """Methods whose updates end in the next forward pass: each module's waits for the messages of its own parameters
+    and updates them. Parameters that several modules share, and those of modules without a forward pass, are updated
+    before the whole model's."""
+
+    gates = True
+    exact = True
+
+    def start(self) -> None:
+        """Hook the modules, too."""
+        super().start()
+        self._due: float | None = None  # learning rate of the update that waits at the gates
+        self._applied: set[str] = set()
+        self._gated: set[str] = set()  # parameters that have had a gate
+        names = {id(slot.parameter): name for name, slot in self._slots.items()}
+        own = [list(module.parameters(recurse=False)) for module in self.model.modules()]
+        uses = Counter(id(parameter) for parameters in own for parameter in parameters)
+        self.model.register_forward_pre_hook(self._pass_first_gate)
+        for module, parameters in zip(self.model.modules(), own, strict=True):
+            alone = [names[id(item)] for item in parameters if id(item) in names and uses[id(item)] == 1]
+            if alone:
+                module.register_forward_pre_hook(partial(self._pass_gate, alone))
+
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        """Begin an update."""
+        if scale is not None and self.world.size > 1:
+            raise ValueError("without a barrier, an overflow cannot be detected before the update")
+        super().begin(weight, total, passes, scale)
+
+    def open_update(self) -> None:
+        """Complete the last update before its buckets are filled again."""
+        self._drain()
+        super().open_update()
+
+    def reduce(self) -> None:
+        """Send the rest, and wait for nothing."""
+        self.end_backward()
+
+    def apply(self, rate: float, clip: float | None) -> bool:
+        """Leave the update to the gates."""
+        if self.world.size == 1:
+            return super().apply(rate, clip)
+        self._due = rate
+        if self.is_measuring:
+            self._drain()
+            self.plan_again()
+        return True
+
+    def consensus(self) -> AbstractContextManager[object]:
+        """Complete the update; the replicas are equal then."""
+        if self.world.size > 1:
+            self._drain()
+        return NOTHING
+
+    def _rebuild(self, ready: list[float]) -> None:
+        super()._rebuild(ready)
+        for slot in self._slots.values():
+            slot.parameter.grad = None
+
+    def _pass_first_gate(self, module: nn.Module, inputs: object) -> None:
+        if self._due is not None and torch.is_grad_enabled():
+            self._complete([name for name in self._slots if name not in self._gated])
+
+    def _pass_gate(self, names: list[str], module: nn.Module, inputs: object) -> None:
+        self._gated.update(names)
+        if self._due is not None and torch.is_grad_enabled():
+            self._complete(names)
+
+    def _drain(self) -> None:
+        if self._due is not None:
+            self._complete(list(self._slots))
+            self._applied.clear()
+            self._due = None
+
+    def _complete(self, names: list[str]) -> None:
+        """Update some parameters, once their messages have arrived."""
+        wanted = [self._slots[name] for name in names if name not in self._applied]
+        if not wanted:
+            return
+        with self.section("communication"):
+            self.wait_for([slot.bucket for slot in wanted])
+        with self.section("optimizer"):
+            assert self._due is not None
+            set_rate(self.optimizer, self._due)
+            chosen, groups = {id(slot.parameter) for slot in wanted}, self.optimizer.param_groups
+            parts = [{**group, "params": [item for item in group["params"] if id(item) in chosen]} for group in groups]
+            self.optimizer.param_groups = [part for part in parts if part["params"]]
+            try:
+                self.optimizer.step()
+            finally:
+                self.optimizer.param_groups = groups
+        for slot in wanted:
+            slot.parameter.grad = None
+        self._applied.update(slot.name for slot in wanted)
+
+
+class ByteScheduler(Gated):
+    """Priorities: all ranks send in the order in which one link would, that always takes the ready message closest to
+    the input. It is simulated with rank 0's measured times."""
+
+    name = "bytescheduler"
+    summary = "splits tensors and sends those of the first layers first; a forward pass waits only for its own layer"
+    source = "Peng et al. 2019, SOSP"
+    options = {"partition": size_option("4MB", "messages are cut into parts of at most this size")}  # noqa: RUF012
+    measures = True
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """Each tensor has its own messages."""
+        return [[number] for number in range(len(sizes))]
+
+    def cut(self, flat: Tensor) -> Sequence[Tensor]:
+        """Parts of at most `partition` bytes."""
+        return cut(flat, self.values["partition"])
+
+    def arrange(self, messages: list[Message]) -> list[Message]:
+        """The simulated order."""
+        if self.is_measuring:
+            return messages
+        numbers = plans.simulate_order(
+            [message.size for message in messages],
+            [message.bucket.ready for message in messages],
+            [-message.bucket.depth for message in messages],
+            self.cost,
+        )
+        return [messages[number] for number in numbers]
+
+
+class Dear(Gated):
+    """Decoupled all-reduce."""
+
+    name = "dear"
+    summary = "reduce-scatter during the backward pass, all-gather during the next forward pass"
+    source = "Zhang et al. 2023, arXiv:2302.12445"
+    formula = "2 (P-1)/P M; 3 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
+    options = {"bucket": BUCKET}  # noqa: RUF012
+    collective = "rsag"
+
+    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
+        """Consecutive tensors share a message until it is large enough."""
+        return plans.threshold(sizes, self.values["bucket"])
+
+    def open_update(self) -> None:
+        """Begin to fill the buckets."""
+        super().open_update()
+        self._parts: list[tuple[Message, Tensor, Pending]] = []
+
+    def send(self, message: Message) -> Finish:
+        """Start the reduce-scatter, padded to a multiple of the number of ranks."""
+        size = self.world.size
+        whole = nn.functional.pad(message.flat, (0, -message.flat.numel() % size))
+        own = whole.new_empty(whole.numel() // size)
+        self._parts.append((message, own, self.link.start_reduce_scatter(own, whole)))
+        return _nothing
+
+    def end_backward(self) -> None:
+        """Start to gather, first what the next forward pass needs first."""
+        super().end_backward()
+        for _, _, pending in self._parts:
+            pending.wait()
+        for message, own, _ in sorted(self._parts, key=lambda part: -part[0].bucket.depth):
+            whole = own.new_empty(own.numel() * self.world.size)
+            message.finish = partial(_take, message.flat, whole, self.link.start_all_gather(whole, own))
+
+
+def cut(flat: Tensor, limit: int) -> Sequence[Tensor]:
+    """Parts of at most `limit` bytes."""
+    return torch.split(flat, max(1, limit // flat.element_size()))
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""
+
+
+def _take(flat: Tensor, whole: Tensor, pending: Pending) -> None:
+    pending.wait()
+    flat.copy_(whole[: flat.numel()])

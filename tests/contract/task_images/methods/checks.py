@@ -1,0 +1,391 @@
+"""A program for test_methods.py: checks of methods on the ranks of one start, each printing OK when it holds."""
+
+import copy
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from task_images.contract import Contract
+from task_images.harness.distributed import World, open_world
+from task_images.harness.entry import run
+from task_images.harness.precision import LossScale
+from task_images.harness.replicas import check_identical
+from task_images.methods.base import Method
+from task_images.methods.buckets import Bucketed, Finish, Message
+from task_images.methods.catalog import FILES, find_class
+from task_images.methods.check import MethodWrongError, check_method
+from task_images.methods.compressed import Compressed
+from task_images.methods.gossip import find_neighbors
+from task_images.methods.options import MethodError
+from tests.contract.task_images.methods.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
+
+DENSE = ("bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear")
+LOSSY = ("fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "dgc", "gtopk", "qsgd", "powersgd")
+DRIFTING = ("localsgd", "dpsgd", "choco", "slowmo")
+
+
+def make(name: str, **options: str) -> Method:
+    return find_class(name)(**options)
+
+
+def list_possible(size: int) -> Iterator[Method]:
+    """Methods without servers that so many ranks can use."""
+    for name in FILES:
+        method = make(name)
+        try:
+            method.check(size)
+        except MethodError:
+            continue
+        if "servers" not in method.values:
+            yield method
+
+
+def every_methodpasses_the_self_check(world: World) -> None:
+    for method in list_possible(world.size):
+        check_method(world, method)
+
+
+def dense_methods_train_as_the_mean_by_hand(world: World) -> None:
+    for passes, uneven in ((1, False), (2, True))[world.size // 8 :]:  # eight ranks take their time
+        expected, _ = train(world, MeanByHand(), 6, passes, uneven=uneven)
+        for name in DENSE:
+            model, method = train(world, make(name), 6, passes, uneven=uneven)
+            check_identical(world, model)
+            compare(world, model, expected, name)
+            method.close()
+
+
+def torchs_engines_train_as_the_mean_by_hand(world: World) -> None:
+    """Also if passes are accumulated, ranks count differently, and gradients are clipped by their norm."""
+    for passes, uneven, clip in ((1, False, None), (2, True, None), (1, True, 0.05))[2 * (world.size // 8) :]:
+        expected, _ = train(world, MeanByHand(), 4, passes, make_net=PlainNet, uneven=uneven, clip=clip)
+        wanted = dict(expected.named_parameters())
+        for method in (make(one.name) for one in list_possible(world.size) if one.wraps):
+            model, _ = train(world, method, 4, passes, make_net=PlainNet, uneven=uneven, clip=clip)
+            for key, found in model.named_parameters():
+                torch.testing.assert_close(
+                    _whole(found),
+                    wanted[key].detach(),
+                    rtol=1e-4,
+                    atol=1e-5,
+                    msg=f"{method.name} {passes} {clip} {key}",
+                )
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    found = parameter.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
+def parameters_of_several_types_share_no_message(world: World) -> None:
+    expected, _ = train(world, MeanByHand(), 4, make_net=MixedNet)
+    for name in ("bsp", "wfbp", "fusion", "dear", "bytescheduler"):
+        model, method = train(world, make(name), 4, make_net=MixedNet)
+        compare(world, model, expected, name)
+        method.close()
+    for name in (*LOSSY, *DRIFTING):
+        model, method = train(world, make(name), 3, make_net=MixedNet)
+        assert all(parameter.isfinite().all() for parameter in model.parameters()), name
+        if name not in DRIFTING:
+            check_identical(world, model)
+        method.close()
+
+
+def full_density_and_full_rank_are_exact(world: World) -> None:
+    expected, _ = train(world, MeanByHand(), 4)
+    for name, options in (
+        ("eftopk", {"density": "1"}),
+        ("topk", {"density": "1"}),
+        ("gtopk", {"density": "1"}),
+        ("powersgd", {"rank": "64"}),
+    ):
+        model, method = train(world, make(name, **options), 4)
+        for (key, one), other in zip(model.named_parameters(), expected.named_parameters(), strict=True):
+            torch.testing.assert_close(one, other[1], rtol=1e-3, atol=2e-5, msg=f"{name} {key}")
+        method.close()
+
+
+def bytes_are_those_of_the_formula(world: World) -> None:
+    """A message's payload, by name, in bytes: `count` numbers of 32 bits in tensors of `sizes`."""
+    sizes = [parameter.numel() for parameter in Net().parameters()]
+    count, ring, everywhere = sum(sizes), 2 * (world.size - 1) / world.size, world.size - 1
+    largest = sum(max(1, int(0.01 * size)) for size in sizes)
+    payloads: dict[str, tuple[float, float]] = {
+        "bsp": (4 * count, ring),
+        "mgwfbp": (4 * count, ring),
+        "fp16": (2 * count, ring),
+        "bf16": (2 * count, ring),
+        "signsgd-mv": (-(-count // 8), everywhere),
+        "ef-signsgd": (-(-count // 8) + 4 * len(sizes), everywhere),
+        "topk": (8 * largest, everywhere),
+        "eftopk": (8 * largest, everywhere),
+        "qsgd": (count + 4 * -(-count // 512), everywhere),
+    }
+    for name, (size, factor) in payloads.items():
+        _, method = train(world, make(name), 3)
+        figures = method.stats()
+        assert figures["bytes"] == 3 * size, (name, figures)
+        assert abs(figures["wire_bytes"] - factor * 3 * size) < 1e-6 * size, (name, figures)
+        method.close()
+    _, method = train(world, make("powersgd", rank="1"), 3)
+    shapes = [parameter.shape for parameter in Net().parameters() if parameter.dim() == 2]
+    # Matrices that rank 1 does not make smaller by half travel as they are.
+    thin = [(rows, columns) for rows, columns in shapes if 2 * (rows + columns) < rows * columns]
+    plain = count - sum(rows * columns for rows, columns in thin)
+    assert method.stats()["bytes"] == 3 * 4 * (sum(rows + columns for rows, columns in thin) + plain), shapes
+    method.close()
+
+
+def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
+    for name in ("eftopk", "dgc", "powersgd", "qsgd", "bytescheduler", *DRIFTING):
+        _, first = train(world, make(name), 4)
+        with first.consensus():
+            own = first.state_dict()
+            [state] = _share([{**own, "method": {}}])  # rank 0's file
+            state["method"] = copy.deepcopy(own["method"])  # the rank's own file
+        rest, method = train(world, make(name), 3, start=4, state=state)
+        again, other = train(world, make(name), 7, consensus_after=3)
+        with other.consensus(), method.consensus():
+            for one, two in zip(rest.parameters(), again.parameters(), strict=True):
+                assert torch.equal(one, two), (name, float((one - two).detach().abs().max()))
+        for each in (first, method, other):
+            each.close()
+
+
+def torchs_engines_go_on_from_a_checkpoint(world: World) -> None:
+    for name in [one.name for one in list_possible(world.size) if one.name in ("zero1", "fsdp2", "hsdp")]:
+        _, first = train(world, make(name), 3, make_net=PlainNet)
+        with first.consensus():
+            [state] = _share([first.state_dict()])
+        rest, _ = train(world, make(name), 2, make_net=PlainNet, start=3, state=state)
+        again, _ = train(world, make(name), 5, make_net=PlainNet)
+        for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
+            torch.testing.assert_close(_whole(one), _whole(two), rtol=1e-5, atol=1e-6, msg=f"{name} {key}")
+
+
+def a_sharded_optimizer_and_a_whole_one_go_on_from_each_other(world: World) -> None:
+    again, _ = train(world, make("ddp"), 5, make_net=PlainNet)
+    for before, after in (("ddp", "zero1"), ("zero1", "ddp")):
+        _, first = train(world, make(before), 3, make_net=PlainNet)
+        with first.consensus():
+            [state] = _share([first.state_dict()])
+        rest, _ = train(world, make(after), 2, make_net=PlainNet, start=3, state=state)
+        for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=f"{before} {after} {key}")
+
+
+def _share(items: list[Any]) -> list[Any]:
+    """Rank 0's objects on all ranks, as if they had been read from its file."""
+    torch.distributed.broadcast_object_list(items, 0)
+    return items
+
+
+def neighbors_come_together_as_fast_as_their_mixing_matrix_says(world: World) -> None:
+    """Without gradients the distance from the mean falls by the second eigenvalue of the matrix in every step."""
+    size = world.size
+    mixing = torch.zeros(size, size, dtype=torch.float64)
+    for rank in range(size):
+        near = [rank, *find_neighbors(rank, size)]
+        mixing[rank, near] = 1 / len(near)
+    second = float(torch.linalg.eigvalsh(mixing).abs().sort().values[-2])
+    for name, factor in (("dpsgd", second), ("choco", None)):
+        method = make(name, **({"density": "1"} if name == "choco" else {}))
+        model = nn.Linear(40, 30)
+        method.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 1.0))
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(world.rank)
+            model.weight.copy_(torch.randn(model.weight.shape, generator=generator))
+        own = _distance(world, model)
+        for _ in range(8):
+            method.begin(1.0, float(size))
+            method.step(0.0)
+            before, own = own, _distance(world, model)
+            if factor is not None:
+                assert own <= factor * before * (1 + 1e-4) + 1e-5, (name, factor, before, own)
+        assert own < 0.9 * before or own < 1e-4, (name, before, own)
+
+
+def _distance(world: World, model: nn.Linear) -> float:
+    mean = world.all_reduce(model.weight.detach().double() / world.size)
+    return float(world.sum([float((model.weight.detach() - mean).square().sum())])[0] ** 0.5)
+
+
+def replicas_that_drift_have_a_distance_and_others_are_equal(world: World) -> None:
+    for name in ("noop", "fusion", "dpsgd", "localsgd"):
+        _, method = train(world, make(name), 3)
+        with method.consensus():
+            distance = method.check_replicas()
+        assert (distance is None) == (name == "fusion"), (name, distance)
+        assert name != "noop" or (distance or 0) > 0, distance
+        method.close()
+
+
+def local_steps_are_averaged_as_by_hand(world: World) -> None:
+    """Every rank trains alone by plain SGD; the mean of weights after each two steps."""
+    torch.manual_seed(3)
+    expected = PlainNet()
+    optimizer = torch.optim.SGD(expected.parameters(), 0.01)
+    for update in range(4):
+        torch.manual_seed(1000 * update + world.rank)
+        optimizer.zero_grad()
+        expected(torch.randn(4, 12)).backward()
+        optimizer.step()
+        for parameter in expected.parameters():
+            if update % 2:
+                world.all_reduce(parameter.detach().div_(world.size))
+    method = make("localsgd", steps="2")
+    torch.manual_seed(3)
+    model = PlainNet()
+    module = method.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1))
+    for update in range(4):
+        torch.manual_seed(1000 * update + world.rank)
+        method.begin(1.0, float(world.size))
+        with method.last_pass():
+            module(torch.randn(4, 12)).backward()
+        method.step(0.01)
+    compare(world, model, expected, "localsgd")
+
+
+# --- faults: each is made in the transport, as a broken network or a bug would make it --------------------------------
+
+
+def a_falsified_message_is_found(world: World) -> None:
+    """One number of one message of one rank."""
+    for name in ("fusion", "wfbp", "dear", "fp16", "eftopk", "powersgd", "ef-signsgd"):
+
+        def falsify(message: Message) -> None:
+            if world.rank == world.size - 1:
+                message.flat[-1] += 0.5
+
+        _expect_found(world, name, falsify)
+
+
+def a_lost_message_is_found(world: World) -> None:
+    """What one rank has does not arrive."""
+    for name in ("fusion", "gtopk"):
+
+        def lose(message: Message) -> None:
+            if world.rank == 1 and message.number == 0:
+                message.flat.zero_()
+
+        _expect_found(world, name, lose)
+
+
+def a_message_of_the_wrong_rank_is_found(world: World) -> None:
+    """One rank sends what another has, which so counts twice."""
+
+    def mistake(message: Message) -> None:
+        own = message.flat.clone()
+        if world.rank == 1:
+            message.flat.copy_(own.roll(1))
+
+    _expect_found(world, "fusion", mistake)
+
+
+def _expect_found(world: World, name: str, fault: Callable[[Message], None]) -> None:
+    def break_it(method: Method) -> None:
+        assert isinstance(method, Bucketed)
+        send = method.send
+
+        def send_broken(message: Message) -> Finish:
+            fault(message)
+            return send(message)
+
+        method.send = send_broken  # type: ignore[method-assign]
+
+    with pytest.raises(MethodWrongError, match="self-check"):
+        check_method(world, make(name), break_it)
+
+
+def a_rank_that_gets_another_result_is_found(world: World) -> None:
+    """Signs without feedback have no sum to hold them to, but all ranks must have the same."""
+
+    def break_it(method: Method) -> None:
+        assert isinstance(method, Compressed)
+        exchange = method.exchange
+
+        def exchange_broken(
+            names: Sequence[str], tensors: Sequence[Tensor], seed: int
+        ) -> tuple[list[Tensor], list[Tensor]]:
+            sums, own = exchange(names, tensors, seed)
+            return [-part for part in sums] if world.rank == 1 else sums, own
+
+        method.exchange = exchange_broken  # type: ignore[method-assign]
+
+    for name in ("signsgd-mv", "qsgd", "topk"):
+        with pytest.raises(MethodWrongError, match="rank 1 differs"):
+            check_method(world, make(name), break_it)
+
+
+def an_overflow_that_is_not_seen_is_found(world: World) -> None:
+    def break_it(method: Method) -> None:
+        method.agree = lambda finite: True  # type: ignore[method-assign]
+
+    for name in ("fusion", "eftopk", "localsgd"):
+        with pytest.raises(MethodWrongError, match="overflow must be skipped"):
+            check_method(world, make(name), break_it)
+
+
+def a_slow_rank_is_waited_for(world: World) -> None:
+    expected, _ = train(world, MeanByHand(), 3)
+    method = make("fusion")
+    begin = method.begin
+
+    def begin_late(weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        time.sleep(0.1 if world.rank == 1 else 0)
+        begin(weight, total, passes, scale)
+
+    method.begin = begin_late  # type: ignore[method-assign]
+    model, method = train(world, method, 3)
+    compare(world, model, expected, "slow")
+    waited = [row[0] for row in world.gather([method.stats()["exposed_seconds"]])]
+    assert waited[0] > waited[1], waited
+    method.close()
+
+
+CHECKS: list[Callable[[World], None]] = [
+    every_methodpasses_the_self_check,
+    dense_methods_train_as_the_mean_by_hand,
+    torchs_engines_train_as_the_mean_by_hand,
+    parameters_of_several_types_share_no_message,
+    full_density_and_full_rank_are_exact,
+    bytes_are_those_of_the_formula,
+    a_resumed_training_goes_on_as_if_it_had_not_stopped,
+    torchs_engines_go_on_from_a_checkpoint,
+    a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
+    neighbors_come_together_as_fast_as_their_mixing_matrix_says,
+    replicas_that_drift_have_a_distance_and_others_are_equal,
+    local_steps_are_averaged_as_by_hand,
+    a_falsified_message_is_found,
+    a_lost_message_is_found,
+    a_message_of_the_wrong_rank_is_found,
+    a_rank_that_gets_another_result_is_found,
+    an_overflow_that_is_not_seen_is_found,
+    a_slow_rank_is_waited_for,
+]
+
+
+def main(contract: Contract) -> None:
+    world = open_world(contract, rendezvous_seconds=60)
+    for each in CHECKS:
+        begin = time.perf_counter()
+        try:
+            each(world)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+        print("OK", each.__name__, flush=True)
+        if contract.parameters.get("timed"):
+            print(f"{time.perf_counter() - begin:.1f} s", flush=True)
+    world.close()
+
+
+if __name__ == "__main__":
+    run(main)
