@@ -283,15 +283,16 @@ def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
 
 
 def cluster_options(provider: CanCreate, taken: Collection[str]) -> list[Any]:
-    """The options of `create-cluster PROVIDER` for a command that also makes a cluster: those whose flag is not `taken`
-    by that command. Their names begin with CREATED.
+    """The options of `create-cluster PROVIDER` for a command that also makes a cluster. Their names begin with CREATED,
+    and the flags of those that are `taken` by that command with --cluster-.
     """
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command()(_function(provider))
     found = []
     for item in build_command(app).params:
-        item.opts = [word for word in item.opts if word.startswith("--") and word not in taken]
-        if item.param_type_name == "option" and item.opts and item.name not in ("dry_run", "yes", "output", "help"):
+        if item.param_type_name == "option" and item.name not in ("dry_run", "yes", "output", "help"):
+            long = [word for word in item.opts if word.startswith("--")]
+            item.opts = [word for word in long if word not in taken] or [f"--cluster-{long[0].removeprefix('--')}"]
             if item.name == "ttl":
                 item.help = "delete the cluster after this time; default for paid ones: all timeouts of the runs + 1 h"
             item.name, item.rich_help_panel = CREATED + item.name, f"Cluster ({provider.name})"

@@ -322,13 +322,13 @@ def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_clus
     words = [name for name in _given(context) if name.startswith(CREATED)]
     create = {name.removeprefix(CREATED): options[name] for name in words}
     create = {("custom_value" if name == "custom_values" else name): value for name, value in create.items()}
-    if given.get("registry") == "auto":
+    if "auto" in (given.get("registry"), create.get("registry")):
         raise UsageError(
             "--registry auto makes an empty registry with the cluster, which has no images for these runs.",
             hint="Leave it out, or create the cluster first: mlbench create-cluster",
         )
     if given.get("num_cpus"):
-        create["num_cpus"] = given["num_cpus"]
+        create.setdefault("num_cpus", given["num_cpus"])
     kept = {"keep_cluster": True} if keep_cluster else {}
     return {**given, "create": {"provider": given["create"], **create, **kept}}
 

@@ -408,7 +408,8 @@ def _creation_words(create: Mapping[str, Any]) -> list[str]:
     for name, value in create.items():
         for entry in value if isinstance(value, list | tuple) else [value]:
             if name != "provider" and entry not in (None, False):
-                words += [flag(name)] if entry is True else [flag(name), str(entry)]
+                word = flag(f"cluster_{name}" if name in _KINDS else name)  # where a run has such an option, too
+                words += [word] if entry is True else [word, str(entry)]
     return words
 
 

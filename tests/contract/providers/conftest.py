@@ -20,6 +20,8 @@ from tests.fakes.azure_web import AzureDouble
 from tests.fakes.gke import Google
 from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
 from tests.fakes.registry import FakeRegistry
 
 _aws: list[AwsServer] = []  # none or one: moto takes seconds to load
@@ -46,6 +48,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     (tmp_path / "tmp").mkdir()
     _sign_out(tmp_path, monkeypatch)
     return made
+
+
+@pytest.fixture
+def nodes(world: World, tmp_path: Path) -> Iterator[KubeApi]:
+    """The API of every KIND cluster of the world, whose pods really run."""
+    with KubeApi() as server, Kubelet(server, tmp_path / "pods"):
+        world.change(server=server.url)
+        yield server
 
 
 def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:

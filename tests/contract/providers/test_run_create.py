@@ -6,7 +6,6 @@ plan, a refusal before anything costs money, and the deletion after runs that co
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,10 @@ from tests.contract.clients import finish, start
 from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi
-from tests.fakes.kubelet import Kubelet
 
 RUN = ("run", "big", "1", "2", "--image", "my/task:1", "--command", "sh -c 'echo hello'", "--keep", "0")
 CREATE = (*RUN, "--create", "kind", "--yes")
 CLOUD = ("run", "big", "2", "--task", "allreduce", "--preset", "tiny", "--registry", "127.0.0.1:1/nobody")
-
-
-@pytest.fixture
-def nodes(world: World, tmp_path: Path) -> Iterator[KubeApi]:
-    """The API of every KIND cluster of the world, whose pods really run."""
-    with KubeApi() as server, Kubelet(server, tmp_path / "pods"):
-        world.change(server=server.url)
-        yield server
 
 
 def outcomes(*names: str) -> dict[str, str]:
@@ -151,6 +141,9 @@ def test_a_spec_file_describes_the_cluster(command: Any, world: World, tmp_path:
     shown = command("run", "-f", str(file), "--dry-run")
     assert shown.code == 0, shown.err
     assert "kindest/node:v1.34" in shown.err
+    own = command(*RUN, "--create", "kind", "--cluster-image", "mine/node:1", "--dry-run")
+    assert "node container (mine/node:1)" in own.err
+    assert "image: my/task:1" in own.out
     for wrong, message in (
         ({"provider": "kind", "kubernetes-verzion": "1.35"}, 'Did you mean "kubernetes-version"'),
         ({"provider": "kind", "num-cpus": "two"}, "not a whole number"),
