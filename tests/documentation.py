@@ -34,6 +34,8 @@ NEEDS = {
     "mpi": "the extra mpi",
     "jax": "the extra jax",
     "tensorflow": "the extra tensorflow",
+    "lightning": "the package lightning",
+    "accelerate": "the package accelerate",
     "data": "data sets",
     "web": "a server with archives",
     "time": "more time than a test may take",

@@ -149,9 +149,13 @@ class OpenExperiment:
         return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.CREATED, None))
 
     def record(self) -> None:
-        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken."""
+        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken, or
+        for a run whose packages are missing here."""
+        from mlbench_cli.runs.preflight import check_backend
         from mlbench_cli.runs.recording import document_writer, record
 
+        for run in self.plan.left:
+            check_backend(run.spec)
         experiment = self.plan.experiment
         repeats = max((repeat_of(run.name) for run in self.plan.runs), default=1)
         record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))

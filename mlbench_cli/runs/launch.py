@@ -28,7 +28,7 @@ from mlbench_cli.runs.kubernetes_options import (
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
-from mlbench_cli.runs.preflight import check_backend, check_pinning, check_run
+from mlbench_cli.runs.preflight import check_pinning, check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.command_code import collect_code, reads_parameters
@@ -110,8 +110,6 @@ def resolve(
         _check(spec, cluster, machine)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
-            if local:
-                check_backend(load_task(spec.task, tasks), spec)
     return specs
 
 

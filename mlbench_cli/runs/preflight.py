@@ -69,8 +69,11 @@ def find_missing_package(task: Task, backend: str) -> str | None:
     return None if has_gpus else "torch for GPUs"
 
 
-def check_backend(task: Task, spec: RunSpec) -> None:
+def check_backend(spec: RunSpec) -> None:
     """Refuse a run on this machine whose backend the Python of the tasks lacks. Raises UsageError."""
+    if spec.engine != "local" or not spec.runs_task_program:
+        return
+    task = load_task(spec.task)
     if task.origin is None and (missing := find_missing_package(task, spec.backend)) is not None:
         raise UsageError(
             f"The backend {spec.backend} needs {missing}, which this Python lacks: {sys.executable}.",

@@ -70,6 +70,20 @@ def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_pa
     assert json.loads(metrics)["value"] == 42
 
 
+@pytest.mark.parametrize("package", [None, "lightning", "accelerate"])
+def test_scripts_of_other_launchers_form_one_world(package: str | None, tmp_path: Path) -> None:
+    """Whoever has the package runs them; it is no part of what `make test` installs."""
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    ran = run_page(ROOT / "docs" / "how-to" / "launchers.md", tmp_path, needs=package)
+    store = Store(tmp_path / "home")
+    worlds = [
+        json.loads((row.run.folder / "metrics.jsonl").read_text().splitlines()[0])["value"] for row in store.runs()
+    ]
+    assert worlds == [2.0] * len(ran)
+    assert ran
+
+
 def test_every_block_of_commands_is_run_or_says_what_it_needs() -> None:
     languages = {block.language for block in all_blocks()}
     assert languages <= {"sh", "console", "text", "python", "yaml", "json", "toml"}, (
