@@ -18,6 +18,7 @@ from mlbench_cli.runs.preflight import find_missing_package
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
 from mlbench_cli.util.text import Option
+from providers import registry
 
 T = TypeVar("T")
 
@@ -36,13 +37,18 @@ def complete(
     """
     memory = questions.recall()
     has_program = request.task is not None or request.command is not None
-    has_cluster = has_program or request.cluster is not None or len(clusters) < 2
+    # Whoever has no cluster is asked only by the whole dialog, which `mlbench run` alone begins.
+    is_settled = has_program or request.cluster is not None or bool(request.create)
+    has_cluster = is_settled or (len(clusters) < 2 and request.name is not None)
     has_backend = has_program or request.backend is not None or request.custom_backend is not None
 
     def ask_cluster(request: Request) -> Request:
-        return request if has_cluster else replace(request, cluster=_ask_cluster(clusters, current).name)
+        return request if has_cluster else _ask_cluster(request, clusters, current)
 
     def cluster_of(request: Request) -> Cluster:
+        if request.create:
+            gpus = int(bool(request.create.get("gpu_type")))
+            return Cluster("new", str(request.create["provider"]), details={"gpus_per_node": gpus})
         return next((cluster for cluster in clusters if cluster.name == request.cluster and not has_cluster), current)
 
     def is_local(request: Request) -> bool:
@@ -52,6 +58,7 @@ def complete(
     steps: tuple[Callable[[Request], Request], ...] = (
         lambda asked: asked if asked.name is not None else replace(asked, name=_ask_name(asked, taken)),
         ask_cluster,
+        _ask_gpu_type,
         lambda asked: add_defaults(asked, cluster_of(asked)),
         lambda asked: asked if has_program else _ask_task(asked, memory, is_local(asked)),
         lambda asked: asked if has_program else _ask_image(asked, memory, is_local(asked)),
@@ -64,7 +71,7 @@ def complete(
         lambda asked: asked if has_backend else _ask_custom_backend(asked, memory),
         lambda asked: asked if has_backend else _ask_run_on_all(asked, memory),
     )
-    request = _ask_all(request, steps, add_defaults_at=2)
+    request = _ask_all(request, steps, add_defaults_at=3)
     if problem := questions.remember(request):
         console.warn(problem)
     return request, cluster_of(request)
@@ -112,15 +119,29 @@ def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
     return _ask_until("Numbers of workers, one run each", "1", read)
 
 
-def _ask_cluster(clusters: Sequence[Cluster], current: Cluster) -> Cluster:
+def _ask_cluster(request: Request, clusters: Sequence[Cluster], current: Cluster) -> Request:
+    """One that exists, or one that is created for these runs and deleted afterwards."""
     options = [
         Option(cluster.name, f"{cluster.provider}, {cluster.state}", "" if cluster.state == "ready" else "not ready")
         for cluster in clusters
     ]
+    creators = list(registry.creators())
+    price = {name: "" if name in registry.PAID else ", free" for name in creators}
+    options += [Option(f"new {name}", f"created after its plan, deleted afterwards{price[name]}") for name in creators]
     names = [cluster.name for cluster in clusters]
-    return clusters[
-        console.choose("Cluster", options, names.index(current.name) if current.name in names else 0, back=True)
-    ]
+    default = names.index(current.name) if current.name in names else 0
+    chosen = console.choose("Cluster", options, default, back=True)
+    if chosen >= len(clusters):
+        return replace(request, create={"provider": creators[chosen - len(clusters)]})
+    return request if len(clusters) == 1 else replace(request, cluster=clusters[chosen].name)
+
+
+def _ask_gpu_type(request: Request) -> Request:
+    """The GPU of a new cluster in a cloud, unless its machines are known."""
+    if request.create.get("provider") not in registry.PAID or len(request.create) > 1:
+        return request
+    answer = console.ask("GPU of each worker, e.g. t4, l4, a100; empty: none: ", back=True)
+    return replace(request, create={**request.create, "gpu_type": answer}) if answer else request
 
 
 def _may_use_gpus(request: Request, cluster: Cluster) -> bool:

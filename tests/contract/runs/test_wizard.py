@@ -16,7 +16,7 @@ TASKS = list(load_catalog())
 UP, DOWN, LEFT, RIGHT, HOME_KEY, END, DELETE = "\x1b[A", "\x1bOB", "\x1b[D", "\x1b[C", "\x1b[H", "\x1b[F", "\x1b[3~"
 ESC = "\x1b"
 NAME, SIZES = "Name of the run [my-run]: ", "Numbers of workers, one run each [1]: "
-TASK, PRESET, BACKEND = "Task:", "Preset:", "Backend:"
+CLUSTER, TASK, PRESET, BACKEND = "Cluster:", "Task:", "Preset:", "Backend:"
 
 
 @pytest.fixture
@@ -33,6 +33,8 @@ def same_command(person: Terminal) -> str:
 def test_run_alone_asks_for_everything(home: Path) -> None:
     person = Terminal("run", "--dry-run", home=home, columns=200)
     person.answer(NAME, "mine")
+    person.answer(CLUSTER, "")
+    person.expect("Cluster: local")
     menu = person.answer(TASK, "digits") + person.seen
     person.expect("Task: digits_resnet")
     person.answer(PRESET, "tiny")
@@ -44,6 +46,26 @@ def test_run_alone_asks_for_everything(home: Path) -> None:
     assert code == 0
     assert "name: mine-2" in printed
     assert "Device" not in menu + printed  # there is no GPU to choose
+
+
+def test_without_a_cluster_one_can_be_created_for_the_runs(home: Path) -> None:
+    person = Terminal("run", "--dry-run", home=home, columns=200)
+    person.answer(NAME, "mine")
+    person.answer(CLUSTER, "new gke")
+    person.answer("empty: none: ", "l4")
+    person.answer(TASK, "digits")
+    person.answer(PRESET, "tiny")
+    person.answer("Device:", "gpu")
+    person.answer(SIZES, "2")
+    person.answer(BACKEND, "nccl")
+    said = same_command(person)
+    assert (
+        said == "mlbench run mine 2 --task digits_resnet --preset tiny --backend nccl --gpu --create gke --gpu-type l4"
+    )
+    code, printed = person.finish()  # there are no credentials: a sketch of the plan, and what would be submitted
+    assert code == 0
+    assert "TOGETHER/H" in printed
+    assert "mirror.gcr.io/pytorch/pytorch" in printed
 
 
 def test_arrow_keys_choose(home: Path) -> None:
@@ -64,6 +86,7 @@ def test_esc_goes_back_to_the_question_before(home: Path) -> None:
     person.expect(NAME)
     person.type(ESC)  # there is nothing before the first question, which is drawn again
     person.answer(NAME, "first")
+    person.answer(CLUSTER, "local")
     person.expect(TASK)
     person.type("mnist\r")
     person.expect("Task: mnist")
@@ -75,6 +98,7 @@ def test_esc_goes_back_to_the_question_before(home: Path) -> None:
     person.expect(TASK)
     person.type(ESC)
     person.answer(NAME, "second")
+    person.answer(CLUSTER, "local")
     person.answer(TASK, "custom")
     person.expect("Command: ")
     person.type(ESC)
