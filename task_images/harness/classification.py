@@ -7,6 +7,7 @@ with training_session(contract, data="CIFAR-10") as (world, report):
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from task_images.harness.models.counting import count_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.settings import CheckpointedSettings, ClassifierSettings
-from task_images.harness.speed import Graphs, apply_speed, make_precision
+from task_images.harness.speed import Graphs, apply_speed, choose_compile, make_precision
 from task_images.harness.training import Loss, make_sample_trainer
 from task_images.methods.allreduce import Bsp
 from task_images.methods.base import Method
@@ -76,6 +77,7 @@ def train_classifier(
     chosen = prepare_method(world, lambda: method or Bsp())
     if long:
         _check_graphs(long, chosen)
+        long = replace(long, compile=choose_compile(long.compile, world.contract))
         apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
     trainer = make_sample_trainer(

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.settings import SpeedSettings
+from task_images.methods.buckets import Bucketed
+from task_images.methods.catalog import make_method
 
 # Overflows are detected and skipped, so start high, where small gradients do not vanish.
 FIRST_LOSS_SCALE = 65536.0
@@ -17,6 +20,14 @@ FIRST_LOSS_SCALE = 65536.0
 
 # At most, per block: for the usual batch, and once more for other changes that torch detects.
 COMPILATIONS = 2
+
+
+def choose_compile(asked: str, contract: Contract) -> str:
+    """What to compile on several ranks: `blocks` instead of `whole` for methods that hook single gradients, because the
+    code of a whole model returns all gradients at once, after the backward pass. Only for its own
+    DistributedDataParallel does torch split that code, at the buckets."""
+    is_hooked = contract.world_size > 1 and contract.method and isinstance(make_method(contract.method), Bucketed)
+    return "blocks" if asked == "whole" and is_hooked else asked
 
 
 def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:

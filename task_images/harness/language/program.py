@@ -29,6 +29,7 @@ from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.harness.settings import PretrainingSettings
+from task_images.harness.speed import choose_compile
 from task_images.methods.base import MakeOptimizer
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
@@ -133,7 +134,8 @@ class Program(Generic[S, P, M, B]):
         settings = self._read_settings(contract)
         with layout_errors_as_usage():
             plan = self.make_plan(asdict(settings), contract.world_size, contract.local_world_size)
-        settings = replace(settings, global_batch=plan.global_batch)
+        compile = choose_compile(settings.compile, contract)
+        settings = replace(settings, global_batch=plan.global_batch, compile=compile)
         data = f"{settings.data} for {self.what}"
         with training_session(contract, data, settings.data in MADE_UP) as (world, report):
             seed_all(contract.seed, contract.rank)  # initial values use separate generators
