@@ -13,9 +13,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from mlbench_cli.results.analysis.history import decide
-from mlbench_cli.results.analysis.sessions import Sessions
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.sessions import Sessions, relate
+from mlbench_cli.results.analysis.stats import Verdict, ratio
 
 WITHIN = 0.02
 SPREADS = (0.08, 0.15)
@@ -59,10 +58,12 @@ def simulate(design: str, spread: float, slowdown: float, series: int, seed: int
             return [math.exp(levels[number] + shift + random_numbers.gauss(0, WITHIN)) for number in each]
 
         old, new = measure(old_sessions, 0.0), measure(new_sessions, slowdown)
-        verdict = decide(old, new, 1.0, higher_is_better=False, sessions=sessions).verdict
-        failed += verdict is Verdict.FAILED
-        undecided += verdict is Verdict.CANNOT_TELL
-        before += decide(old, new, 1.0, higher_is_better=False).verdict is Verdict.FAILED
+        found, independent = relate(old, new, sessions), ratio(old, new)
+        assert found is not None
+        assert independent is not None
+        failed += found.gate(1.0) is Verdict.FAILED
+        undecided += found.gate(1.0) is Verdict.CANNOT_TELL
+        before += independent.gate(1.0) is Verdict.FAILED
     return Errors(design, spread, slowdown, failed / series, undecided / series, before / series)
 
 

@@ -32,7 +32,7 @@ import torch
 from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.model.network import parse_network, worker_address
-from mlbench_cli.results.analysis.statistics import estimate
+from mlbench_cli.results.analysis.stats import estimate
 from mlbench_cli.tasks.catalog import load_task
 from task_images.methods.base import Method
 from task_images.methods.catalog import FILES, find_class
@@ -296,12 +296,13 @@ def make_cells(row: Row, own: Sequence[Training], networks: Sequence[str]) -> li
 
 
 def describe(values: Sequence[float], digits: int) -> str:
-    """The mean, and half of the 95 % interval if there are at least three."""
+    """The mean, and the 95 % interval if there are at least three."""
     if not values:
         return "–"
     found = estimate(values)
-    margin = "" if found.margin is None or found.count < 3 else f" ± {found.margin:,.{digits}f}"
-    return f"{found.mean:,.{digits}f}{margin}"
+    if found.low is None or found.high is None:
+        return f"{found.mean:,.{digits}f}"
+    return f"{found.mean:,.{digits}f} ({found.low:,.{digits}f} to {found.high:,.{digits}f})"
 
 
 QUIET_LOAD = 1.5  # per rank

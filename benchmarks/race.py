@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mlbench_cli.results.analysis.statistics import estimate
+from mlbench_cli.results.analysis.stats import estimate
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
 from task_images.harness.language.shards import prepare_shards, write_shard

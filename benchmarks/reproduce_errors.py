@@ -13,8 +13,8 @@ import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from mlbench_cli.results.analysis.equivalence import log_ratio, repeats_needed, upper_deviation
-from mlbench_cli.results.analysis.reproduction import DEFAULT_MARGIN, REPEATS_OF_ONE, Answer, judge_ratio
+from mlbench_cli.results.analysis.reproduction import DEFAULT_MARGIN, REPEATS_OF_ONE
+from mlbench_cli.results.analysis.stats import Verdict, ratio, repeats_needed, upper_deviation
 
 ORIGINALS = (1, 3, 5)
 DEVIATIONS = (0.01, 0.02, 0.04)
@@ -37,7 +37,7 @@ class Shares:
 def simulate(originals: int, deviation: float, factor: float, series: int, seed: int = 1) -> Shares:
     """The verdicts of `series` independent reproductions."""
     stream = random.Random(f"{seed} {originals} {deviation} {factor}")
-    verdicts: Counter[Answer] = Counter()
+    verdicts: Counter[Verdict] = Counter()
     repeats = 0
     for _ in range(series):
         before = [math.exp(stream.gauss(0, deviation)) for _ in range(originals)]
@@ -46,11 +46,11 @@ def simulate(originals: int, deviation: float, factor: float, series: int, seed:
             spread = upper_deviation(statistics.stdev(map(math.log, before)), originals)
             number = repeats_needed(spread, originals, DEFAULT_MARGIN)
         after = [factor * math.exp(stream.gauss(0, deviation)) for _ in range(number)]
-        found = log_ratio(before, after)
+        found = ratio(before, after)
         assert found is not None
-        verdicts[judge_ratio("seconds", found, DEFAULT_MARGIN, 1)[0]] += 1
+        verdicts[found.same(DEFAULT_MARGIN)] += 1
         repeats += number
-    shares = (verdicts[answer] / series for answer in (Answer.REPRODUCED, Answer.DIFFERENT, Answer.CANNOT_TELL))
+    shares = (verdicts[answer] / series for answer in (Verdict.REPRODUCED, Verdict.DIFFERENT, Verdict.CANNOT_TELL))
     return Shares(originals, deviation, factor, repeats / series, *shares)
 
 

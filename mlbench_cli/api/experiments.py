@@ -108,17 +108,16 @@ class ExperimentHandle:
         the experiment names. Its `metric` is the value of a run."""
         from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings, read_sample
         from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.results.archive.reader import Archive
 
         points = {member.run_id: member.point for member in self.experiment.members}
         runs = self.runs()
         settings = name_settings([(run.run.spec.task, points[run.run.id]) for run in runs])
-        samples = [
-            read_sample(
-                run.name, named, run.run.spec.world_size, dict(finished.result), self.experiment.request.get("metric")
-            )
-            for run, named in zip(runs, settings, strict=True)
-            if (finished := run.finished) is not None and finished.result is not None
-        ]
+        metric, samples = self.experiment.request.get("metric"), []
+        for run, named in zip(runs, settings, strict=True):
+            if run.is_sealed:
+                with Archive.open(run.run.folder) as archive:
+                    samples.append(read_sample(run.name, named, run.run.spec.world_size, archive, metric))
         # Runs alternate between the entries of a file, rows do not.
         order = {key: number for number, key in enumerate(dict.fromkeys(map(_entry_of, settings)))}
         samples.sort(key=lambda sample: order[_entry_of(sample.settings)])

@@ -6,9 +6,7 @@ from mlbench_cli import console
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
 from mlbench_cli.runs.repeats import Repeats
 
-LEGEND = (
-    "In parentheses: the 95 % interval of the mean (Student's t), for two runs their range. Failed runs are left out."
-)
+LEGEND = "In parentheses: 95 % intervals (Student's t, on logarithms), from three runs on. Failed runs are left out."
 
 
 def show_repeats(found: Sequence[Repeats]) -> None:
@@ -45,7 +43,7 @@ def show_repeats(found: Sequence[Repeats]) -> None:
 def show_metrics(found: Sequence[Repeats]) -> None:
     """The figures of the metrics that the programs reported, a row for each."""
     rows = [
-        [item.name, name, *(format_estimate(figure, unit_of(name)) for figure in (each.last, each.best, each.mean))]
+        [item.name, name, *(format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean"))]
         for item in found
         if item.point.good
         for name, each in item.point.metrics.items()

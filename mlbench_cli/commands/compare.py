@@ -12,13 +12,13 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.analysis.cells import compare_cells, describe_cell, make_document
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
-from mlbench_cli.results.analysis.compare import Comparison
-from mlbench_cli.results.analysis.gate import Direction, check_gate, find_metric, parse_limit
-from mlbench_cli.results.analysis.numbers import SECONDS, format_change, format_estimate, unit_of
-from mlbench_cli.results.analysis.verdict import find_worst
+from mlbench_cli.results.analysis.compare import Comparison, compare_cells, describe_cell, find_metric
+from mlbench_cli.results.analysis.gate import Direction, decide, make_document, parse_limit
+from mlbench_cli.results.analysis.numbers import format_estimate
+from mlbench_cli.results.analysis.stats import find_worst
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import list_some
 
 
 def compare(
@@ -60,9 +60,9 @@ def compare(
 ) -> int:
     """Compare two results: the differences in their settings, and the ratios of their figures.
 
-    Of repeats (mlbench run --repeat) means are compared, with their 95 % intervals; two runs show their range, and
-    fewer than three on a side give no verdict. Experiments of several sizes or settings are compared cell by cell, and
-    each cell has to pass --fail-above.
+    Of repeats (mlbench run --repeat) geometric means are compared, with their 95 % intervals; fewer than three on a
+    side give no verdict. Two versions of your own program are compared as before and after. Experiments of several
+    sizes or settings are compared cell by cell, and each cell has to pass --fail-above.
     """
     limit = None if fail_above is None else parse_limit(fail_above, "--fail-above")
     if limit is None and direction is not None:
@@ -71,7 +71,7 @@ def compare(
     with ExitStack() as stack:
         a, b = (open_archives(_archives(word), stack, unproven=unproven) for word in (first, second))
         found, alone = compare_cells(a, b, (_name(first, a), _name(second, b)), accepted)
-    gates = {} if limit is None else {v: check_gate(found[v], limit, metric, direction) for v in found}
+    gates = {} if limit is None else {v: decide(found[v], limit, metric, direction, len(found)) for v in found}
     if metric is not None:
         found = {values: each.reduce_to(str(find_metric(each.rows, metric))) for values, each in found.items()}
     if output == Format.json:
@@ -130,30 +130,31 @@ def _name(word: str, archives: Sequence[Archive]) -> str:
 def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(f"{found.verdict}\n")
-    tables = [("TIME", found.seconds), ("FIGURE", found.others), ("METRIC", found.metrics)]
-    tables = [(title, figures) for title, figures in tables if any(row.a or row.b for row in figures.values())]
-    for number, (title, figures) in enumerate(tables):
-        is_time = title == "TIME"
-        rows = []
-        for name, row in figures.items():
-            if row.a is None and row.b is None:
-                continue
-            unit = SECONDS if is_time else unit_of(name)
-            ratio = format_change(row.a, row.b, row.ratio, unit, row.higher_is_better, is_time=is_time)
-            rows.append([name, format_estimate(row.a, unit), format_estimate(row.b, unit), ratio])
+    figures = [row for row in found.rows.values() if row.a or row.b]
+    tables = (
+        ("TIME", [row for row in figures if row.is_time]),
+        ("FIGURE", [row for row in figures if not row.is_time and not row.is_metric]),
+        ("METRIC", [row for row in figures if row.is_metric]),
+    )
+    for number, (title, rows) in enumerate((title, rows) for title, rows in tables if rows):
         if number:
             console.out("")
-        console.out_table([title, found.a, found.b, "B AGAINST A"], rows)
+        cells = [
+            [row.name, format_estimate(row.a, row.unit), format_estimate(row.b, row.unit), row.words] for row in rows
+        ]
+        console.out_table([title, found.a, found.b, "B AGAINST A"], cells)
     if found.differences:
         console.out("")
         console.out_table(
             ["DIFFERENCE", found.a, found.b], [[name, str(a), str(b)] for name, (a, b) in found.differences.items()]
         )
     _warn(found)
+    if found.left_out:
+        ended = [f"{name} ({how})" for name, how in found.left_out.items()]
+        console.warn(f"Left out of all figures: {list_some(ended)}.")
     if found.energy_sources:
         console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")
     if found.sessions.warning:
         console.warn(found.sessions.warning)
-    measured = found.rows.values()
-    if any(each is not None and each.count > 1 for row in measured for each in (row.a, row.b)):
+    if max(len(found.sessions.a), len(found.sessions.b)) > 1:
         console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")

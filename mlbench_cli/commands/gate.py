@@ -15,7 +15,7 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.gate import Direction
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.files import write_atomically
 
@@ -69,11 +69,12 @@ def gate(
     """Fail if results are worse than a baseline by more than the limit and more than noise.
 
     The baseline needs the same task, goal, data, parameters, machine and workers; of your own command, another version
-    of its files is compared. With repeats on both sides, Welch's
-    interval decides; with one result, the spread of at least 5 earlier runs. Exit code 0: passed; 7: failed; 9: cannot
+    of its files is compared. The 95 % interval of the ratio decides, as in mlbench compare: of at least 3 runs on each
+    side, or of 1 or 2 results against at least 5 earlier ones. Exit code 0: passed; 7: failed; 9: cannot
     tell. On GitHub, the verdict is also an annotation and a step summary.
     """
-    from mlbench_cli.results.analysis import baseline as gates
+    from mlbench_cli.results.analysis import gate as gates
+    from mlbench_cli.results.analysis import gate_files
 
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
     accepted = check_words(across or ())
@@ -90,22 +91,22 @@ def gate(
         found = gates.check_results(new, old, wanted, accepted, direction)
     verdict = gates.overall(found)
     if junit is not None:
-        _write(junit, gates.format_junit(found))
+        _write(junit, gate_files.format_junit(found))
     if benchmark is not None:
         for name, higher in (("smaller-is-better.json", False), ("bigger-is-better.json", True)):
-            _write(benchmark / name, gates.format_action_benchmark(found, higher_is_better=higher).encode())
+            _write(benchmark / name, gate_files.format_action_benchmark(found, higher_is_better=higher).encode())
     if bencher is not None:
-        _write(bencher, gates.format_bencher(found).encode())
+        _write(bencher, gate_files.format_bencher(found).encode())
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(f"## mlbench gate: {verdict.phrase}\n\n{gates.format_summary(found)}")
+            file.write(f"## mlbench gate: {verdict.phrase}\n\n{gate_files.format_summary(found)}")
     if output is Format.json:
         console.out_json({"verdict": str(verdict), "checks": [check.to_dict() for check in found]})
     else:
-        rows = [[check.name, check.judged.verdict.phrase, check.judged.reason] for check in found]
+        rows = [[check.name, check.decision.verdict.phrase, check.decision.reason] for check in found]
         console.out_table(["CHECK", "VERDICT", "REASON"], rows, wrap=True)
         if console.is_on_github():
-            console.out_command(gates.format_annotation(verdict, found))
+            console.out_command(gate_files.format_annotation(verdict, found))
     return _exit_code(verdict, allows_undecided)
 
 

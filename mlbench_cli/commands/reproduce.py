@@ -24,10 +24,9 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec, common_name
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis import reproduction
-from mlbench_cli.results.analysis.equivalence import MAX_REPEATS
 from mlbench_cli.results.analysis.numbers import format_estimate
-from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin, unit_of_figure
-from mlbench_cli.results.analysis.statistics import estimate
+from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin
+from mlbench_cli.results.analysis.stats import MAX_REPEATS
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.files import read_end
 from mlbench_cli.util.text import counted
@@ -95,9 +94,9 @@ def reproduce(
     """Run a result again and test whether it is the same within a margin.
 
     mlbench verifies the archives, makes the same request again on this machine or on a cluster, and tests every figure
-    for equivalence (two one-sided t-tests, 5 %). A command that an archive's author chose is shown with its script, and
-    runs only if you agree to that (--yes does not). The answer is written as a receipt that names all archives by
-    digest; mlbench sign signs it, mlbench verify checks it.
+    for equivalence: its 95 % interval has to lie within the margin. A command that an archive's author chose is shown
+    with its script, and runs only if you agree to that (--yes does not). The answer is written as a receipt that names
+    all archives by digest; mlbench sign signs it, mlbench verify checks it.
 
     Exit code 0: reproduced; 7: different; 9: cannot tell.
     """
@@ -144,7 +143,7 @@ def reproduce(
         _show(found)
     console.note(f"Receipt: {path}")
     console.next_step(shlex.join(["mlbench", "verify", str(path), *original, *(against or [title])]))
-    return found.answer.exit_code
+    return found.verdict.exit_code
 
 
 def _agree(program: AuthorsProgram, *, is_trusted: bool, is_dry: bool) -> None:
@@ -247,17 +246,14 @@ def _title(original: Sequence[Archive]) -> str:
 
 
 def _show(found: Reproduction) -> None:
-    phrase = found.answer.phrase
+    phrase = found.verdict.phrase
     console.out(f"{phrase[0].upper()}{phrase[1:]}. {found.reason}\n")
     rows = []
     for figure in found.figures:
-        unit = unit_of_figure(figure.name)
-        sides = [
-            format_estimate(estimate(side), unit) if side else None for side in (figure.original, figure.reproduction)
-        ]
-        ends = "–" if figure.ratio is None else f"{figure.ratio:.3f}× ({figure.low:.3f} to {figure.high:.3f})"
-        rows.append([figure.name, *sides, ends, figure.answer.phrase])
-    console.out_table(["FIGURE", "ORIGINAL", "AGAIN", "RATIO (90 %)", "VERDICT"], rows, droppable=["VERDICT"])
+        row = figure.row
+        sides = [format_estimate(side, row.unit) if side else None for side in (row.a, row.b)]
+        rows.append([row.name, *sides, row.words, figure.verdict.phrase])
+    console.out_table(["FIGURE", "ORIGINAL", "AGAIN", "AGAINST THE ORIGINAL", "VERDICT"], rows, droppable=["VERDICT"])
     console.out("")
     console.out_table(
         ["NOT THE SAME", "ORIGINAL", "AGAIN"],

@@ -43,9 +43,13 @@ class Repeats(NamedTuple):
             "samples_per_second": self.point.throughput.to_dict()
             if self.point.good and self.point.throughput
             else None,
-            "metrics": {name: found.to_dict() for name, found in self.point.metrics.items()} if self.point.good else {},
+            "metrics": _metrics(self.point) if self.point.good else {},
             **({"seconds_without_compiling": spent.to_dict()} if (spent := self.point.without_compiling) else {}),
         }
+
+
+def _metrics(point: "Point") -> JsonObject:
+    return {name: {which: each.to_dict() for which, each in found.items()} for name, found in point.metrics.items()}
 
 
 def runs_named(store: Store, name: str) -> list[Run]:

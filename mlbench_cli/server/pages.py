@@ -16,7 +16,7 @@ from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import DamagedArchive, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.series import SUCCESSFUL
+from mlbench_cli.results.analysis.figures import SUCCESSFUL
 from mlbench_cli.results.figures.look import STYLE
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.environment import FOLDER, make_environment

@@ -226,8 +226,9 @@ def read_questions(config: ServerConfig) -> JsonObject:
 def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[str]) -> JsonObject:
     """Two runs, experiments or groups of repeats side by side, as `mlbench compare A B -o json`; `query` has "a" and
     "b"."""
-    from mlbench_cli.results.analysis.cells import compare_cells, make_document
     from mlbench_cli.results.analysis.comparability import check_words
+    from mlbench_cli.results.analysis.compare import compare_cells
+    from mlbench_cli.results.analysis.gate import make_document
 
     names = [query.get(side) or "" for side in ("a", "b")]
     if not all(names):

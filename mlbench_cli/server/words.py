@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
-from mlbench_cli.results.analysis.statistics import EstimateDocument
+from mlbench_cli.results.analysis.stats import EstimateDocument
 from mlbench_cli.results.figures.look import choose_looks
 from mlbench_cli.util.text import counted
 
@@ -22,7 +22,7 @@ TONES = {
     "running": "live",
 }
 _WIDEST = 2.0  # a strip ranges from 1/2 to 2
-_FIGURES = {"run": "whole run", "task": "time to goal or end", "training": "training alone"}
+_FIGURES = {"run": "whole run", "seconds": "time to goal or end", "training": "training alone"}
 _SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import DamagedArchive, UsageError
-from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of
-from mlbench_cli.results.analysis.series import describe
+from mlbench_cli.results.analysis.comparability import ComparisonKey, describe, key_of
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv, read_table
 from mlbench_cli.util.text import shorten

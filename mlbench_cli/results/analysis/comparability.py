@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.methods import is_command, method_of
+from mlbench_cli.model.methods import OWN, is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.archive.conditions import LABELS, Conditions, find_loader_variables
@@ -27,6 +27,22 @@ from mlbench_cli.util.text import counted, shorten
 UNKNOWN = "unknown"
 WORKERS = "workers"
 CONDITIONS = "conditions"
+# Words of settings that people vary to see what they change; a gate still needs --across for them.
+CHOICES = frozenset(
+    (
+        WORKERS,
+        "backend",
+        "device",
+        "processes",
+        "gpus",
+        "cpus",
+        "parameters",
+        "network",
+        "method",
+        "settings",
+        "division",
+    )
+)
 _MAX_TEXT = 150
 _MAX_RATE_RATIO = 1.5
 _MIN_TRIP_SECONDS = 2e-4
@@ -388,6 +404,35 @@ def title_of(archive: Archive) -> str:
         return str(archive.result["task"])
     experiment = name_experiment(str(archive.run["name"]))
     return f"{shorten(experiment, 60)}: {shorten(shlex.join(map(str, spec.get('argv') or ())), 80)}"
+
+
+def describe(name: str, value: str) -> str:
+    """A fact in a few words, empty if there is nothing to say."""
+    if not value:
+        return ""
+    if value == UNKNOWN:
+        return f"{name} unknown"
+    if name.startswith("parameter "):
+        return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
+    if name.startswith("setting "):
+        return "" if name == "setting goal" else f"{name.removeprefix('setting ')}={shorten(value, 40)}"
+    words = {
+        "method": f"{value} method" if value == OWN else value,
+        "preset": f"preset {value}" if value != "custom" else "",
+        "cluster": "on this machine" if value == "local" else value,
+        "code": f"code {value}",
+        "image": f"image {shorten(value, 40)}",
+        "data": f"data {value}",
+        "division": f"{value} division" if value != "none" else "no division",
+        "judge": f"judge {value}",
+        "processes_per_worker": f"{value} process{'' if value == '1' else 'es'} per worker",
+        "gpus_per_worker": f"{value} GPU{'' if value == '1' else 's'} per worker",
+        "cpus": f"{value} CPU{'' if value == '1' else 's'} per rank",
+        "goal": f"goal {value}",
+        "metric": "",
+        "budget": f"{value} s to spend",
+    }
+    return words.get(name, value)
 
 
 def _machine_text(facts: Mapping[str, Any]) -> str | None:

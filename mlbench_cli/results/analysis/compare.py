@@ -1,48 +1,87 @@
-"""Compare two results: differences, obstacles, and ratios of figures.
+"""Compare two results: what differs, what stands in the way, and one row for each figure.
 
-Either side is one archive or several, repeats of one another; then its figures are means with their intervals.
+Either side is one archive or several, repeats of one another. `compare` is what every presenter prints: `mlbench
+compare`, `gate`, `reproduce` and `report`, the API and the dashboard. Runs that did not succeed are counted, and have
+no figures.
 """
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from mlbench_cli.model.methods import method_of
-from mlbench_cli.results.analysis import collectives, energy, program_metrics
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.methods import is_command, method_of
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis import energy
 from mlbench_cli.results.analysis.comparability import (
+    CHOICES,
     CONDITIONS,
     WORKERS,
-    conditions_of,
+    describe,
     describe_condition_difference,
     find_network_difference,
     key_of,
 )
-from mlbench_cli.results.analysis.numbers import format_change, unit_of, verdict_sentence
-from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, drop_duplicates, measure, outcome_of
-from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
-from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.analysis.figures import IN_DOUBT, TIMES, Figure
+from mlbench_cli.results.analysis.numbers import format_change
+from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
+from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, measure
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
+from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import counted
 
 _UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that may differ between any two runs
 _NESTED = ("parameters", "kubernetes")
-THROUGHPUT = "samples per second"
-TIMES = ("task", "run")  # main figure of a comparison: the first that both sides have
+CODE = "code"
+# Settings that sizes and the matrix of an experiment vary, besides parameters.
+_AXES = (
+    *("task", "preset", "backend", "device", "processes_per_worker", "gpus_per_worker", "cpus"),
+    *("method", "network"),
+)
+_ENTRIES = ("parameter ", "setting ")
+
+Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
-    """One figure of both sides, and B's over A's; None if a side has none. `higher_is_better` is None if unknown."""
+class Row:
+    """One figure of both sides, and B's over A's. A side without the figure in each of its runs has no values."""
 
-    a: Estimate | None
-    b: Estimate | None
-    ratio: Estimate | None
-    higher_is_better: bool | None = False
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    is_time: bool
+    is_metric: bool
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+    ratio: Ratio | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Both sides and their ratio, each with mean and interval, or None."""
+    @cached_property
+    def a(self) -> Estimate | None:
+        """Mean and interval of A."""
+        return estimate(self.old) if self.old else None
+
+    @cached_property
+    def b(self) -> Estimate | None:
+        """Mean and interval of B."""
+        return estimate(self.new) if self.new else None
+
+    @property
+    def words(self) -> str:
+        """What B is against A: "1.45× faster (1.39 to 1.52)"."""
+        return format_change(self.a, self.b, self.ratio, self.unit, self.higher_is_better, is_time=self.is_time)
+
+    def worse(self, higher_is_better: bool | None) -> Ratio | None:
+        """How many times worse B is than A."""
+        return None if self.ratio is None else self.ratio.inverse if higher_is_better else self.ratio
+
+    def to_dict(self) -> JsonObject:
+        """Both sides and their ratio, each with mean and interval, or null."""
         each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
-        return {**each, "higher_is_better": self.higher_is_better}
+        facts = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
+        return {**each, **facts, "is_metric": self.is_metric, "words": self.words}
 
 
 @dataclass(frozen=True)
@@ -54,77 +93,91 @@ class Obstacle:
     word: str
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """The text, and how to accept it."""
+        return f"{self.text} Accept it with --across {self.word}." if self.word else self.text
+
+
+def be(name: str) -> str:
+    """ "is", or "are" of "2 workers"."""
+    return "are" if name.endswith("workers") and name[:1].isdecimal() else "is"
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """`seconds` by what took them, `others` that are no times (the goal's metric at the end, samples per second),
-    `metrics` that the program reported, each with its last, best and mean value (program_metrics.py).
+    """Two sides with a row for each figure.
 
-    Ratios of seconds below 1: B was faster. `obstacles` say why the figures mean little together, without those that
-    the user accepted (`across`). `failed` names the runs of B that did not succeed. `about` is the only figure that the
-    comparison has been reduced to; empty: all.
+    `obstacles` say why the figures mean little together, without those that the user accepted (`across`). `left_out`
+    names the runs that have no figures, with how they ended; `failed` those of B that did not succeed. `about` is the
+    only figure that the comparison has been reduced to; empty: all.
     """
 
     a: str
     b: str
     differences: Mapping[str, tuple[Any, Any]]
     obstacles: tuple[Obstacle, ...]
-    seconds: Mapping[str, ComparisonRow]
-    others: Mapping[str, ComparisonRow]
+    rows: Mapping[str, Row]
+    sessions: Sessions
+    left_out: Mapping[str, str]
     failed: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
-    conditions: Mapping[str, str] = field(default_factory=dict)
-    sessions: Sessions = field(default_factory=lambda: Sessions((), ()))
+    conditions: Mapping[str, str] | None = None
     energy_sources: tuple[str, ...] = ()
-    metrics: Mapping[str, ComparisonRow] = field(default_factory=dict)
     about: str = ""
 
     def reduce_to(self, name: str) -> "Comparison":
         """The same comparison of a single figure."""
-        seconds, others, metrics = (
-            {name: rows[name]} if name in rows else {} for rows in (self.seconds, self.others, self.metrics)
-        )
-        return replace(self, seconds=seconds, others=others, metrics=metrics, about=name)
+        return replace(self, rows={name: self.rows[name]}, about=name)
+
+    @property
+    def counts(self) -> str:
+        """ "3 and 3 runs"."""
+        if len(self.sessions.a) == len(self.sessions.b) == 1:
+            return "one run each"
+        return f"{len(self.sessions.a)} and {counted(len(self.sessions.b), 'run')}"
 
     @property
     def verdict(self) -> str | None:
-        """The verdict in a sentence: which side takes longer, and whether the difference is significant."""
+        """The verdict in a sentence: which side takes longer, if the runs can tell, and nothing but settings that
+        people choose differs. None without a common figure."""
         names = (self.about,) if self.about else TIMES
-        rows = (self.rows[name] for name in names if name in self.rows)
-        row = next((row for row in rows if row.ratio is not None), None)
-        if row is None or row.a is None or row.b is None or row.ratio is None:
+        row = next((self.rows[name] for name in names if name in self.rows and self.rows[name].ratio), None)
+        for name, runs in ((self.a, self.sessions.a), (self.b, self.sessions.b)):
+            if not runs:
+                return f"No verdict on {self.a} and {self.b}: no run of {name} succeeded."
+        if blocking := [each for each in self.obstacles if each.word not in CHOICES]:
+            return f"No verdict on {self.a} and {self.b}: {blocking[0].sentence}"
+        if row is None or row.ratio is None:
             return None
-        counts = f"{len(self.sessions.a) or row.a.count} and {len(self.sessions.b) or row.b.count} runs"
-        if self.sessions.a and self.sessions.basis is Basis.UNKNOWN:
-            return f"No verdict on {self.a} and {self.b} ({counts}): {self.sessions.note}."
-        if self.about and self.about not in TIMES:
-            is_time, unit = self.about in self.seconds, unit_of(self.about)
-            change = format_change(row.a, row.b, row.ratio, unit, row.higher_is_better, is_time=is_time)
-            return f"{self.about}, {self.b} against {self.a}: {change} ({counts})."
-        return verdict_sentence(self.a, self.b, row.ratio, counts)
+        found = row.ratio
+        if found.low is None:
+            return f"{self._too_few(found)}; each side needs at least {MIN_RUNS}."
+        if found.is_confounded:
+            return f"No verdict on {self.a} and {self.b} ({self.counts}): {self.sessions.note}."
+        if not row.is_time:
+            return f"{row.name}, {self.b} against {self.a}: {row.words} (95 %; {self.counts})."
+        if not found.is_different:
+            ends = row.words.partition("(")[2].rstrip(")")
+            return f"No difference seen: {self.b} against {self.a} {ends} (95 %; {self.counts})."
+        change, _, ends = row.words.partition(" (")
+        return f"{self.b} {be(self.b)} {change} than {self.a} (95 %: {ends.rstrip(')')}; {self.counts})."
 
-    @property
-    def rows(self) -> dict[str, ComparisonRow]:
-        """All figures by name: times first, then the others, then the program's metrics."""
-        return {**self.seconds, **self.others, **self.metrics}
+    def _too_few(self, found: Ratio) -> str:
+        if self.sessions.basis in (Basis.PAIRED, Basis.BETWEEN):
+            return f"Too few sessions for a verdict on {self.a} and {self.b}: {self.sessions.note}"
+        return f"Too few runs for a verdict on {self.a} and {self.b}: {self.counts}"
 
-    @property
-    def ratios(self) -> dict[str, float | None]:
-        """B's mean over A's for each time; None if a side has none."""
-        return {name: row.ratio.mean if row.ratio else None for name, row in self.seconds.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """`seconds` and `ratios` are means; `estimates` has everything with number of repeats and interval."""
+    def to_dict(self) -> JsonObject:
+        """As `mlbench compare -o json` prints it."""
         return {
             "schema_version": 1,
             "a": self.a,
             "b": self.b,
-            "differences": {name: list(values) for name, values in self.differences.items()},
-            "obstacles": [obstacle.text for obstacle in self.obstacles],
-            "obstacle_words": sorted({obstacle.word for obstacle in self.obstacles if obstacle.word}),
-            "across": list(self.across),
             "verdict": self.verdict,
+            "rows": {name: row.to_dict() for name, row in self.rows.items()},
             "runs": [len(self.sessions.a), len(self.sessions.b)],
+            "left_out": dict(self.left_out),
             "sessions": {
                 "a": len(set(self.sessions.a)),
                 "b": len(set(self.sessions.b)),
@@ -133,13 +186,12 @@ class Comparison:
                 "note": self.sessions.note,
                 "in_blocks": self.sessions.in_blocks,
             },
-            "conditions": dict(self.conditions),
+            "differences": {name: list(values) for name, values in self.differences.items()},
+            "obstacles": [obstacle.text for obstacle in self.obstacles],
+            "obstacle_words": sorted({obstacle.word for obstacle in self.obstacles if obstacle.word}),
+            "across": list(self.across),
+            "conditions": dict(self.conditions or {}),
             "energy_sources": list(self.energy_sources),
-            "seconds": {
-                name: [side.mean if side else None for side in (row.a, row.b)] for name, row in self.seconds.items()
-            },
-            "ratios": self.ratios,
-            "estimates": {name: row.to_dict() for name, row in self.rows.items()},
         }
 
 
@@ -149,8 +201,7 @@ def compare(
     names: tuple[str, str] | None = None,
     across: Collection[str] = (),
 ) -> Comparison:
-    """Compare two sides of verified archives: settings, outcomes, seconds in total and by category (rank 0's), the
-    goal's metric and the throughput.
+    """Compare two sides of verified archives.
 
     `names` are those of the sides, by default those of their runs. `across` are the words of differences that are
     wanted (comparability.WORDS). An archive that is given twice counts once. Raises UsageError for two archives of one
@@ -158,30 +209,67 @@ def compare(
     """
     drop_duplicates([*a, *b])  # refuses two versions of one run, also one on each side
     a, b = drop_duplicates(a), drop_duplicates(b)
-    sessions = find_sessions(a, b)
-    seconds = [[_seconds(archive.result) for archive in side] for side in (a, b)]
-    others = [[_others(archive) for archive in side] for side in (a, b)]
-    reported = [[program_metrics.figures_of(archive) for archive in side] for side in (a, b)]
-    known = {*others[0][0], *others[1][0]}
-    metrics = [[{n: value for n, (value, _) in each.items() if n not in known} for each in side] for side in reported]
-    better = {name: higher for side in reported for each in side for name, (_, higher) in each.items()}
-    first, second = names or (", ".join(archive.run["name"] for archive in a), ", ".join(x.run["name"] for x in b))
-    obstacles = [found for found in dict.fromkeys(_obstacles(a, b)) if found.word not in across]
-    labeled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
+    measured = {id(archive): measure(archive) for archive in (*a, *b)}
+    one, other = ([measured[id(archive)] for archive in side] for side in (a, b))
+    rows, sessions = compare_runs([run for run in one if run.good], [run for run in other if run.good])
+    first, second = names or (", ".join(run.name for run in one), ", ".join(run.name for run in other))
+    counted_in = [[each for each in side if measured[id(each)].good] or side for side in (a, b)]
+    obstacles = [found for found in dict.fromkeys(_obstacles(*counted_in)) if found.word not in across]
+    every = [*one, *other]
     return Comparison(
         first,
         second,
         _differences(_settings(a), _settings(b)),
-        tuple(obstacles),
-        _rows(seconds[0], seconds[1], sessions),
-        _rows(others[0], others[1], sessions, _directions(b[0])),
-        tuple(str(archive.run["name"]) for archive in b if outcome_of(archive.result) not in (*SUCCESSFUL, IN_DOUBT)),
-        tuple(sorted(across)),
-        {name: phrase for name, phrase in labeled.items() if phrase},
+        (*obstacles, *(Obstacle("", describe_doubt(each)) for each in b if each.result.get("doubts"))),
+        rows,
         sessions,
+        {run.name: run.outcome.replace("_", " ") for run in every if not run.good},
+        tuple(run.name for run in other if not run.good and run.outcome != IN_DOUBT),
+        tuple(sorted(across)),
+        {run.name: run.conditions.phrase for run in every if run.conditions.phrase},
         tuple(dict.fromkeys(found.label for run in (*a, *b) if (found := energy.find_energy(run)))),
-        _rows(metrics[0], metrics[1], sessions, better),
     )
+
+
+def compare_runs(one: Sequence[Measurement], other: Sequence[Measurement]) -> tuple[dict[str, Row], Sessions]:
+    """A row for each figure of two sides of repeats, and the sessions that they were measured in."""
+    sessions = find_sessions([run.moment for run in one], [run.moment for run in other])
+    known: dict[str, Figure] = {name: found for run in (*other, *one) for name, found in run.figures.items()}
+    order = dict.fromkeys(name for run in (*one, *other) for name in run.figures)
+    return {name: _row(name, known[name], one, other, sessions) for name in order}, sessions
+
+
+def _row(name: str, about: Figure, one: Sequence[Measurement], other: Sequence[Measurement], sessions: Sessions) -> Row:
+    old, new = (_values(name, side) for side in (one, other))
+    found = relate(old, new, sessions)
+    return Row(name, about.unit, about.higher_is_better, about.is_time, about.is_metric, old, new, found)
+
+
+def _values(name: str, side: Sequence[Measurement]) -> tuple[float, ...]:
+    """One value for each run; none at all if a run lacks the figure."""
+    found = tuple(value for run in side if (value := run.get(name)) is not None)
+    return found if len(found) == len(side) else ()
+
+
+def find_metric(rows: Iterable[str], asked: str | None, option: str = "--metric") -> str | None:
+    """The figure that is meant: by its name, by "bandwidth", or by a part of it that is unique. The time by default.
+
+    Raises UsageError that names those that exist.
+    """
+    names = list(rows)
+    if asked is None:
+        return next((name for name in TIMES if name in names), None)
+    plain = asked.lower()
+    wanted = plain if any(name.lower() == plain for name in names) else {"bandwidth": "busbw"}.get(plain, plain)
+    exact = [name for name in names if name.lower() == wanted]
+    matches = exact or [name for name in names if wanted in name.lower()]
+    lasts = [name for name in matches if not name.endswith((BEST, MEAN))]
+    matches = lasts if len(lasts) == 1 else matches  # "acc" means the last value of accuracy, not its best or mean
+    if len(matches) == 1:
+        return matches[0]
+    problem = f"names {len(matches)} figures" if matches else "is not a figure of these results"
+    near = "" if matches else did_you_mean(asked, names)
+    raise UsageError(f'{option} "{asked[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or names)}.")
 
 
 def _settings(side: Sequence[Archive]) -> dict[str, object]:
@@ -205,6 +293,7 @@ def _settings_of(archive: Archive) -> dict[str, Any]:
         "data": archive.result["data"],
         "synthetic": archive.result["synthetic"],
         "division": archive.result["division"]["word"],
+        "code": key_of(archive).code,
         "outcome": archive.result["outcome"],
         "mlbench": archive.run.get("mlbench"),
     }
@@ -218,22 +307,24 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
     first = one[0]
     reference, judged = key_of(first), (*one, *other)
     for archive in judged[1:]:
+        # Two versions of a user's program are what a comparison is for; within a side they are no repeats.
+        is_before_and_after = archive in other and is_command(first.run["spec"]) and is_command(archive.run["spec"])
         for difference in reference.differences(key_of(archive)):
-            yield Obstacle(difference.word, difference.phrase)
+            if not (difference.word == CODE and is_before_and_after):
+                yield Obstacle(difference.word, difference.phrase)
         if (measured := find_network_difference(first, archive)) is not None:
             yield Obstacle(measured.word, measured.phrase)
         counts = [run.result["workers"] for run in (first, archive)]
         if counts[0] != counts[1]:
             yield Obstacle(WORKERS, f"The numbers of workers differ: {counts[0]} and {counts[1]}.")
+    for archive in other[1:] if is_command(other[0].run["spec"]) else ():
+        codes = [key_of(each).code for each in (other[0], archive)]
+        if codes[0] != codes[1]:
+            yield Obstacle(CODE, f"The digests of the code differ: {codes[0]} and {codes[1]}.")
     for archive in judged:
-        result = archive.result
-        if result["label"]["word"] == "functional":
-            reason = result["label"]["reason"]
-            yield Obstacle("label", f"{result['run']} is functional, not a performance measurement: {reason}.")
-        if result.get("doubts"):
-            yield Obstacle("", f"The evidence of {result['run']} is in doubt: {', '.join(result['doubts'])}.")
-        elif result["outcome"] not in SUCCESSFUL:
-            yield Obstacle("", f"{result['run']} ended as {result['outcome']}, so its times are not times to the goal.")
+        if archive.result["label"]["word"] == "functional":
+            reason = archive.result["label"]["reason"]
+            yield Obstacle("label", f"{archive.run['name']} is functional, not a performance measurement: {reason}.")
     if (differ := describe_condition_difference(one, other)) is not None:
         yield Obstacle(CONDITIONS, differ)
     both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
@@ -242,76 +333,79 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
             yield Obstacle("", f"{archive.run['name']} is on both sides.")
 
 
-def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
-    return {
-        "run": result["wall_seconds"],
-        "task": result["task_seconds"]["wall"],
-        "training": result["task_seconds"]["training"],
-        **{category: spread["rank0"] for category, spread in result["timings"].items()},
-    }
+def describe_doubt(archive: Archive) -> str:
+    """Why an archive has no figures, in a sentence."""
+    return f"The evidence of {archive.run['name']} is in doubt ({', '.join(archive.result['doubts'])})."
 
 
-def _others(archive: Archive) -> dict[str, float | None]:
-    found = measure(archive)
-    goal = archive.result["goal"]
-    figures = {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
-    return {**figures, **energy.figures_of(archive), **collectives.figures_of(archive)}
+# --- several sizes or settings --------------------------------------------------------------------------------------
 
 
-def _rows(
-    a: Sequence[Mapping[str, float | None]],
-    b: Sequence[Mapping[str, float | None]],
-    sessions: Sessions,
-    directions: Mapping[str, bool | None] | None = None,
-) -> dict[str, ComparisonRow]:
-    """The figures of both sides by name; None for a side of which not every run has the figure.
+@dataclass(frozen=True)
+class Pair:
+    """The runs of both sides with equal `values`; no values if neither side varies anything."""
 
-    `directions`: whether higher is better; None: lower is better, for all of them.
+    values: Values
+    a: tuple[Archive, ...]
+    b: tuple[Archive, ...]
+
+
+def pair_cells(a: Sequence[Archive], b: Sequence[Archive]) -> tuple[list[Pair], list[str]]:
+    """The settings that both sides have, in the order of A's runs, and the labels of those that one side lacks.
+
+    Runs of a side that differ in nothing that an experiment varies on purpose are repeats of one another. Raises
+    UsageError if the sides have nothing in common.
     """
-    names = dict.fromkeys(name for figures in (*a, *b) for name in figures)
-    rows = {}
-    for name in names:
-        better = False if directions is None else directions.get(name)
-        one, other = (_values(name, side) for side in (a, b))
-        rows[name] = _row(one, other, sessions, better)
-    return rows
+    axes = dict.fromkeys([*_varying_axes(a), *_varying_axes(b)])
+    ours, theirs = _cells(a, axes), _cells(b, axes)
+    pairs = [Pair(values, tuple(ours[values]), tuple(theirs[values])) for values in ours if values in theirs]
+    alone = [f"{describe_cell(values)} (A only)" for values in ours if values not in theirs]
+    alone += [f"{describe_cell(values)} (B only)" for values in theirs if values not in ours]
+    if not pairs:
+        raise UsageError(
+            f"A and B have no size or setting in common: {'; '.join(alone)}.",
+            hint="To compare them anyway, name single runs.",
+        )
+    return pairs, alone
 
 
-def _values(name: str, side: Sequence[Mapping[str, float | None]]) -> list[float]:
-    """One value for each run; none at all if a run lacks the figure."""
-    found = [value for figures in side if (value := figures.get(name)) is not None]
-    return found if len(found) == len(side) else []
+def compare_cells(
+    a: Sequence[Archive], b: Sequence[Archive], names: tuple[str, str] | None = None, across: Collection[str] = ()
+) -> tuple[dict[Values, Comparison], list[str]]:
+    """The comparison of each setting that both sides have, and the labels of those that one side lacks.
+
+    What `mlbench compare`, the API and the dashboard show. Raises UsageError if the sides have nothing in common.
+    """
+    pairs, alone = pair_cells(a, b)
+    return {pair.values: compare(pair.a, pair.b, names, across) for pair in pairs}, alone
 
 
-def _row(a: Sequence[float], b: Sequence[float], sessions: Sessions, higher_is_better: bool | None) -> ComparisonRow:
-    """With several sessions on a side, its estimate is over one mean per session."""
-    if not a or not b:
-        return ComparisonRow(estimate(a) if a else None, estimate(b) if b else None, None, higher_is_better)
-    means = mean_by_session(a, sessions.a), mean_by_session(b, sessions.b)
-    if sessions.basis is Basis.PAIRED:
-        return ComparisonRow(estimate(a), estimate(b), _paired_ratio(*means, sessions.shared), higher_is_better)
-    one, other = (
-        estimate(list(each.values()) if sessions.basis is Basis.BETWEEN else values)
-        for values, each in zip((a, b), means, strict=True)
-    )
-    found = ratio(other, one)
-    if found is not None and sessions.basis is Basis.UNKNOWN:
-        found = Estimate(found.count, found.mean)
-    return ComparisonRow(one, other, found, higher_is_better)
+def describe_cell(values: Values) -> str:
+    """ "2 workers, backend mpi", for tables and messages."""
+    return ", ".join(_describe(name, value) for name, value in values)
 
 
-def _paired_ratio(a: Mapping[int, float], b: Mapping[int, float], shared: Sequence[int]) -> Estimate | None:
-    """B / A from the logarithms of one ratio for each session."""
-    if min(*(a[session] for session in shared), *(b[session] for session in shared)) <= 0:
-        return None
-    found = estimate([math.log(b[session] / a[session]) for session in shared])
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Estimate(found.count, math.exp(found.mean), low, high)
+def _describe(name: str, value: str) -> str:
+    if name == WORKERS:
+        return f"{value} worker{'' if value == '1' else 's'}"
+    return describe(name, value) or f"no {name}"
 
 
-def _directions(archive: Archive) -> dict[str, bool | None]:
-    """Of each figure that is no time, whether higher is better."""
-    goal = archive.result["goal"]
-    own = {goal["metric"]: goal["comparison"] == ">="} if goal else {}
-    curves = {name: not name.endswith("alpha us") for name in collectives.figures_of(archive)}
-    return {**own, THROUGHPUT: True, **dict.fromkeys(energy.FIGURES, False), **curves}
+def _axes_of(archive: Archive) -> dict[str, str]:
+    facts = key_of(archive).facts()
+    axes = {name: value for name, value in facts.items() if name in _AXES or name.startswith(_ENTRIES)}
+    return {WORKERS: str(archive.result["workers"]), **axes}
+
+
+def _varying_axes(side: Sequence[Archive]) -> list[str]:
+    every = [_axes_of(archive) for archive in side]
+    names = dict.fromkeys(name for axes in every for name in axes)
+    return [name for name in names if len({axes.get(name, "") for axes in every}) > 1]
+
+
+def _cells(side: Sequence[Archive], axes: Iterable[str]) -> dict[Values, list[Archive]]:
+    cells: dict[Values, list[Archive]] = {}
+    for archive in side:
+        own = _axes_of(archive)
+        cells.setdefault(tuple((name, own.get(name, "")) for name in axes), []).append(archive)
+    return cells

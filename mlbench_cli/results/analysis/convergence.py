@@ -7,23 +7,16 @@ a batch is, counts over all ranks; machine and backend may differ, the method ma
 runs.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import method_phrase
-from mlbench_cli.results.analysis.history import Judged
-from mlbench_cli.results.analysis.statistics import student_quantile
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.stats import MIN_REFERENCE, Verdict, find_least_mean, trimmed_mean
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import significant
 
 METRIC = "convergence"
-MIN_REFERENCE = 5
-_LEVEL = 0.05
-_MIN_DEVIATION = 1e-9
 
 
 @dataclass(frozen=True)
@@ -64,34 +57,19 @@ def epochs_to_goal(archives: Sequence[Archive]) -> list[float]:
     return [float(value) for value in values if is_finite_number(value) and value > 0]
 
 
-def find_least_mean(reference: Sequence[float], count: int) -> float:
-    """The least mean of `count` runs (those that it is over) that a reference of at least MIN_REFERENCE allows."""
-    mean, used = _trimmed_mean(reference)
-    deviation = max(statistics.pstdev(reference), _MIN_DEVIATION)
-    reach = student_quantile(used + count - 2, 1 - 2 * _LEVEL)
-    return mean - reach * deviation * math.sqrt(1 / used + 1 / count)
-
-
-def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> Judged:
-    """Compare epochs to the goal with those of reference runs. `worse` is the reference's mean over the runs' mean."""
+def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> tuple[Verdict, str]:
+    """Compare epochs to the goal with those of reference runs; the verdict with its reason."""
     if len(reference) < MIN_REFERENCE:
         known = f"{len(reference)} reference runs have equal task, goal, data, parameters and batch"
-        return Judged(Verdict.CANNOT_TELL, f"{known}; {MIN_REFERENCE} are needed")
+        return Verdict.CANNOT_TELL, f"{known}; {MIN_REFERENCE} are needed"
     if not values:
-        return Judged(Verdict.CANNOT_TELL, "no run reached its goal")
-    mean, used = _trimmed_mean(values)
-    expected, _ = _trimmed_mean(reference)
+        return Verdict.CANNOT_TELL, "no run reached its goal"
+    mean, used = trimmed_mean(values)
     least = find_least_mean(reference, used)
     text = (
-        f"{significant(mean)} epochs to the goal; the reference's mean is {significant(expected)}, "
+        f"{significant(mean)} epochs to the goal; the reference's mean is {significant(trimmed_mean(reference)[0])}, "
         f"and {significant(least)} is the minimum it allows"
     )
     if mean < least:
-        return Judged(Verdict.FAILED, f"{text}: converged faster than the reference can", expected / mean)
-    return Judged(Verdict.PASSED, text, expected / mean)
-
-
-def _trimmed_mean(values: Sequence[float]) -> tuple[float, int]:
-    """The mean without least and greatest, and how many values it is over; of fewer than 5 values the mean of all."""
-    kept = sorted(values)[1:-1] if len(values) >= MIN_REFERENCE else list(values)
-    return statistics.fmean(kept), len(kept)
+        return Verdict.FAILED, f"{text}: converged faster than the reference can"
+    return Verdict.PASSED, text

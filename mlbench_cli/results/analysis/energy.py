@@ -72,7 +72,7 @@ def find_energy(archive: Archive) -> Energy | None:
     )
 
 
-def figures_of(archive: Archive) -> dict[str, float | None]:
+def figures_of(archive: Archive) -> dict[str, float]:
     """The figures of `find_energy` in joules, by the names in FIGURES; empty without any."""
     found = find_energy(archive)
     if found is None:

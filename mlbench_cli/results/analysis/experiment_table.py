@@ -11,6 +11,8 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis import figures
+from mlbench_cli.results.analysis.figures import COST, SUCCESSFUL, THROUGHPUT
 from mlbench_cli.results.analysis.numbers import (
     format_estimate,
     format_factor,
@@ -19,8 +21,9 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
 )
 from mlbench_cli.results.analysis.rates import PublishedSeries
-from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
-from mlbench_cli.results.analysis.throughput import throughput_of
+from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
+from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv
 
 METHOD = "method"
@@ -36,6 +39,7 @@ class Sample:
     settings   what sets the run's row apart, by name
     price      of the run; None if it is not known
     sent       bytes that rank 0 sent by its method's count; None if it is not known
+    moment     when and where it was measured; None: independent of the others
     """
 
     run: str
@@ -45,9 +49,9 @@ class Sample:
     unit: str
     seconds: float | None = None
     price: float | None = None
-    currency: str | None = None
     problem: str | None = None
     sent: float | None = None
+    moment: Moment | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ class Cell:
     price: float | None = None
     deviation: float | None = None
     sent: float | None = None
+    samples: tuple[Sample, ...] = ()  # of the runs that have a value
+
+    @property
+    def values(self) -> list[float]:
+        """The values of its runs; of a published one its mean."""
+        found = [sample.value for sample in self.samples if sample.value is not None]
+        return found or ([self.value.mean] if self.value else [])
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Row:
     unit: str
     cells: Mapping[int, Cell]
     source: str | None = None
-    baseline: Estimate | None = None
+    baseline: Cell | None = None
     exposed: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -85,14 +96,17 @@ class Row:
         """The settings in a few words, for legends."""
         return ", ".join(value for value in self.settings.values() if value) or "run"
 
-    def speedup(self, workers: int) -> Estimate | None:
+    def speedup(self, workers: int) -> Ratio | None:
         """Relative to one worker; None without a baseline or a value."""
-        cell = self.cells.get(workers)
-        if cell is None or cell.value is None or self.baseline is None or workers == 1:
+        cell, base = self.cells.get(workers), self.baseline
+        if cell is None or base is None or workers == 1 or not (self.unit == SECONDS or self.is_rate):
             return None
-        if self.unit == SECONDS:
-            return ratio(self.baseline, cell.value)
-        return ratio(cell.value, self.baseline) if self.is_rate else None
+        moments = [[sample.moment for sample in side.samples if sample.moment] for side in (base, cell)]
+        if all(moments) and [len(side) for side in moments] == [len(base.samples), len(cell.samples)]:
+            found = relate(base.values, cell.values, find_sessions(*moments))
+        else:
+            found = ratio(base.values, cell.values)
+        return None if found is None else found.inverse if self.unit == SECONDS else found
 
     def efficiency(self, workers: int) -> float | None:
         """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
@@ -118,44 +132,33 @@ def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[st
     return named
 
 
-def read_sample(run: str, settings: Mapping[str, str], workers: int, result: JsonObject, metric: str | None) -> Sample:
-    """A run's value: the metric that was asked for, else the rate of its throughput protocol, else samples per second,
-    else its seconds. `result` is a result.json.
-
-    Two names are not metrics: SECONDS, to the goal if there is one, and GOAL, the last value of the goal's metric.
-    """
-    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None, "sent": _sent_bytes(result)}
-    price = result.get("price") or {}
-    facts |= {"price": price.get("amount"), "currency": price.get("currency")}
-    if result["outcome"] not in ("goal_reached", "goal_missed", "completed", "budget_spent"):
-        return Sample(run, settings, workers, None, "", **{**facts, "problem": str(result.get("summary"))})
-    goal = result.get("goal") or {}
-    if metric == SECONDS:
-        if goal and not goal.get("reached"):
-            return Sample(run, settings, workers, None, metric, **{**facts, "problem": str(result.get("summary"))})
-        return _seconds_sample(run, settings, workers, result, facts)
-    if metric == GOAL and is_finite_number(goal.get("last")):
-        return Sample(run, settings, workers, float(goal["last"]), str(goal["metric"]), **facts)
-    if metric is not None:
-        found = result.get("metrics", {}).get(metric)
-        if not is_finite_number(found):
-            return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it did not report {metric}"})
-        return Sample(run, settings, workers, float(found), metric, **facts)
-    if (rate := throughput_of(result)) is not None:
-        return Sample(run, settings, workers, rate[0], f"{rate[1]}/s", **facts)
-    return _seconds_sample(run, settings, workers, result, facts)
-
-
-def _seconds_sample(
-    run: str, settings: Mapping[str, str], workers: int, result: JsonObject, facts: Mapping[str, Any]
+def read_sample(
+    run: str, settings: Mapping[str, str], workers: int, archive: Archive, metric: str | None = None
 ) -> Sample:
-    seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
-    if not is_finite_number(seconds):
-        return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it did not report a time"})
-    return Sample(run, settings, workers, float(seconds), SECONDS, **facts)
+    """A run's value: the figure that was asked for, else its throughput, else its seconds.
+
+    SECONDS is the time to the goal if there is one, and GOAL the last value of the goal's metric.
+    """
+    result, found = archive.result, figures.figures(archive)
+    facts: dict[str, Any] = {
+        "seconds": result["wall_seconds"],
+        "sent": _sent_bytes(result),
+        "moment": moment_of(archive),
+    }
+    facts["price"] = found[COST].value if COST in found else None
+    outcome, summary = figures.outcome_of(result), str(result["summary"])
+    goal = result["goal"]
+    name = metric or (THROUGHPUT if THROUGHPUT in found else SECONDS)
+    name = str(goal["metric"]) if name == GOAL and goal else name
+    if outcome not in (*SUCCESSFUL, "goal_missed") or (name == SECONDS and outcome == "goal_missed"):
+        return Sample(run, settings, workers, None, "", problem=summary, **facts)
+    if name not in found:
+        return Sample(run, settings, workers, None, name, problem=f"it did not report {name}", **facts)
+    unit = SECONDS if name == SECONDS else found[name].unit if name == THROUGHPUT else name
+    return Sample(run, settings, workers, found[name].value, unit, **facts)
 
 
-def _sent_bytes(result: JsonObject) -> float | None:
+def _sent_bytes(result: Mapping[str, Any]) -> float | None:
     communication = (result.get("details") or {}).get("communication")
     counts = communication if isinstance(communication, Mapping) else {}
     sent = counts.get("wire_bytes", counts.get("bytes"))
@@ -196,6 +199,7 @@ def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
         math.fsum(seconds) / len(seconds) if seconds else None,
         math.fsum(prices) / len(prices) if prices else None,
         sent=math.fsum(sent) / len(sent) if sent else None,
+        samples=tuple(good),
     )
 
 
@@ -204,7 +208,7 @@ def _complete(row: Row, rows: Sequence[Row]) -> Row:
     peers = [other for other in rows if _without_method(other) == _without_method(row)]
     own = row.cells.get(1)
     baselines = [own, *(other.cells.get(1) for other in peers)]
-    baseline = next((cell.value for cell in baselines if cell is not None and cell.value is not None), None)
+    baseline = next((cell for cell in baselines if cell is not None and cell.value is not None), None)
     silent = next((other for other in peers if other.settings.get(METHOD) == NO_COMMUNICATION), None)
     exposed = {}
     if silent is not None and silent is not row and row.is_rate:
@@ -224,8 +228,7 @@ def _published_row(series: PublishedSeries) -> Row:
         rate.workers: Cell(rate.workers, Estimate(1, rate.rate), (), deviation=rate.deviation) for rate in series.rates
     }
     settings = {"task": series.model, "network": series.network, METHOD: series.method, "source": series.source}
-    baseline = cells[1].value if 1 in cells else None
-    return Row(settings, f"{series.unit}/s", cells, series.source, baseline)
+    return Row(settings, f"{series.unit}/s", cells, series.source, cells.get(1))
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------
@@ -276,8 +279,8 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = [
-        "Means of runs, with the 95 % interval (Student's t) in parentheses, or the range of two runs. One run "
-        "has neither: its timed blocks are not repeats."
+        "Geometric means of runs, with the 95 % interval (Student's t) of three runs or more in parentheses. The timed "
+        "blocks of one run are not repeats."
     ]
     if any(cell.deviation is not None for row in rows for cell in row.cells.values()):
         notes.append("Published rates: mean ± standard deviation of the source; other machines, other software.")

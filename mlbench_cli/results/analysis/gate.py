@@ -1,24 +1,40 @@
-"""A gate on a comparison: is B worse than A by more than the limit, not worse, or undecided?
+"""Gates: is B worse than A by more than the limit, not worse, or can nobody tell?
 
-The measure is "how many times worse B is than A": B / A for what should be low (seconds), A / B for what should be high
-(throughput, accuracy). The whole 95 % interval decides: it fails if the lower end is above the limit, passes if the
-upper end is not, and otherwise nothing can be told. So noise does not fail builds or hide regressions.
+`decide` answers for one comparison, and so for `mlbench compare --fail-above`; `check_results` finds what results have
+to be compared with in a baseline, for `mlbench gate`. Both decide by the interval of the row that they print.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.results.analysis.compare import THROUGHPUT, TIMES, Comparison, ComparisonRow
-from mlbench_cli.results.analysis.numbers import format_ratio
-from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.methods import is_command
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis import convergence
+from mlbench_cli.results.analysis.comparability import ComparisonKey, Difference, conditions_of, key_of, title_of
+from mlbench_cli.results.analysis.compare import (
+    CODE,
+    Comparison,
+    Row,
+    Values,
+    compare,
+    compare_runs,
+    describe_doubt,
+    find_metric,
+)
+from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, figures, outcome_of
+from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
-from mlbench_cli.results.analysis.statistics import Estimate
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Verdict, find_worst
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import significant
+
+DEFAULT_LIMIT = 1.10
+_SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
 
 
 class Direction(StrEnum):
@@ -29,22 +45,76 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True)
-class GateResult:
-    """`worse` is how many times worse B is than A, with its interval; None if it is not known."""
+class Decision:
+    """A verdict with its reason; `row` is what it rests on, if both sides have the figure."""
 
     verdict: Verdict
     reason: str
-    metric: str | None
-    direction: Direction | None
-    limit: float
-    worse: Estimate | None = None
+    metric: str | None = None
+    limit: float = 1.0
+    row: Row | None = None
+    higher_is_better: bool | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The decision as `-o json` prints it."""
-        worse = None if self.worse is None else self.worse.to_dict()
-        names = {"verdict": str(self.verdict), "reason": self.reason, "metric": self.metric}
-        direction = None if self.direction is None else str(self.direction)
-        return {**names, "direction": direction, "limit": self.limit, "worse": worse}
+    def to_dict(self) -> JsonObject:
+        """As `-o json` prints it. `worse` is how many times worse B is than A, with its interval."""
+        worse = None if self.row is None else self.row.worse(self.higher_is_better)
+        direction = None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
+        return {
+            "verdict": str(self.verdict),
+            "reason": self.reason,
+            "metric": self.metric,
+            "direction": direction,
+            "limit": self.limit,
+            "worse": None if worse is None else worse.to_dict(),
+            "row": None if self.row is None else self.row.to_dict(),
+        }
+
+
+def decide(
+    found: Comparison, limit: float, metric: str | None = None, direction: Direction | None = None, checks: int = 1
+) -> Decision:
+    """Check a figure of a comparison against `limit`, as one of several `checks` at once. Raises UsageError for an
+    unknown figure."""
+    name = find_metric(found.rows, metric) if found.rows else metric
+    row = found.rows.get(name) if name else None
+    higher = None if row is None else row.higher_is_better
+    higher = direction is Direction.HIGHER if direction is not None else higher
+
+    def say(verdict: Verdict, reason: str) -> Decision:
+        return Decision(verdict, reason, name, limit, row, higher)
+
+    if found.failed:
+        return say(Verdict.FAILED, _describe_failed(found))
+    if found.obstacles:
+        return say(Verdict.CANNOT_TELL, found.obstacles[0].sentence)
+    if row is None or row.ratio is None:
+        return say(Verdict.CANNOT_TELL, f"Not both sides have {name or 'a time'} above 0.")
+    if higher is None:
+        raise UsageError(
+            f'It is unknown whether lower or higher is better for "{name}".', hint="--direction higher, or lower"
+        )
+    begin = f"{name}: {found.b} against {found.a}: {row.words}; {describe_limit(limit)}"
+    if row.ratio.low is None:
+        few = f"{MIN_RUNS} of each side, or {MIN_HISTORY} earlier ones, are needed for an interval"
+        what = found.sessions.note if found.sessions.basis in (Basis.PAIRED, Basis.BETWEEN) else found.counts
+        return say(Verdict.CANNOT_TELL, f"{begin}; {what}: {few}.")
+    if row.ratio.is_confounded:
+        hint = "Measure both sides in one session, e.g. as a matrix, which alternates them"
+        return say(Verdict.CANNOT_TELL, f"{begin}; {found.sessions.note}. {hint}.")
+    worse = row.ratio.inverse if higher else row.ratio
+    shown = f"; {found.sessions.note}{'; the sides did not alternate' if found.sessions.in_blocks else ''}"
+    verdict = worse.gate(limit, checks)
+    undecided = ", which is inside the interval. More repeats would narrow it" if verdict is Verdict.CANNOT_TELL else ""
+    if verdict is Verdict.CANNOT_TELL and worse.gate(limit) is Verdict.FAILED:
+        undecided = f". It is beyond the limit, but not surely so as one of {checks} checks at once"
+    return say(verdict, f"{begin}{shown}{undecided}.")
+
+
+def _describe_failed(found: Comparison) -> str:
+    first = found.failed[0]
+    count = len(found.failed)
+    more = f" ({count} runs failed)" if count > 1 else ""
+    return f"{first} ended as {found.left_out[first]}{more}."
 
 
 def parse_limit(text: str, what: str) -> float:
@@ -87,72 +157,190 @@ def _trim(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def check_gate(
-    found: Comparison, limit: float, metric: str | None = None, direction: Direction | None = None
-) -> GateResult:
-    """Check a comparison against `limit`. Raises UsageError for an unknown metric."""
-    name = find_metric(found.rows, metric)
-    row = found.rows.get(name) if name else None
-    direction = direction or _default_direction(row)
-    if found.failed:
-        return GateResult(Verdict.FAILED, f"{', '.join(found.failed)} did not succeed.", name, direction, limit)
-    if found.obstacles:
-        reason = f"{found.b} cannot be compared with {found.a}. {found.obstacles[0].text}"
-        return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
-    if found.sessions.a and found.sessions.basis is Basis.UNKNOWN:
-        hint = "Measure both sides in one session, e.g. as a matrix, which alternates them."
-        reason = f"{found.sessions.note[0].upper()}{found.sessions.note[1:]}. {hint}"
-        return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
-    if row is None or row.ratio is None:
-        missing = f"{name or 'a time'} above 0"
-        return GateResult(Verdict.CANNOT_TELL, f"Not both sides have {missing}.", name, direction, limit)
-    if direction is None:
-        raise UsageError(
-            f'It is unknown whether lower or higher is better for "{name}".', hint="--direction higher, or lower"
-        )
-    worse = row.ratio if direction is Direction.LOWER else row.ratio.inverse
-    return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
+def make_document(
+    found: Mapping[Values, Comparison], decisions: Mapping[Values, Decision], alone: Sequence[str]
+) -> JsonObject:
+    """A single comparison as is; several as a list, each with the values of its cell."""
+    each = {
+        values: {**comparison.to_dict(), "gate": decisions[values].to_dict() if values in decisions else None}
+        for values, comparison in found.items()
+    }
+    if list(each) == [()]:
+        return each[()]
+    comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
+    verdict = str(find_worst(one.verdict for one in decisions.values())) if decisions else None
+    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
 
 
-def find_metric(rows: Mapping[str, ComparisonRow], asked: str | None) -> str | None:
-    """The row that is meant: by its name, by "seconds", "throughput" or "bandwidth", or by a part of it that is unique.
+# --- against a baseline ---------------------------------------------------------------------------------------------
 
-    Raises UsageError that names those that exist.
+
+@dataclass(frozen=True)
+class Wanted:
+    """A figure that is checked, by its name or a part of it, and the factor allowed."""
+
+    metric: str = SECONDS
+    limit: float = DEFAULT_LIMIT
+
+    @classmethod
+    def parse(cls, text: str) -> "Wanted":
+        """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
+        name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
+        # A limit is at least 1, so that "10%" can only mean 10 % more.
+        limit = f"+{limit}" if _SMALL_SHARE.fullmatch(limit) else limit
+        factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
+        if not name or factor < 1:
+            raise UsageError(
+                f'--check "{text[:60]}": write METRIC=FACTOR with a factor of at least 1, or METRIC=+SHARE%.',
+                hint="seconds=1.1, or seconds=+10%",
+            )
+        return cls(name, factor)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure of one setting and size. `name` is unique."""
+
+    name: str
+    workers: int
+    decision: Decision
+
+    def to_dict(self) -> JsonObject:
+        """As the gate's JSON document has it."""
+        row = self.decision.row
+        sides = {"values": list(row.new) if row else [], "baseline": list(row.old) if row else []}
+        return {"name": self.name, "workers": self.workers, **self.decision.to_dict(), **sides}
+
+
+def check_results(
+    results: Sequence[Archive],
+    baseline: Sequence[Archive],
+    wanted: Sequence[Wanted],
+    across: Collection[str] = (),
+    direction: Direction | None = None,
+) -> list[Check]:
+    """Compare verified archives with earlier ones of equal task, goal, data, machine, parameters and workers.
+
+    `across` are the words of differences to accept (comparability.WORDS). `direction` is that of figures whose name
+    does not tell it. An archive that is on both sides counts as a result only. Raises UsageError for a figure that no
+    result has.
     """
-    if asked in (None, "seconds"):
-        known = [name for name in TIMES if name in rows]
-        return next((name for name in known if rows[name].ratio is not None), known[0] if known else None)
-    words = {"throughput": THROUGHPUT, "bandwidth": "busbw"}
-    plain = str(asked).lower()
-    wanted = plain if any(name.lower() == plain for name in rows) else words.get(plain, plain)
-    exact = [name for name in rows if name.lower() == wanted]
-    matches = exact or [name for name in rows if wanted in name.lower()]
-    lasts = [name for name in matches if not name.endswith((BEST, MEAN))]
-    matches = lasts if len(lasts) == 1 else matches  # "acc" means the last value of accuracy, not its best or mean
-    if len(matches) == 1:
-        return matches[0]
-    problem = f"names {len(matches)} figures" if matches else "is not a figure of these results"
-    near = "" if matches else did_you_mean(str(asked), list(rows))
-    raise UsageError(f'--metric "{str(asked)[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or rows)}.")
+    results = drop_duplicates(results)
+    ids = {archive.run["id"] for archive in results}
+    earlier = [archive for archive in drop_duplicates(baseline) if archive.run["id"] not in ids]
+    cells = _cells(results)
+    known = {
+        name: found.higher_is_better
+        for archive in results
+        if outcome_of(archive.result) in SUCCESSFUL
+        for name, found in figures(archive).items()
+    }
+    names = [_find_name(each, known, direction) for each in wanted]
+    alike = {name: [each for each in earlier if is_baseline_of(each, own, across)] for name, own in cells.items()}
+    count = sum(1 for found in alike.values() if found) * len(wanted)
+    checks = []
+    for name, own in cells.items():
+        for each, metric in zip(wanted, names, strict=True):
+            if metric == convergence.METRIC:
+                decision = _decide_convergence(own, earlier)
+            elif (found := _find_reason(own, earlier, alike[name], across)) is not None:
+                rows, _ = compare_runs([], [run for run in map(measure, own) if run.good])
+                higher = known.get(metric) if direction is None else direction is Direction.HIGHER
+                decision = Decision(*found, metric, each.limit, rows.get(metric), higher)
+            else:
+                compared = compare(alike[name], own, ("the baseline", _name_of(own)), across)
+                decision = decide(compared, each.limit, metric, direction, count)
+            if labels := sorted({label for run in own for label in conditions_of(run).labels}):
+                reason = f"{decision.reason.rstrip('.')}; conditions: {', '.join(labels)}."
+                decision = replace(decision, reason=reason)
+            checks.append(Check(f"{name}: {metric}", int(own[0].result["workers"]), decision))
+    return checks
 
 
-def _default_direction(row: ComparisonRow | None) -> Direction | None:
-    if row is None or row.higher_is_better is None:
+def _decide_convergence(results: Sequence[Archive], earlier: Sequence[Archive]) -> Decision:
+    """Epochs to the goal; reference runs may be on other machines and have other numbers of ranks."""
+    key = convergence.training_key(results[0])
+    alike = [each for each in earlier if key is not None and convergence.training_key(each) == key]
+    epochs = [convergence.epochs_to_goal(side) for side in (alike, results)]
+    return Decision(*convergence.decide_convergence(*epochs), convergence.METRIC)
+
+
+def _find_name(wanted: Wanted, known: dict[str, bool | None], direction: Direction | None) -> str:
+    if wanted.metric == convergence.METRIC or not known:
+        return wanted.metric
+    name = str(find_metric(known, wanted.metric, "--check"))
+    if direction is None and known[name] is None:
+        raise UsageError(
+            f'It is unknown whether lower or higher is better for "{name[:60]}".', hint="--direction higher, or lower"
+        )
+    return name
+
+
+def _name_of(archives: Sequence[Archive]) -> str:
+    first = str(archives[0].run["name"])
+    return first if len(archives) == 1 else f"{first} and {len(archives) - 1} more"
+
+
+def group_key(archive: Archive) -> tuple[ComparisonKey, int]:
+    """What repeats of one run have in common."""
+    return key_of(archive), int(archive.result["workers"])
+
+
+def _cells(results: Sequence[Archive]) -> dict[str, list[Archive]]:
+    """Labels by task, backend, device and workers, with a number if these are ambiguous."""
+    found: dict[Any, list[Archive]] = {}
+    for archive in results:
+        found.setdefault(group_key(archive), []).append(archive)
+    names: dict[str, list[Archive]] = {}
+    for archives in found.values():
+        result = archives[0].result
+        preset = "" if is_command(archives[0].run["spec"]) else f" {result['preset']}"
+        name = f"{title_of(archives[0])}{preset} {result['backend']} {result['device']} {result['workers']}"
+        number = sum(1 for other in names if other == name or other.startswith(f"{name} #"))
+        names[f"{name} #{number + 1}" if number else name] = archives
+    return names
+
+
+def is_baseline_of(earlier: Archive, results: Sequence[Archive], across: Collection[str]) -> bool:
+    """Whether a run that succeeded is one that results can be compared with."""
+    is_alike = earlier.result["workers"] == results[0].result["workers"]
+    is_good = outcome_of(earlier.result) in SUCCESSFUL
+    return is_alike and is_good and not _differences(earlier, results[0], across)
+
+
+def _differences(earlier: Archive, result: Archive, across: Collection[str]) -> list[Difference]:
+    """Why an earlier run is no baseline of a result. Another version of a user's command is what a gate is for."""
+    accepted = {*across, *({CODE} if is_command(result.run["spec"]) else ())}
+    return [found for found in key_of(earlier).differences(key_of(result)) if found.word not in accepted]
+
+
+def _find_reason(
+    results: Sequence[Archive],
+    earlier: Sequence[Archive],
+    alike: Sequence[Archive],
+    across: Collection[str],
+) -> tuple[Verdict, str] | None:
+    """The verdict without a comparison: the results failed, or the baseline has nothing to compare them with."""
+    failed = [each for each in results if outcome_of(each.result) not in (*SUCCESSFUL, IN_DOUBT)]
+    if failed:
+        count = f"{len(failed)} of {len(results)} runs failed: " if len(results) > 1 else ""
+        ended = outcome_of(failed[0].result).replace("_", " ")
+        return Verdict.FAILED, f"{count}{failed[0].run['name']} ended as {ended}."
+    if doubted := next((each for each in results if each.result.get("doubts")), None):
+        return Verdict.CANNOT_TELL, describe_doubt(doubted)
+    if alike:
         return None
-    return Direction.HIGHER if row.higher_is_better else Direction.LOWER
+    workers = results[0].result["workers"]
+    near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
+    differences = [_differences(each, results[0], across) for each in near if each.result["workers"] == workers]
+    if not differences:
+        return Verdict.CANNOT_TELL, f"The baseline has no run of this task with {workers} workers."
+    first = min(differences, key=len)
+    accept = f" Accept it with --across {first[0].word}." if first and first[0].word else ""
+    reason = f"{first[0].phrase}{accept}" if first else "They did not succeed."
+    return Verdict.CANNOT_TELL, f"No run of the baseline has equal conditions. {reason}"
 
 
-def _decide(found: Comparison, name: str, worse: Estimate, limit: float) -> tuple[Verdict, str]:
-    row = found.rows[name]
-    is_time = name in found.seconds
-    begin = f"{name}: {found.b} against {found.a}: {format_ratio(row.ratio, row.higher_is_better, is_time=is_time)}"
-    shown = describe_limit(limit) + (f"; {found.sessions.note}" if found.sessions.a else "")
-    shown += "; the sides did not alternate" if found.sessions.in_blocks else ""
-    if worse.low is None or worse.high is None:
-        reason = f"{begin}; there is no interval without repeats on both sides; {shown}."
-        return Verdict.CANNOT_TELL, reason
-    if worse.low > limit:
-        return Verdict.FAILED, f"{begin}; {shown}."
-    if worse.high <= limit:
-        return Verdict.PASSED, f"{begin}; {shown}."
-    return Verdict.CANNOT_TELL, f"{begin}; {shown}, which is inside the interval. More repeats would narrow it."
+def overall(checks: Sequence[Check]) -> Verdict:
+    """The worst verdict; "cannot tell" without any check."""
+    return find_worst(check.decision.verdict for check in checks) if checks else Verdict.CANNOT_TELL

@@ -1,8 +1,8 @@
 """Format measured values, with the same rules for terminal, reports, dashboard and charts.
 
 Three significant digits with a unit, and an exponent only from 10^15 on. A mean of three runs or more has its 95 %
-interval, two runs their range, one run nothing. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)", or
-"3.20 % slower" if it is close to 1.
+interval. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)", or "3.20 % slower" if it is close to 1; without
+an interval it is no finding, and says so.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.model.goals import name_metric
-from mlbench_cli.results.analysis.statistics import Estimate, student_quantile
+from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio
 from mlbench_cli.util.text import decimals, significant
 
 NO_VALUE = "–"
@@ -19,7 +19,6 @@ SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
 CLOSE = 1.1  # factors below are told in percent
-MIN_RUNS = 3  # for an interval that says more than the range
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _EXPONENT = 1e15  # from here on
@@ -48,49 +47,41 @@ def format_value(value: float | str | None, unit: str = "") -> str:
 
 
 def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = False) -> str:
-    """The mean with what is known of its spread: "6.17 s (5.86 to 6.48)", of two runs "9.70 s (9.58 to 9.81 range)", of
-    one "9.70 s". With `counts` also how many runs there are: ", n = 3"."""
+    """The mean with its interval: "6.17 s (5.86 to 6.48)"; of fewer than three runs "9.70 s". With `counts` also how
+    many runs there are: ", n = 3"."""
     if found is None:
         return NO_VALUE
     text = format_value(found.mean, unit)
-    ends = value_range(found)
-    if ends is not None:
-        low, high = (_clip(end, unit, found.mean) for end in ends)
-        word = " range" if found.count < MIN_RUNS else ""
-        text += f" ({_between(low, high, found.mean, unit)}{word})"
+    if found.low is not None and found.high is not None:
+        low, high = (_clip(end, unit, found.mean) for end in (found.low, found.high))
+        text += f" ({_between(low, high, found.mean, unit)})"
     return f"{text}, n{_SPACE}={_SPACE}{found.count}" if counts else text
 
 
-def value_range(found: Estimate) -> tuple[float, float] | None:
-    """The ends that are shown: those of the interval, of two runs the two values; None for one."""
-    if found.low is None or found.high is None:
-        return None
-    if found.count >= MIN_RUNS:
-        return found.low, found.high
-    # Student's interval of two values is their range stretched by t(0.975, 1): undo that.
-    half = (found.high - found.low) / 2 / student_quantile(1)
-    return found.mean - half, found.mean + half
-
-
-def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> str:
-    """B / A as text: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)", or "1.45× slower, too few
-    runs".
+def format_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> str:
+    """New / old as text: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)"; without a verdict
+    "1.45× slower, too few runs".
 
     For figures that are no times: "1.45× higher", or "more" if it is not known which way is good.
     """
     if found is None:
         return NO_VALUE
-    if has_verdict(found):
-        if _has_one(found):
-            return f"no difference seen ({_ends(found)}×)"
-    elif found.mean == 1:
-        return "equal, too few runs"
-    turned = found if found.mean >= 1 else found.inverse
-    word = _ratio_word(found.mean > 1, higher_is_better, is_time)
-    text = f"{_times(turned.mean)} {word}"
-    if not has_verdict(found):
-        return f"{text}, too few runs"
-    return f"{text} ({_ends(turned)})"
+    if found.low is None:
+        why = "too few runs" if found.count < MIN_RUNS else "too few sessions"
+        return f"{_difference(found, higher_is_better, is_time)}, {why}"
+    turned = found if found.log >= 0 else found.inverse
+    if found.is_confounded:
+        return f"{_difference(found, higher_is_better, is_time)} ({_ends(turned)}), other session"
+    if not found.is_different:
+        return f"no difference seen ({_ends(found)}×)"
+    return f"{_difference(found, higher_is_better, is_time)} ({_ends(turned)})"
+
+
+def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool) -> str:
+    if found.log == 0:
+        return "equal"
+    turned = found if found.log > 0 else found.inverse
+    return f"{_times(turned.mean)} {_ratio_word(found.log > 0, higher_is_better, is_time)}"
 
 
 def _times(factor: float) -> str:
@@ -101,7 +92,7 @@ def _times(factor: float) -> str:
 def format_change(
     a: Estimate | None,
     b: Estimate | None,
-    found: Estimate | None,
+    found: Ratio | None,
     unit: str,
     higher_is_better: bool | None = False,
     *,
@@ -111,21 +102,23 @@ def format_change(
 
     "26.0 points lower"; with an interval that holds 1, "no difference seen".
     """
-    if unit != "%" or a is None or b is None:
+    if unit != "%" or a is None or b is None or found is None:
         return format_ratio(found, higher_is_better, is_time=is_time)
-    if found is not None and has_verdict(found) and _has_one(found):
-        return "no difference seen"
     points = b.mean - a.mean
     text = f"{significant(abs(points))} points {'higher' if points > 0 else 'lower'}" if points else "equal"
-    return text if found is not None and has_verdict(found) else f"{text}, too few runs"
+    if found.low is None:
+        return f"{text}, too few runs"
+    if found.is_confounded:
+        return f"{text}, other session"
+    return text if found.is_different else "no difference seen"
 
 
-def format_factor(found: Estimate | None) -> str:
-    """A speed-up: "1.83× (1.75 to 1.92)"; the interval only of three runs or more on both sides."""
+def format_factor(found: Ratio | None) -> str:
+    """A speed-up: "1.83× (1.75 to 1.92)"; the interval only if there is one."""
     if found is None:
         return NO_VALUE
     text = f"{significant(found.mean)}×"
-    if found.low is None or found.high is None or not has_verdict(found) or found.low == found.high:
+    if found.low is None or found.high is None or found.low == found.high:
         return text
     return f"{text} ({significant(found.low)} to {significant(found.high)})"
 
@@ -142,33 +135,11 @@ def format_money(amount: float) -> str:
     return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
-def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
-    """What the ratio of two times says, in a sentence: "new is 1.45× faster than old (95 %: 1.39 to 1.52; 3 and
-    3 runs)."."""
-    if not has_verdict(found):
-        return f"Too few runs for a verdict on {a} and {b}: {counts}; each side needs at least {MIN_RUNS}."
-    if _has_one(found):
-        return f"No difference seen: {b} takes {_ends(found)} times as long as {a} (95 %; {counts})."
-    turned = found if found.mean >= 1 else found.inverse
-    word = "slower" if found.mean > 1 else "faster"
-    return f"{b} is {_times(turned.mean)} {word} than {a} (95 %: {_ends(turned)}; {counts})."
-
-
-def _has_one(found: Estimate) -> bool:
-    return found.low is not None and found.high is not None and found.low <= 1 <= found.high
-
-
-def _ends(found: Estimate) -> str:
-    assert found.low is not None
-    assert found.high is not None
-    if 1 <= found.mean < CLOSE and not _has_one(found):
-        return f"{significant(100 * (found.low - 1))} to {significant(100 * (found.high - 1))}{_SPACE}%"
-    return f"{significant(found.low)} to {significant(found.high)}"
-
-
-def has_verdict(found: Estimate) -> bool:
-    """Whether both sides of a ratio have enough runs for its interval to mean something."""
-    return found.count >= MIN_RUNS and found.low is not None and found.high is not None
+def _ends(found: Ratio) -> str:
+    low, high = found.low or 0.0, found.high or math.inf
+    if 0 < found.log < math.log(CLOSE) and (found.is_different or found.is_confounded):
+        return f"{significant(100 * (low - 1))} to {significant(100 * (high - 1))}{_SPACE}%"
+    return f"{significant(low)} to {significant(high)}"
 
 
 def unit_of(metric: str) -> str:

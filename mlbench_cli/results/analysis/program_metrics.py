@@ -1,16 +1,15 @@
 """The metrics that a program reports, each as three figures: its last, best and mean value.
 
-The only place that computes them. Metrics are those of rank 0; values that are not finite count only as the last one.
+Metrics are those of rank 0; values that are not finite count only as the last one.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.results.analysis.statistics import MAX_FIGURE, Estimate, estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import one_line
 
@@ -154,39 +153,3 @@ def _figures(metric: str, summary: MetricSummary) -> Iterator[tuple[str, float]]
         yield metric + BEST, summary.best
     if summary.mean is not None:
         yield metric + MEAN, summary.mean
-
-
-@dataclass(frozen=True)
-class MetricEstimates:
-    """One metric of repeats: the estimates of its figures; None where a run lacks the figure."""
-
-    last: Estimate | None
-    best: Estimate | None
-    mean: Estimate | None
-    is_single: bool  # every run reported one value, so that all three are the same
-
-    def to_dict(self) -> dict[str, object]:
-        """The estimates as JSON documents have them."""
-        each = {"last": self.last, "best": self.best, "mean": self.mean}
-        return {name: None if found is None else found.to_dict() for name, found in each.items()}
-
-
-def estimate_metrics(runs: Iterable[Mapping[str, MetricSummary]]) -> dict[str, MetricEstimates]:
-    """The metrics that every one of some repeats reported."""
-    every = list(runs)
-    names = [name for name in (every[0] if every else {}) if all(name in run for run in every)]
-    return {name: _estimate([run[name] for run in every]) for name in names}
-
-
-def _estimate(summaries: list[MetricSummary]) -> MetricEstimates:
-    def of(values: list[float | str | None]) -> Estimate | None:
-        known = [value for value in values if value is not None and not isinstance(value, str)]
-        known = [max(-MAX_FIGURE, min(MAX_FIGURE, value)) for value in known]  # squares and sums must be floats
-        return estimate(known) if len(known) == len(values) else None
-
-    return MetricEstimates(
-        of([summary.last for summary in summaries]),
-        of([summary.best for summary in summaries]),
-        of([summary.mean for summary in summaries]),
-        all(summary.count == 1 for summary in summaries),
-    )

@@ -1,22 +1,19 @@
 """Do runs repeat an earlier result? A pure function from the archives of both sides to a verdict.
 
-Every figure is tested for equivalence within a margin (equivalence.py). All of them have to lie within it, and each is
-tested at 5 %, which keeps the whole at 5 % (an intersection-union test); for "different" one of k figures suffices, so
-each is tested at 5 % / k. What could not be the same is listed beside the verdict. A figure that differs where the
-machine, the software or the conditions differ, too, is no verdict on the original. Runs of another request,
-for example of another method, may be different, but never reproduce anything.
+Every figure is one row of `compare`, and is the same if its interval lies within the margin. All of them have to; for
+"different" one of k figures suffices, so each needs the level 5 % / k. What could not be the same is listed beside the
+verdict. A figure that differs where the machine, the software or the conditions differ, too, is no verdict on the
+original. Runs of another request, for example of another method, may be different, but never reproduce anything.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from typing import NamedTuple
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.baseline import SECONDS, figures_of
 from mlbench_cli.results.analysis.comparability import (
     UNKNOWN,
     Difference,
@@ -24,26 +21,25 @@ from mlbench_cli.results.analysis.comparability import (
     find_network_difference,
     key_of,
 )
-from mlbench_cli.results.analysis.equivalence import (
-    LEVEL,
-    MIN_REPEATS,
-    LogRatio,
+from mlbench_cli.results.analysis.compare import Row, compare_runs
+from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, THROUGHPUT, figures, outcome_of
+from mlbench_cli.results.analysis.numbers import format_value
+from mlbench_cli.results.analysis.series import drop_duplicates, measure
+from mlbench_cli.results.analysis.sessions import Basis, Sessions
+from mlbench_cli.results.analysis.stats import (
+    CONFIDENCE,
+    MIN_HISTORY,
+    MIN_RUNS,
+    Verdict,
     decidable_margin,
-    log_ratio,
-    paired_log_ratio,
     repeats_needed,
     upper_deviation,
 )
-from mlbench_cli.results.analysis.numbers import format_value, unit_of
-from mlbench_cli.results.analysis.series import drop_duplicates, measure
-from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
-from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import counted
 
 DEFAULT_MARGIN = 0.10
-REPEATS_OF_ONE = 5  # of an original that is a single run, whose spread nobody knows
-_THROUGHPUT = "throughput"
+REPEATS_OF_ONE = MIN_HISTORY  # of an original that is a single run, whose spread nobody knows
 _BANDWIDTH = "busbw GB/s"
 # Words of comparability that a request does not decide: another machine, release or cluster has other ones.
 _SURROUNDINGS = frozenset({"cluster", "machine", "image", "code", "framework", "judge", "division", "label"})
@@ -51,52 +47,26 @@ _PLACE_SETTINGS = ("values of engine", "values of kubernetes.")
 _MAX_PACKAGES = 5
 
 
-class Answer(StrEnum):
-    """What became of a reproduction."""
-
-    REPRODUCED = "reproduced"
-    DIFFERENT = "different"
-    CANNOT_TELL = "cannot_tell"
-
-    @property
-    def exit_code(self) -> int:
-        """0, 7 or 9, as of the gate."""
-        verdicts = {Answer.REPRODUCED: Verdict.PASSED, Answer.DIFFERENT: Verdict.FAILED}
-        return verdicts.get(self, Verdict.CANNOT_TELL).exit_code
-
-    @property
-    def phrase(self) -> str:
-        """For people: "cannot tell"."""
-        return self.value.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Figure:
-    """One figure of both sides. `ratio` is reproduction / original of geometric means, `low` to `high` its 90 %
-    interval, and `p` the p-value of equivalence; None if they cannot be had."""
+    """One row of the comparison, original against reproduction, with its verdict and the reason."""
 
-    name: str
-    answer: Answer
+    row: Row
+    verdict: Verdict
     reason: str
-    original: tuple[float, ...]
-    reproduction: tuple[float, ...]
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
 
     def to_dict(self) -> JsonObject:
         """The figure as a receipt has it."""
+        found = self.row.ratio
         return {
-            "name": self.name,
-            "verdict": str(self.answer),
+            "name": self.row.name,
+            "verdict": str(self.verdict),
             "reason": self.reason,
-            "original": list(self.original),
-            "reproduction": list(self.reproduction),
-            "ratio": self.ratio,
-            "low": self.low,
-            "high": self.high,
-            "p": self.p,
+            "original": list(self.row.old),
+            "reproduction": list(self.row.new),
+            "ratio": None if found is None else found.mean,
+            "low": None if found is None else found.low,
+            "high": None if found is None else found.high,
         }
 
 
@@ -114,7 +84,7 @@ class NotTheSame:
 class Reproduction:
     """The verdict on a result, with all that it was made from."""
 
-    answer: Answer
+    verdict: Verdict
     reason: str
     margin: float
     figures: tuple[Figure, ...]
@@ -124,10 +94,10 @@ class Reproduction:
     def to_dict(self) -> JsonObject:
         """The verdict as a receipt has it."""
         return {
-            "verdict": str(self.answer),
+            "verdict": str(self.verdict),
             "reason": self.reason,
             "margin": self.margin,
-            "level": LEVEL,
+            "confidence": CONFIDENCE,
             "figures": [figure.to_dict() for figure in self.figures],
             "not_the_same": [asdict(each) for each in self.not_the_same],
             "sessions": self.sessions,
@@ -153,9 +123,9 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
                 f"The evidence of {name} is in doubt ({', '.join(doubts)}): it has no result to reproduce.",
                 hint=f"mlbench verify {archive.path}",
             )
-        if not measure(archive).good:
+        if (outcome := outcome_of(archive.result)) not in SUCCESSFUL:
             raise UsageError(
-                f"{name} ended as {measure(archive).outcome.replace('_', ' ')}: it has no result to reproduce.",
+                f"{name} ended as {outcome.replace('_', ' ')}: it has no result to reproduce.",
                 hint="Leave it out.",
             )
         if archive.result["workers"] != first.result["workers"]:
@@ -175,7 +145,7 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
 def choose_figures(original: Sequence[Archive], asked: Sequence[str] = ()) -> list[str]:
     """The figures that a result is about: bandwidths of collectives, the metric after a time budget, samples per second
     of what has no goal, or else the time. Raises UsageError for one that was asked for and is not there."""
-    known = set.intersection(*(set(figures_of(archive)) for archive in original))
+    known = set.intersection(*(set(figures(archive)) for archive in original))
     for name in asked:
         if name not in known:
             raise UsageError(f'The original has no figure "{name[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
@@ -187,7 +157,7 @@ def choose_figures(original: Sequence[Archive], asked: Sequence[str] = ()) -> li
     goal = result["goal"]
     if goal and result["budget_seconds"] is not None and goal["metric"] in known:
         return [goal["metric"]]
-    return [_THROUGHPUT] if not goal and _THROUGHPUT in known else [SECONDS]
+    return [THROUGHPUT] if not goal and THROUGHPUT in known else [SECONDS]
 
 
 def choose_repeats(original: Sequence[Archive], names: Sequence[str], margin: float) -> Repeats:
@@ -197,7 +167,7 @@ def choose_repeats(original: Sequence[Archive], names: Sequence[str], margin: fl
         return Repeats(REPEATS_OF_ONE, None)
     spreads = []
     for name in names:
-        values = [figures_of(archive)[name][0] for archive in original]
+        values = [figures(archive)[name].value for archive in original]
         if min(values) > 0:
             spreads.append(statistics.stdev(map(math.log, values)))
     worst = upper_deviation(max(spreads, default=0.0), count)
@@ -225,125 +195,92 @@ def judge_reproduction(
             f"{both[0]} is one of the original runs, so it cannot reproduce the original.", hint="Leave it out."
         )
     names = choose_figures(original, asked)
-    sessions = find_sessions(original, reproduction)
+    measured = ([measure(archive) for archive in side] for side in (original, reproduction))
+    rows, sessions = compare_runs(*([run for run in side if run.good] for side in measured))
     requested, differences = _find_differences(original, reproduction)
-    figures = tuple(_judge_figure(name, original, reproduction, sessions, margin, len(names)) for name in names)
+    judged = tuple(judge_row(rows[name], margin, len(names)) for name in names)
     found = Reproduction(
-        Answer.CANNOT_TELL, "", margin, figures, (*differences, _session_difference(sessions)), _describe(sessions)
+        Verdict.CANNOT_TELL, "", margin, judged, (*differences, _session_difference(sessions)), _describe(sessions)
     )
     if reproduction and (ended := _judge_ends(original, reproduction)) is not None:
-        return replace(found, answer=ended[0], reason=ended[1])
+        return replace(found, verdict=ended[0], reason=ended[1])
     decided = _decide(found)
     if not requested:
         return decided
     phrase = f"The requests differ. {requested[0].phrase}"
     named = (*(NotTheSame(each.name, each.a, each.b, True) for each in requested), *found.not_the_same)
-    if decided.answer is Answer.DIFFERENT:
+    if decided.verdict is Verdict.DIFFERENT:
         return replace(decided, reason=f"{decided.reason} {phrase}", not_the_same=named)
     return replace(found, reason=phrase, not_the_same=named)
 
 
+def judge_row(row: Row, margin: float, count: int) -> Figure:
+    """The verdict on one of `count` figures, and the reason in a sentence."""
+    if not row.new:
+        return Figure(row, Verdict.CANNOT_TELL, f"Some repeats lack {row.name}.")
+    found, limit = row.ratio, f"margin {format_margin(margin)}"
+    if found is None or found.low is None or found.high is None:
+        counts = f"{len(row.old)} and {len(row.new)} values"
+        few = f"{MIN_RUNS} on each side, or {MIN_HISTORY} on one, are needed"
+        return Figure(row, Verdict.CANNOT_TELL, f"{row.name}: {counts} give no interval; {few}.")
+    ends = f"{_factor(found.mean)} ({_factor(found.low)} to {_factor(found.high)})"
+    verdict = found.same(margin, count)
+    if verdict is Verdict.REPRODUCED:
+        reach = format_margin(max(found.high, 1 / found.low) - 1)
+        return Figure(row, verdict, f"{row.name}: reproduced within {reach} ({ends}; {limit}).")
+    if verdict is Verdict.DIFFERENT:
+        return Figure(row, verdict, f"{row.name}: different, {ends} the original; {limit}.")
+    text = f"{row.name}: {ends} the original, which is undecided; {limit}."
+    return Figure(row, verdict, f"{text} More repeats would narrow the interval.")
+
+
+def _factor(value: float) -> str:
+    return f"{value:.3f}×" if value < 9.995 else f"{value:.1f}×"
+
+
 def _decide(found: Reproduction) -> Reproduction:
-    answers = {figure.answer for figure in found.figures}
+    verdicts = {figure.verdict for figure in found.figures}
     worst = next(
         figure
-        for answer in (Answer.DIFFERENT, Answer.CANNOT_TELL, Answer.REPRODUCED)
+        for verdict in (Verdict.DIFFERENT, Verdict.CANNOT_TELL, Verdict.REPRODUCED)
         for figure in found.figures
-        if figure.answer is answer
+        if figure.verdict is verdict
     )
-    if answers == {Answer.REPRODUCED}:
+    if verdicts == {Verdict.REPRODUCED}:
         reason = worst.reason if len(found.figures) == 1 else f"All {len(found.figures)} figures are. {worst.reason}"
-        return replace(found, answer=Answer.REPRODUCED, reason=reason)
-    if Answer.DIFFERENT not in answers:
+        return replace(found, verdict=Verdict.REPRODUCED, reason=reason)
+    if Verdict.DIFFERENT not in verdicts:
         return replace(found, reason=worst.reason)
     if causes := [each.name for each in found.not_the_same if each.matters]:
         reason = f"{worst.reason} But there were other differences: {', '.join(causes)}."
         return replace(found, reason=reason)
-    return replace(found, answer=Answer.DIFFERENT, reason=worst.reason)
+    return replace(found, verdict=Verdict.DIFFERENT, reason=worst.reason)
 
 
-def _judge_ends(original: Sequence[Archive], reproduction: Sequence[Archive]) -> tuple[Answer, str] | None:
+def _judge_ends(original: Sequence[Archive], reproduction: Sequence[Archive]) -> tuple[Verdict, str] | None:
     """What follows from runs that did not succeed, or measured nothing; None if all did."""
     for archive in (*original, *reproduction):
         label = archive.result["label"]
         if label["word"] == "functional":
             name = archive.run["name"]
-            return Answer.CANNOT_TELL, f"{name} is functional, not a performance measurement: {label['reason']}."
-    bad = [archive for archive in reproduction if not measure(archive).good]
+            return Verdict.CANNOT_TELL, f"{name} is functional, not a performance measurement: {label['reason']}."
+    outcomes = [(str(archive.run["name"]), outcome_of(archive.result)) for archive in reproduction]
+    bad = [(name, outcome) for name, outcome in outcomes if outcome not in SUCCESSFUL]
     if not bad:
         return None
-    failed = [archive for archive in bad if measure(archive).outcome != "goal_missed"]
+    failed = next(((name, outcome) for name, outcome in bad if outcome != "goal_missed"), None)
     if failed:
-        outcome = measure(failed[0]).outcome.replace("_", " ")
-        return Answer.CANNOT_TELL, f"{failed[0].run['name']} ended as {outcome}."
+        return Verdict.CANNOT_TELL, f"{failed[0]} ended as {failed[1].replace('_', ' ')}."
     counts = f"{len(bad)} of {len(reproduction)} runs missed the goal, which the original reached"
-    if len(bad) < len(reproduction) or len(reproduction) < MIN_REPEATS:
-        return Answer.CANNOT_TELL, f"{counts}."
-    return Answer.DIFFERENT, f"All {len(reproduction)} runs missed the goal, which the original reached."
-
-
-def _judge_figure(
-    name: str,
-    original: Sequence[Archive],
-    reproduction: Sequence[Archive],
-    sessions: Sessions,
-    margin: float,
-    count: int,
-) -> Figure:
-    before, after = (
-        [figures[name][0] for archive in side if name in (figures := figures_of(archive))]
-        for side in (original, reproduction)
-    )
-    values = (tuple(before), tuple(after))
-    if len(after) < len(reproduction) or not after:
-        return Figure(name, Answer.CANNOT_TELL, f"Some repeats lack {name}.", *values)
-    found = _ratio_of(before, after, sessions)
-    if found is None:
-        counts = f"{len(before)} and {len(after)} values"
-        return Figure(name, Answer.CANNOT_TELL, f"{name}: {counts} give no interval; add repeats.", *values)
-    low, high = found.interval(1 - 2 * LEVEL)
-    answer, reason = judge_ratio(name, found, margin, count)
-    return Figure(name, answer, reason, *values, found.ratio, low, high, found.equivalence_p(margin))
-
-
-def judge_ratio(name: str, found: LogRatio, margin: float, count: int) -> tuple[Answer, str]:
-    """The verdict on one of `count` figures, and the reason in a sentence."""
-    low, high = found.interval(1 - 2 * LEVEL)
-    limit = f"margin {format_margin(margin)}"
-    if 1 / (1 + margin) < low and high < 1 + margin:
-        reach = max(high, 1 / low) - 1
-        text = (
-            f"{name}: reproduced within {format_margin(reach)} ({_format_interval(found.ratio, low, high)}; {limit})."
-        )
-        return Answer.REPRODUCED, text
-    wide = found.interval(1 - LEVEL / count)
-    if wide[0] > 1 + margin or wide[1] < 1 / (1 + margin):
-        text = f"{name}: different, {_format_interval(found.ratio, *wide)} the original; {limit}."
-        return Answer.DIFFERENT, text
-    text = f"{name}: {_format_interval(found.ratio, low, high)} the original, which is undecided; {limit}."
-    return Answer.CANNOT_TELL, f"{text} More repeats would narrow the interval."
-
-
-def _format_interval(ratio: float, low: float, high: float) -> str:
-    digits = 3 if ratio < 9.995 else 1
-    return f"{ratio:.{digits}f}× ({low:.{digits}f} to {high:.{digits}f})"
+    if len(bad) < len(reproduction) or len(reproduction) < MIN_RUNS:
+        return Verdict.CANNOT_TELL, f"{counts}."
+    return Verdict.DIFFERENT, f"All {len(reproduction)} runs missed the goal, which the original reached."
 
 
 def format_margin(margin: float) -> str:
     """ "10 %", "2.5 %", rounded up, so that what is said to lie within does."""
     percent = math.ceil(1000 * margin - 1e-9) / 10
     return f"{percent:g}\u00a0%"
-
-
-def _ratio_of(before: Sequence[float], after: Sequence[float], sessions: Sessions) -> LogRatio | None:
-    """Over runs, or over means of sessions where both sides have several."""
-    if sessions.basis is Basis.PAIRED and min(*before, *after) > 0:
-        means = mean_by_session(before, sessions.a), mean_by_session(after, sessions.b)
-        return paired_log_ratio([math.log(means[1][each] / means[0][each]) for each in sessions.shared])
-    if sessions.basis is Basis.BETWEEN:
-        sides = mean_by_session(before, sessions.a), mean_by_session(after, sessions.b)
-        return log_ratio(*(list(side.values()) for side in sides))
-    return log_ratio(before, after)
 
 
 # --- what was not the same ----------------------------------------------------------------------------------------
@@ -425,8 +362,3 @@ def in_order(archives: Iterable[Archive]) -> list[Archive]:
         drop_duplicates(archives),
         key=lambda archive: tuple(str(archive.run[name]) for name in ("created", "name", "id")),
     )
-
-
-def unit_of_figure(name: str) -> str:
-    """The unit of a figure's values."""
-    return "s" if name == SECONDS else unit_of(name)

@@ -3,7 +3,7 @@
 Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the runs that reached what
 they were to reach; efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2,
 so that below 1 more workers pay. Of runs that had a time to spend, there is no speed-up: what counts is how far they
-came. Intervals are those of results/statistics.py.
+came. Means and intervals are those of stats.py, and a speed-up is the row of `mlbench compare` turned around.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -12,64 +12,67 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.methods import OWN
-from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of, title_of
-from mlbench_cli.results.analysis.program_metrics import (
-    MetricEstimates,
-    MetricSummary,
-    estimate_metrics,
-    program_metrics,
+from mlbench_cli.results.analysis.comparability import ComparisonKey, conditions_of, describe, key_of, title_of
+from mlbench_cli.results.analysis.figures import (
+    BANDWIDTH,
+    ROUND_TRIP,
+    SECONDS,
+    SUCCESSFUL,
+    THROUGHPUT,
+    UNCOMPILED,
+    Figure,
+    figures,
+    outcome_of,
 )
-from mlbench_cli.results.analysis.statistics import MAX_FIGURE, Estimate, estimate, ratio
-from mlbench_cli.results.analysis.throughput import throughput_of
+from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
+from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
+from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv
-from mlbench_cli.util.text import shorten
 from task_images.contract import ALL_CATEGORIES
-
-SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
-IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One archive's numbers, in seconds. `parts` are rank 0's by category and add up to `seconds`.
-
-    `seconds` counts from the first training step to the goal or the end; for a task that reports no result
-    (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
-    is samples of all ranks per second of training, waiting for data included and validation left out.
-    `compiling` is the part of `seconds` in which torch compiled the model, if it did.
-    `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the
-    network between several network stacks; None if the ranks shared one, or nothing was measured. `metrics` are those
-    that the program reported; `title` names the task, or the experiment and the command.
-    """
+    """One run: its numbers (figures.py), and what it may be compared with. `title` names the task, or the experiment
+    and the command; `metric` is the goal's, empty without a goal."""
 
     name: str
     source: str
     workers: int
     outcome: str
-    seconds: float
-    parts: Mapping[str, float]
+    figures: Mapping[str, Figure]
     key: ComparisonKey
     conditions: Conditions
-    value: float | None = None
-    throughput: float | None = None
-    goodput: float | None = None
-    round_trip: float | None = None
-    compiling: float | None = None
-    metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    moment: Moment
+    metric: str = ""
     title: str = ""
 
     @property
     def whole_run(self) -> bool:
-        """Whether `seconds` is the time of the whole run, because the task reports no result."""
+        """Whether its time is that of the whole run, because the task reports no result."""
         return bool(self.key.measure)
 
     @property
     def good(self) -> bool:
-        """Whether the run succeeded, so that its time counts."""
+        """Whether the run succeeded, so that its figures count."""
         return self.outcome in SUCCESSFUL
+
+    def get(self, name: str) -> float | None:
+        """The value of a figure; None if the run has none of that name."""
+        found = self.figures.get(name)
+        return None if found is None else found.value
+
+    @property
+    def seconds(self) -> float:
+        """The time to the goal or the end."""
+        return self.get(SECONDS) or 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The goal's metric at the end of the training."""
+        return self.get(self.metric)
 
 
 @dataclass(frozen=True)
@@ -102,45 +105,71 @@ class Point:
         return tuple(label for label in LABELS if label in found)
 
     @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Mean and interval of every figure that all of its runs have."""
+        names = [name for name in self.shown[0].figures if all(name in run.figures for run in self.shown)]
+        return {name: estimate([run.figures[name].value for run in self.shown]) for name in names}
+
+    @property
     def seconds(self) -> Estimate:
         """Mean and interval of the time, in seconds."""
-        return estimate([run.seconds for run in self.shown])
+        return self.estimates.get(SECONDS) or Estimate(len(self.shown), 0.0)
 
-    @cached_property
+    @property
     def value(self) -> Estimate | None:
-        """The goal's metric at the end; None unless every run has told it."""
-        return _estimate([run.value for run in self.shown])
+        """The goal's metric at the end."""
+        return self.estimates.get(self.shown[0].metric)
 
-    @cached_property
+    @property
     def throughput(self) -> Estimate | None:
-        """Mean and interval of samples per second; None if no run reported them."""
-        return _estimate([run.throughput for run in self.shown])
+        """Samples per second."""
+        return self.estimates.get(THROUGHPUT)
 
-    @cached_property
-    def metrics(self) -> dict[str, MetricEstimates]:
-        """The metrics that every run reported, each with the estimates of its last, best and mean value."""
-        return estimate_metrics(run.metrics for run in self.shown)
+    @property
+    def metrics(self) -> dict[str, dict[str, Estimate]]:
+        """The metrics that the programs reported by name, each with its "last", "best" and "mean"."""
+        reported = [name for name, each in self.shown[0].figures.items() if each.is_metric]
+        names = dict.fromkeys(name.removesuffix(BEST).removesuffix(MEAN) for name in reported)
+        ends = {"last": "", "best": BEST, "mean": MEAN}
+        each = {
+            name: {which: found for which, end in ends.items() if (found := self.estimates.get(name + end))}
+            for name in names
+        }
+        return {name: found for name, found in each.items() if found}
 
-    @cached_property
+    @property
     def without_compiling(self) -> Estimate | None:
-        """Mean and interval of the time less that of torch.compile, in seconds; None if nothing was compiled."""
-        return _estimate([None if run.compiling is None else run.seconds - run.compiling for run in self.shown])
+        """The time less that of torch.compile, in seconds; None if nothing was compiled."""
+        return self.estimates.get(UNCOMPILED)
 
-    @cached_property
+    @property
     def goodput(self) -> Estimate | None:
-        """Mean and interval of the network's bits per second; None unless every run has measured them."""
-        return _estimate([run.goodput for run in self.shown])
+        """The network's bits per second."""
+        return self.estimates.get(BANDWIDTH)
 
-    @cached_property
+    @property
     def round_trip(self) -> Estimate | None:
-        """Mean and interval of the network's round trip in seconds; None unless every run has measured it."""
-        return _estimate([run.round_trip for run in self.shown])
+        """The network's round trip in seconds."""
+        return self.estimates.get(ROUND_TRIP)
 
-    @cached_property
+    @property
     def parts(self) -> dict[str, float]:
-        """Mean seconds by category."""
-        known = [name for name in ALL_CATEGORIES if any(name in run.parts for run in self.shown)]
-        return {name: estimate([run.parts.get(name, 0.0) for run in self.shown]).mean for name in known}
+        """Mean seconds by category, which add up to the mean time."""
+        runs = [[run.get(name) or 0.0 for name in ALL_CATEGORIES] for run in self.shown]
+        sums = {
+            name: sum(column) / len(runs) for name, column in zip(ALL_CATEGORIES, zip(*runs, strict=True), strict=True)
+        }
+        total = sum(sums.values())
+        return {name: self.seconds.mean * each / total for name, each in sums.items() if each and total > 0}
+
+
+def relate_runs(old: Sequence[Measurement], new: Sequence[Measurement], name: str) -> Ratio | None:
+    """New / old of a figure that all runs of both sides have; else None."""
+    values = [[value for run in side if (value := run.get(name)) is not None] for side in (old, new)]
+    if len(values[0]) < len(old) or len(values[1]) < len(new):
+        return None
+    sessions = find_sessions([run.moment for run in old], [run.moment for run in new])
+    return relate(values[0], values[1], sessions)
 
 
 @dataclass(frozen=True)
@@ -187,13 +216,14 @@ class Group:
         """Whether so many runs of this size succeeded that a mean of their times may stand for all."""
         return len(point.good) >= self.min_runs
 
-    def speedup(self, point: Point) -> Estimate | None:
+    def speedup(self, point: Point) -> Ratio | None:
         """How many times faster than the baseline; None for a point without enough good runs."""
         if self.baseline is None or not self.has_enough(point):
             return None
         if point is self.baseline:
-            return Estimate(len(point.good), 1.0)
-        return ratio(self.baseline.seconds, point.seconds)
+            return Ratio(0.0, len(point.good))
+        found = relate_runs(self.baseline.good, point.good, SECONDS)
+        return None if found is None else found.inverse
 
     @property
     def has_speedup(self) -> bool:
@@ -267,54 +297,19 @@ def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:
 
 def measure(archive: Archive) -> Measurement:
     """The numbers of one archive."""
-    result, key = archive.result, key_of(archive)
-    reported = result["task_seconds"]["wall"]
-    parts = {name: _bound(spread["rank0"]) for name, spread in result["timings"].items() if name in ALL_CATEGORIES}
-    seconds = _bound(max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0)
-    parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
-    whole_run = bool(key.measure)
-    rate = None if whole_run else throughput_of(result)
-    goal = result["goal"]
-    value = None if not goal else goal["value"] if goal["last"] is None else goal["last"]
-    network: Mapping[str, Any] = result.get("network") or {}
-    apart = network.get("networks") not in (None, 1)
+    result = archive.result
     return Measurement(
         archive.run["name"],
         str(archive.path),
         result["workers"],
         outcome_of(result),
-        seconds,
-        parts,
-        key,
+        figures(archive),
+        key_of(archive),
         conditions_of(archive),
-        value=None if value is None else _bound(value),
-        throughput=None if rate is None else _bound(rate[0]),
-        goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
-        round_trip=network["rtt_seconds"] if apart else None,
-        compiling=_read_compiling(result, seconds),
-        metrics=program_metrics(archive),
+        moment_of(archive),
+        metric=str(result["goal"]["metric"]) if result["goal"] else "",
         title=title_of(archive),
     )
-
-
-def _read_compiling(result: Mapping[str, Any], seconds: float) -> float | None:
-    spent = (result.get("details") or {}).get("compile_seconds")
-    return min(float(spent), seconds) if isinstance(spent, int | float) and spent >= 0 else None
-
-
-def _bound(value: float) -> float:
-    """A figure whose square and sums are still floats: a task may report any."""
-    return max(-MAX_FIGURE, min(MAX_FIGURE, value))
-
-
-def outcome_of(result: Mapping[str, Any]) -> str:
-    """The outcome in the sense of a chart: a run that had a goal and did not prove it has not "completed", and a run
-    whose evidence the judge doubts has no figures."""
-    if result.get("doubts"):
-        return IN_DOUBT
-    if result["outcome"] == "completed" and result["goal"]:
-        return "goal_missed"
-    return str(result["outcome"])
 
 
 def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
@@ -333,40 +328,6 @@ def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measureme
         )
     label = ", ".join(filter(None, (describe(name, facts[name]) for name in shown)))
     return Group(key.task, label, key, tuple(points), min_runs)
-
-
-def describe(name: str, value: str) -> str:
-    """A fact in a few words, empty if there is nothing to say."""
-    if not value:
-        return ""
-    if value == UNKNOWN:
-        return f"{name} unknown"
-    if name.startswith("parameter "):
-        return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
-    if name.startswith("setting "):
-        return "" if name == "setting goal" else f"{name.removeprefix('setting ')}={shorten(value, 40)}"
-    words = {
-        "method": f"{value} method" if value == OWN else value,
-        "preset": f"preset {value}" if value != "custom" else "",
-        "cluster": "on this machine" if value == "local" else value,
-        "code": f"code {value}",
-        "image": f"image {shorten(value, 40)}",
-        "data": f"data {value}",
-        "division": f"{value} division" if value != "none" else "no division",
-        "judge": f"judge {value}",
-        "processes_per_worker": f"{value} process{'' if value == '1' else 'es'} per worker",
-        "gpus_per_worker": f"{value} GPU{'' if value == '1' else 's'} per worker",
-        "cpus": f"{value} CPU{'' if value == '1' else 's'} per rank",
-        "goal": f"goal {value}",
-        "metric": "",
-        "budget": f"{value} s to spend",
-    }
-    return words.get(name, value)
-
-
-def _estimate(values: Sequence[float | None]) -> Estimate | None:
-    known = [value for value in values if value is not None]
-    return estimate(known) if known and len(known) == len(values) else None
 
 
 _HEADER = [
@@ -427,12 +388,11 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
 
 def _metric_cells(point: Point, names: Sequence[str]) -> Iterator[str]:
     for name in names:
-        found = point.metrics.get(name)
-        each = (found.last, found.best, found.mean) if found else (None, None, None)
-        yield from (_figures(estimate)[0] for estimate in each)
+        found = point.metrics.get(name, {})
+        yield from (_figures(found.get(which))[0] for which in ("last", "best", "mean"))
 
 
-def _figures(found: Estimate | None) -> tuple[str, str, str]:
+def _figures(found: Estimate | Ratio | None) -> tuple[str, str, str]:
     """Mean, low and high; empty if there is none."""
     return (_figure(found.mean), _figure(found.low), _figure(found.high)) if found else ("", "", "")
 

@@ -9,14 +9,40 @@ independent of each other. Sessions are. What two sides can be compared by follo
     unknown   a side has a single session, and the other side is not in it: a change cannot be told from a session
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import fmean
+from typing import NamedTuple
 
+from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, ratio
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
 
 GAP_SECONDS = 3600.0  # without a run, after which a new session begins
+
+
+class Moment(NamedTuple):
+    """Where and when a run was measured. `place`: machine and boot of a local run; of other engines the cluster, whose
+    machines may differ from run to run."""
+
+    run: str  # its id
+    place: str
+    begin: float
+    end: float
+
+
+def moment_of(archive: Archive) -> Moment:
+    """Where and when an archive's run was measured."""
+    provenance, spec = archive.run.get("provenance"), archive.run["spec"]
+    session = provenance.get("session") if isinstance(provenance, dict) else None
+    is_known = session and spec.get("engine") == "local"
+    place = str(session) if is_known else f"{spec.get('engine')} {spec.get('cluster')}"
+    # A run may wait in a queue for hours after it was recorded.
+    begin = parse_timestamp(archive.result.get("started") or archive.run["created"])
+    return Moment(str(archive.run["id"]), place, begin, begin + float(archive.result["wall_seconds"] or 0.0))
 
 
 class Basis(StrEnum):
@@ -66,37 +92,32 @@ class Sessions:
     @property
     def note(self) -> str:
         """What the interval says of sessions, in a phrase."""
+        counts = [len(set(side)) for side in (self.a, self.b)]
         if self.basis is Basis.PAIRED:
             return f"{len(self.shared)} sessions with both sides: one difference for each"
         if self.basis is Basis.WITHIN:
             return "one session: the interval has no session spread"
         if self.basis is Basis.BETWEEN:
-            return f"{len(set(self.a))} and {len(set(self.b))} sessions: one mean for each"
-        return (
-            "the sides were measured in different sessions, one side in a single session: a change cannot be "
-            "distinguished from a difference between sessions"
-        )
+            return f"{counts[0]} and {counts[1]} sessions: one mean for each"
+        if max(counts) >= MIN_HISTORY:
+            return f"{counted(max(counts), 'session')} of one side: one mean for each"
+        return "measured in different sessions, so a change cannot be distinguished from a difference between sessions"
 
 
-def find_sessions(a: Sequence[Archive], b: Sequence[Archive]) -> Sessions:
+def find_sessions(a: Sequence[Moment], b: Sequence[Moment]) -> Sessions:
     """The sessions of the runs of two sides."""
     numbers: dict[str, int] = {}
     number, last_place, last_end = 0, "", 0.0
-    every = {str(archive.run["id"]): (_place_of(archive), *_times_of(archive)) for archive in (*a, *b)}
-    for run_id, (place, begin, end) in sorted(every.items(), key=lambda item: item[1]):
-        if place != last_place or begin - last_end > GAP_SECONDS:
+    every = {moment.run: moment for moment in (*a, *b)}
+    for moment in sorted(every.values(), key=lambda moment: moment[1:]):
+        if moment.place != last_place or moment.begin - last_end > GAP_SECONDS:
             number += 1
-            last_end = end
-        last_place, last_end = place, max(last_end, end)
-        numbers[run_id] = number
-    ids_a, ids_b = ([str(archive.run["id"]) for archive in side] for side in (a, b))
-    session_a, session_b = (tuple(numbers[run_id] for run_id in ids) for ids in (ids_a, ids_b))
-    starts_a, starts_b = ([every[run_id][1] for run_id in ids] for ids in (ids_a, ids_b))
+            last_end = moment.end
+        last_place, last_end = moment.place, max(last_end, moment.end)
+        numbers[moment.run] = number
+    session_a, session_b = (tuple(numbers[moment.run] for moment in side) for side in (a, b))
     in_blocks = any(
-        _is_in_blocks(
-            [start for start, number in zip(starts_a, session_a, strict=True) if number == session],
-            [start for start, number in zip(starts_b, session_b, strict=True) if number == session],
-        )
+        _is_in_blocks(*([moment.begin for moment in side if numbers[moment.run] == session] for side in (a, b)))
         for session in set(session_a) & set(session_b)
     )
     return Sessions(session_a, session_b, in_blocks)
@@ -107,23 +128,37 @@ def _is_in_blocks(a: Sequence[float], b: Sequence[float]) -> bool:
     return min(len(a), len(b)) > 1 and (max(a) < min(b) or max(b) < min(a))
 
 
-def mean_by_session(values: Sequence[float], sessions: Sequence[int]) -> dict[int, float]:
-    """The mean of the values of each session."""
-    found: dict[int, list[float]] = {}
+def relate(old: Sequence[float], new: Sequence[float], sessions: Sessions) -> Ratio | None:
+    """New / old, each with a value for every run of `sessions`: the one place that decides what a repeat is.
+
+    None if a side has no values, or one that is not above 0.
+    """
+    if not old or not new or min(*old, *new) <= 0:
+        return None
+    before, after = _means(old, sessions.a), _means(new, sessions.b)
+    if sessions.basis is Basis.PAIRED:
+        return paired_ratio([math.log(after[each] / before[each]) for each in sessions.shared])
+    if sessions.basis is Basis.BETWEEN:
+        return ratio(list(before.values()), list(after.values()))
+    if sessions.basis is Basis.WITHIN:
+        (session,) = sessions.shared
+        inside = [
+            [value for value, number in zip(values, numbers, strict=True) if number == session]
+            for values, numbers in ((old, sessions.a), (new, sessions.b))
+        ]
+        earlier = [mean for number, mean in before.items() if number != session]
+        if min(map(len, inside)) < MIN_RUNS and len(earlier) >= MIN_HISTORY:
+            return ratio(earlier, list(after.values()))
+        return ratio(*inside)
+    if max(len(before), len(after)) >= MIN_HISTORY:
+        return ratio(list(before.values()), list(after.values()))
+    found = ratio(old, new)
+    return None if found is None else replace(found, is_confounded=True)
+
+
+def _means(values: Sequence[float], sessions: Sequence[int]) -> Mapping[int, float]:
+    """The geometric mean of each session."""
+    logs: dict[int, list[float]] = {}
     for value, session in zip(values, sessions, strict=True):
-        found.setdefault(session, []).append(value)
-    return {session: sum(each) / len(each) for session, each in found.items()}
-
-
-def _place_of(archive: Archive) -> str:
-    """Machine and boot of a local run; of other engines the cluster, whose machines may differ from run to run."""
-    provenance = archive.run.get("provenance")
-    session = provenance.get("session") if isinstance(provenance, dict) else None
-    spec = archive.run["spec"]
-    return str(session) if session and spec.get("engine") == "local" else f"{spec.get('engine')} {spec.get('cluster')}"
-
-
-def _times_of(archive: Archive) -> tuple[float, float]:
-    # A run may wait in a queue for hours after it was recorded.
-    begin = parse_timestamp(archive.result.get("started") or archive.run["created"])
-    return begin, begin + float(archive.result["wall_seconds"] or 0.0)
+        logs.setdefault(session, []).append(math.log(value))
+    return {session: math.exp(fmean(each)) for session, each in logs.items()}

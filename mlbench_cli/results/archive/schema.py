@@ -244,7 +244,7 @@ RECEIPT = _object(
     verdict=_VERDICT,
     reason=_TEXT,
     margin=_AMOUNT,
-    level=_AMOUNT,
+    confidence=_AMOUNT,
     figures=_list(
         _object(
             name=_TEXT,
@@ -252,7 +252,7 @@ RECEIPT = _object(
             reason=_TEXT,
             original=_list(_NUMBER),
             reproduction=_list(_NUMBER),
-            **dict.fromkeys(("ratio", "low", "high", "p"), _optional(_AMOUNT)),
+            **dict.fromkeys(("ratio", "low", "high"), _optional(_AMOUNT)),
         )
     ),
     not_the_same=_list(_object(name=_TEXT, original=_TEXT, reproduction=_TEXT, matters=_FLAG)),

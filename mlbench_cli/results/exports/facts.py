@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import method_of
-from mlbench_cli.results.analysis.program_metrics import BEST, MEAN, figures_of
+from mlbench_cli.results.analysis.figures import figures
+from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.tables import ResourceSample
 from mlbench_cli.util.times import parse_timestamp
 
@@ -70,32 +70,19 @@ def read_facts(archive: "Archive") -> RunFacts:
         int(result["workers"]),
         parse_timestamp(str(run["created"])),
         describe_settings(run["spec"]),
-        {**summarize_result(result), **_summarize_metrics(archive)},
+        summarize(archive),
         str(result["outcome"]),
     )
 
 
-def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of a result.json by name: seconds, goal, phases, price."""
-    found: dict[str, object] = {}
-    seconds, goal, price, timings = (result.get(name) for name in ("task_seconds", "goal", "price", "timings"))
-    if isinstance(seconds, Mapping):
-        found["task_seconds"] = seconds.get("wall")
-    if isinstance(goal, Mapping):
-        found |= {"goal_value": goal.get("value"), "goal_threshold": goal.get("threshold")}
-        found["goal_reached"] = 1.0 if goal.get("reached") else 0.0
-    if isinstance(price, Mapping):
-        found["price"] = price.get("amount")
-    for phase, spread in timings.items() if isinstance(timings, Mapping) else ():
-        found[f"phase_seconds/{phase}"] = spread.get("rank0") if isinstance(spread, Mapping) else None
-    found["samples"], found["wall_seconds"] = result.get("samples"), result.get("wall_seconds")
-    return {name: float(value) for name, value in found.items() if is_finite_number(value)}
-
-
-def _summarize_metrics(archive: "Archive") -> dict[str, float]:
-    """The best and mean values of the program's metrics; the last ones are those of its points."""
-    every = ((name, value) for name, (value, _) in figures_of(archive).items())
-    return {name: value for name, value in every if name.endswith((BEST, MEAN))}
+def summarize(archive: "Archive") -> dict[str, float]:
+    """The figures of a run by name. The last values of the program's metrics are left out: they are its last points."""
+    kept = {
+        name: one.value for name, one in figures(archive).items() if not one.is_metric or name.endswith((BEST, MEAN))
+    }
+    goal = archive.result["goal"]
+    reached = {"goal_threshold": float(goal["threshold"]), "goal_reached": float(bool(goal["reached"]))} if goal else {}
+    return {**kept, **reached}
 
 
 def list_values(sample: "ResourceSample") -> "Iterator[tuple[str, float]]":

@@ -10,9 +10,9 @@ from pathlib import Path
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
-from mlbench_cli.results.analysis.comparability import UNKNOWN
+from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
-from mlbench_cli.results.analysis.series import Measurement, Series, collect, describe
+from mlbench_cli.results.analysis.series import Measurement, Series, collect
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.collectives import collective_sheets

@@ -6,7 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
-from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
+from mlbench_cli.results.analysis.numbers import format_factor
+from mlbench_cli.results.analysis.stats import MIN_RUNS
 from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Line, Scale, Sheet, choose_divider
 from mlbench_cli.results.figures.png import write_sheets
@@ -80,7 +81,7 @@ def _line(row: Row, look: Look) -> Line:
         tuple(end and end[0] for end in ends) if any(ends) else (),
         tuple(end and end[1] for end in ends) if any(ends) else (),
         reference=row.source is not None,
-        few=tuple(cell.deviation is None and 1 < len(cell.runs) < MIN_RUNS for cell in cells),
+        few=tuple(cell.deviation is None and len(cell.runs) < MIN_RUNS for cell in cells),
         notes=tuple(format_factor(found) if found and found.mean == best and best > 1 else "" for found in speedups),
         color=look[0],
         shape=look[1],
@@ -92,7 +93,7 @@ def _range(cell: Cell) -> tuple[float, float] | None:
     assert cell.value is not None
     if cell.deviation is not None:
         return cell.value.mean - cell.deviation, cell.value.mean + cell.deviation
-    return value_range(cell.value)
+    return None if cell.value.low is None or cell.value.high is None else (cell.value.low, cell.value.high)
 
 
 def _short_label(row: Row, divider: str = "") -> str:

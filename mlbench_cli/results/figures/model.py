@@ -64,7 +64,7 @@ class Line:
     """A named series. `low` and `high` have the length of `ys` or are empty. None: no value.
 
     reference   not measured here: goals, ideals, published figures
-    few         True for points with two runs, whose `low` and `high` are their range; drawn with hollow marks
+    few         True for points with fewer than three runs, which have no interval; drawn with hollow marks
     notes       text beside points, such as "contended"
     color       a color of `look`; empty: chosen by the renderer
     shape       index of the mark

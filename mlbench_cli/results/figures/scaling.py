@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlbench_cli.results.analysis.comparability import ComparisonKey
+from mlbench_cli.results.analysis.comparability import ComparisonKey, describe
 from mlbench_cli.results.analysis.numbers import (
-    MIN_RUNS,
     SAMPLES_PER_SECOND,
     SECONDS,
     format_share,
     unit_of,
-    value_range,
 )
-from mlbench_cli.results.analysis.series import Group, Point, Series, describe
-from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.figures.look import MAX_LOOKS, PHASES, Look, choose_shared_looks, family_of, look_of
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Scale, choose_divider
 from mlbench_cli.results.figures.published import published_lines, published_phases
@@ -484,11 +482,11 @@ def _compute_speedup_of(group: Group, point: Point) -> Estimate | None:
 def _share_of(group: Group, point: Point) -> Estimate | None:
     if not point.good or point.seconds.mean <= 0 or COMMUNICATION not in point.parts:
         return None
-    shares = [run.parts.get(COMMUNICATION, 0.0) / run.seconds for run in point.good if run.seconds > 0]
+    shares = [(run.get(COMMUNICATION) or 0.0) / run.seconds for run in point.good if run.seconds > 0]
     return estimate(shares) if shares else None
 
 
-def _scale(found: Estimate, factor: float) -> Estimate:
+def _scale(found: Estimate | Ratio, factor: float) -> Estimate:
     low, high = (None if end is None else end * factor for end in (found.low, found.high))
     return Estimate(found.count, found.mean * factor, low, high)
 
@@ -496,14 +494,14 @@ def _scale(found: Estimate, factor: float) -> Estimate:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -> list[Line]:
+def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | Ratio | None]) -> list[Line]:
     """A line per group with the points that have a value."""
     lines = []
     for group, (color, shape), (panel, short) in zip(job.groups, job.looks, job.places, strict=True):
         found = [(point, each) for point in group.points if (each := value(group, point)) is not None]
         if not found:
             continue
-        ends = [value_range(each) for _, each in found]
+        ends = [None if each.low is None or each.high is None else (each.low, each.high) for _, each in found]
         has_ends = any(ends)
         lines.append(
             Line(
@@ -512,7 +510,7 @@ def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -
                 tuple(each.mean for _, each in found),
                 tuple(each and each[0] for each in ends) if has_ends else (),
                 tuple(each and each[1] for each in ends) if has_ends else (),
-                few=tuple(each.low is not None and each.count < MIN_RUNS for _, each in found),
+                few=tuple(each.count < MIN_RUNS for _, each in found),
                 notes=tuple(_note(point) for point, _ in found),
                 color=color,
                 shape=shape,
@@ -551,8 +549,7 @@ def _figure(
         return None  # a single value is shown as a sentence
     lines = [replace(line, low=tuple(end and max(0.0, end) for end in line.low)) for line in lines]
     if any(line.low for line in own):
-        few = any(any(line.few) for line in own)
-        caption = f"{caption} Bars: 95 % intervals{'; pale: ranges of two runs' if few else ''}.".strip()
+        caption = f"{caption} Bars: 95 % intervals.".strip()
     if len(counts) == 1:
         return Figure(key, title, *_turn(own, Axis(label, from_zero=True, unit=unit)), caption, Kind.BARS)
     x = Axis(_WORKERS, Scale.LOG2, ticks=counts)

@@ -9,8 +9,9 @@ from typing import Any
 from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis import collectives
-from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
+from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, describe
 from mlbench_cli.results.analysis.energy import Energy, find_energy
+from mlbench_cli.results.analysis.figures import IN_DOUBT, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.numbers import (
     JOULES,
     NO_VALUE,
@@ -23,7 +24,7 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import IN_DOUBT, SUCCESSFUL, Group, Point, Series, describe, outcome_of
+from mlbench_cli.results.analysis.series import Group, Point, Series
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.faults import PARTS
 from mlbench_cli.results.archive.reader import Archive
@@ -35,10 +36,10 @@ from mlbench_cli.results.figures.published import published_sources
 from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
 from mlbench_cli.results.report.model import Note, Report, ReportTable, Section, Tone
 from mlbench_cli.results.report.summary import (
-    Verdict,
+    Finding,
     badges_of,
     best_of,
-    judge,
+    find,
     numbers_of,
     sentences_of,
     title_of,
@@ -63,7 +64,7 @@ def collect(
     series = collect_series(archives)
     runs = [RunData(archive) for archive in _in_order(archives, series)]
     jobs = split_jobs(series, _prices(runs))
-    verdicts = [judge(job, runs) for job in jobs]
+    verdicts = [find(job, runs) for job in jobs]
     drawn = [_draw(job, number, runs) for number, job in enumerate(jobs, 1)]
     lead = _one_job(jobs[0], drawn[0]) if len(jobs) == 1 else _several_jobs(jobs, drawn, verdicts)
     sections = [
@@ -114,7 +115,7 @@ def _spec(run: RunData) -> Mapping[str, Any]:
     return found
 
 
-def _title(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> str:
+def _title(jobs: Sequence[Job], verdicts: Sequence[Finding | None], runs: Sequence[RunData]) -> str:
     if len(runs) == 1:
         return str(runs[0].archive.result["summary"]).rstrip(".")
     return title_of(jobs[0], verdicts[0]) if len(jobs) == 1 else f"{len(jobs)} jobs, {len(runs)} runs"
@@ -134,7 +135,7 @@ def _context(series: Series, runs: Sequence[RunData]) -> str:
 # --- result ---------------------------------------------------------------------------------------------------------
 
 
-def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> Iterator[str]:
+def _headline(jobs: Sequence[Job], verdicts: Sequence[Finding | None], runs: Sequence[RunData]) -> Iterator[str]:
     """The sentences below the title: details of a single job, or that several jobs are not compared."""
     if len(jobs) == 1 and len(runs) > 1:
         title = title_of(jobs[0], verdicts[0])
@@ -184,7 +185,7 @@ def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
 
 
 def _several_jobs(
-    jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]], verdicts: Sequence[Verdict | None]
+    jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]], verdicts: Sequence[Finding | None]
 ) -> Iterator[Section]:
     """The sections of several jobs: a table with a row per job, then a short section per job."""
     head = ("job", "what differs", "runs", "best", "by", "conditions")
@@ -263,7 +264,7 @@ def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
             group.label,
             str(point.workers),
             name,
-            *(format_estimate(figure, unit_of(name)) for figure in (each.last, each.best, each.mean)),
+            *(format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean")),
         )
         for group in job.groups
         for point in group.points
@@ -598,8 +599,8 @@ def _method_section(jobs: Sequence[Job]) -> Section:
     apart = f"{len(jobs)} jobs differ, so they are not drawn together. " if len(jobs) > 1 else ""
     text = (
         f"{apart}Runs share a figure only if task, goal, data and time budget are equal; labels name what else "
-        "differs. Intervals are 95 % intervals of the mean (Student's t); two runs have a range, one run has neither. "
-        "Intervals of speed-ups are Welch's, on logarithms; two series are compared as by mlbench compare. "
+        "differs. Means are geometric, with 95 % intervals (Student's t, on logarithms) of three runs or more. "
+        "Speed-ups and comparisons are the rows of mlbench compare. "
         "A CSV file beside this page holds the data of each figure."
     )
     return Section("How to read this page", (text,), is_folded=True)

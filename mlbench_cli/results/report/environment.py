@@ -1,13 +1,13 @@
 """The Jinja environment of page templates, and assets of this package. Does not load the figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlbench_cli.results.analysis.numbers import format_change, format_estimate, format_goal, format_value, unit_of
-from mlbench_cli.results.analysis.statistics import Estimate, EstimateDocument
+from mlbench_cli.results.analysis.numbers import format_estimate, format_goal, format_value, unit_of
+from mlbench_cli.results.analysis.stats import Estimate, EstimateDocument
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,7 +56,6 @@ def make_environment(*folders: Path) -> "Environment":
     environment.filters["unit_of"] = unit_of
     environment.filters["goal"] = partial(format_goal, in_words=True)
     environment.filters["estimate"] = _show_estimate
-    environment.filters["change"] = _show_change
     return environment
 
 
@@ -95,12 +94,6 @@ def _draw_share(share: float, look: "Look") -> str:
 
 def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:
     return format_estimate(None if document is None else Estimate.from_dict(document), unit)
-
-
-def _show_change(row: Mapping[str, Any], unit: str, is_time: bool) -> str:
-    """The last cell of a row of a comparison."""
-    a, b, found = (None if row[key] is None else Estimate.from_dict(row[key]) for key in ("a", "b", "ratio"))
-    return format_change(a, b, found, unit, row["higher_is_better"], is_time=is_time)
 
 
 def rows_of(figure: "Figure") -> FigureRows:

@@ -19,7 +19,7 @@ _CUT = "\n\n*The rest is in the HTML report.*\n"
 
 def render_markdown(report: Report, *, limit: int = MAX_BYTES) -> str:
     """The report in at most `limit` bytes, cut between sections."""
-    begin = [f"# {escape(report.title)}", *(f"**{escape(line)}**" for line in report.headline)]
+    begin = [f"# {escape(report.title)}", escape(report.context), *(f"**{escape(line)}**" for line in report.headline)]
     if report.warnings:
         begin.append("\n".join(f"> {escape(line)}" for line in report.warnings))
     text = "\n\n".join(begin) + "\n"

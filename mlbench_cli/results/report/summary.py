@@ -5,31 +5,24 @@ from dataclasses import dataclass
 
 from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import OWN
-from mlbench_cli.results.analysis.comparability import conditions_of
-from mlbench_cli.results.analysis.compare import TIMES, compare
+from mlbench_cli.results.analysis.comparability import CHOICES, conditions_of
+from mlbench_cli.results.analysis.compare import Comparison, Row, be, compare
+from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.numbers import (
-    MIN_RUNS,
     SAMPLES_PER_SECOND,
-    SECONDS,
     format_estimate,
-    format_factor,
     format_percent,
-    format_ratio,
     format_value,
-    has_verdict,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point, outcome_of
-from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.analysis.numbers import SECONDS as SECONDS_UNIT
+from mlbench_cli.results.analysis.series import Group, Point
+from mlbench_cli.results.analysis.stats import Estimate, Ratio
 from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.scaling import Job
 from mlbench_cli.results.report.model import Badge, KeyNumber, Tone
 from mlbench_cli.util.text import counted
 
-# Differences by which two configurations are not ones of the same job in the same place: no winner is named.
-_DECISIVE = frozenset(
-    {"", "cluster", "machine", "image", "code", "framework", "label", "conditions", "faults", "judge"}
-)
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
 
@@ -57,32 +50,45 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer to "which is faster?" for two configurations of the same size; `ratio` is other over base.
-
-    `obstacle` says why there is no answer, whatever the ratio; empty if nothing but the number of runs can prevent it.
-    """
+class Finding:
+    """What the page is about: one configuration against its baseline, as `mlbench compare` has it."""
 
     base: Place
     other: Place
-    ratio: Estimate | None
-    obstacle: str = ""
+    found: Comparison
 
     @property
-    def is_known(self) -> bool:
-        """Whether there are enough runs for an interval, and nothing else prevents a verdict."""
-        return self.ratio is not None and has_verdict(self.ratio) and not self.obstacle
+    def row(self) -> Row | None:
+        """The row of the time."""
+        return self.found.rows.get(SECONDS)
 
     @property
-    def is_different(self) -> bool:
-        """Whether the interval excludes 1."""
+    def ratio(self) -> Ratio | None:
+        """Other / base, if nothing but the number of runs prevents a verdict."""
+        return self.row.ratio if self.row and not self.found.obstacles else None
+
+    @property
+    def is_across_sizes(self) -> bool:
+        """Whether the two differ in nothing but the number of workers."""
+        return self.base.group is self.other.group
+
+    @property
+    def title(self) -> str:
+        """The finding as a sentence without a period, or that there is none."""
+        where = "" if self.is_across_sizes else f" on {self.other.size}"
         found = self.ratio
-        return self.is_known and found is not None and not (found.low or 0.0) <= 1 <= (found.high or 0.0)
+        if found is not None and self.row is not None and found.low is None:
+            return f"{self.found.a} and {self.found.b}{where}, {self.found.counts}: too few to compare"
+        if found is None or self.row is None or found.is_confounded:
+            return (self.found.verdict or f"{self.found.a} and {self.found.b}{where}").rstrip(".")
+        if not found.is_different:
+            return f"No difference seen between {self.found.a} and {self.found.b}{where}"
+        return f"{self.found.b} {be(self.found.b)} {self.row.words.partition(' (')[0]} than {self.found.a}{where}"
 
     @property
-    def words(self) -> str:
-        """ "1.45× faster (1.39 to 1.52)"."""
-        return format_ratio(self.ratio)
+    def sentence(self) -> str:
+        """The verdict with its interval, or what stands in the way."""
+        return self.found.verdict or ""
 
 
 def places_of(job: Job) -> list[Place]:
@@ -100,29 +106,28 @@ def best_of(job: Job) -> Place | None:
     return min(found, key=lambda place: place.point.seconds.mean)
 
 
-def judge(job: Job, runs: Sequence[RunData]) -> Verdict | None:
-    """The best configuration against the baseline of the same size, judged as by `mlbench compare`; None without
-    another configuration of that size."""
-    if job.groups[0].after_time or len(job.groups) < 2:
+def find(job: Job, runs: Sequence[RunData]) -> Finding | None:
+    """The best configuration against the baseline of the same size, else the most workers against the fewest; None if
+    there is nothing to compare."""
+    if job.groups[0].after_time:
         return None
     by_size: dict[int, list[Place]] = {}
     for place in places_of(job):
         by_size.setdefault(place.point.workers, []).append(place)
     sizes = [size for size, found in by_size.items() if len(found) > 1]
-    if not sizes:
+    if sizes:
+        found = sorted(by_size[max(sizes)], key=lambda place: place.point.seconds.mean)
+        base = min(found, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
+        other = found[0] if found[0] is not base else found[1]
+        names = base.subject, other.subject
+    elif len(by_size) > 1 and len(job.groups) == 1:
+        base, other = by_size[min(by_size)][0], by_size[max(by_size)][0]
+        names = base.size, other.size
+    else:
         return None
-    found = sorted(by_size[max(sizes)], key=lambda place: place.point.seconds.mean)
-    base = min(found, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
-    other = found[0] if found[0] is not base else found[1]
     archives = {str(run.archive.path): run.archive for run in runs}  # names of runs repeat across stores
     sides = [[archives[run.source] for run in place.point.good if run.source in archives] for place in (base, other)]
-    found_apart = compare(sides[0], sides[1])
-    rows = found_apart.seconds
-    ratio = next((rows[name].ratio for name in TIMES if name in rows and rows[name].ratio), None)
-    obstacle = next((each.text for each in found_apart.obstacles if each.word in _DECISIVE), "")
-    if not obstacle and ratio is not None and ratio.low is None and ratio.count >= MIN_RUNS:
-        obstacle = f"{found_apart.sessions.note}."
-    return Verdict(base, other, ratio, obstacle)
+    return Finding(base, other, compare(sides[0], sides[1], names, CHOICES))
 
 
 def _rank_as_baseline(group: Group) -> int:
@@ -133,7 +138,7 @@ def _rank_as_baseline(group: Group) -> int:
 # --- title and sentence ---------------------------------------------------------------------------------------------
 
 
-def title_of(job: Job, verdict: Verdict | None) -> str:
+def title_of(job: Job, finding: Finding | None) -> str:
     """The result of a job as a sentence without a period."""
     best = best_of(job)
     if best is None:
@@ -142,23 +147,17 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
     if group.after_time:
         value = format_value(point.value.mean if point.value else None, unit_of(group.metric))
         return f"{job.title} reaches {value} {name_metric(group.metric)} with {best.name}"
-    if verdict is not None and verdict.is_known and verdict.ratio is not None:
-        other, base = verdict.other, verdict.base.subject
-        if not verdict.is_different:
-            return f"No difference seen between {base} and {other.subject} on {other.size}"
-        ratio = verdict.ratio if verdict.ratio.mean >= 1 else verdict.ratio.inverse
-        word = "slower" if verdict.ratio.mean > 1 else "faster"
-        does = "reaches the goal" if group.metric else "runs"
-        text = f"{other.subject} {does} {format_value(ratio.mean)}× {word} than {base} on {other.size}"
-        return f"T{text[1:]}" if other.subject != other.group.label else text
-    time = format_value(point.seconds.mean, SECONDS)
+    if finding is not None:
+        text = finding.title
+        return f"T{text[1:]}" if text.startswith("the ") else text
+    time = format_value(point.seconds.mean, SECONDS_UNIT)
     if group.metric and not group.key.measure:
         return f"{job.title} reaches its goal in {time} with {best.name}"
     return f"{job.title} takes {time} with {best.name}"
 
 
-def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
-    """Sentences with time and interval, the gain of more workers, and the comparison."""
+def sentences_of(job: Job, finding: Finding | None) -> Iterator[str]:
+    """Sentences with time and interval, the comparison, and where the time goes."""
     best = best_of(job)
     if best is None:
         return
@@ -166,26 +165,17 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     if group.after_time:
         yield f"{group.metric} {format_estimate(point.value, unit_of(group.metric))} with {best.name}."
         return
-    text = f"{format_estimate(point.seconds, SECONDS)} with {best.name}"
-    speedup = group.speedup(point)
-    if group.has_speedup and speedup is not None and group.baseline is not None and point is not group.baseline:
-        text += f", {format_factor(speedup)} as fast as with {counted(group.baseline.workers, 'worker')}"
-    yield f"{text}."
+    if finding is not None and finding.sentence:
+        yield finding.sentence
+    yield f"{format_estimate(point.seconds, SECONDS_UNIT)} with {best.name}."
     if point.without_compiling is not None:
-        yield f"{format_estimate(point.without_compiling, SECONDS)} of it without compiling."
-    if verdict is not None and verdict.obstacle:
-        pair = f"{verdict.base.subject} and {verdict.other.subject}"
-        yield f"No verdict on {pair} on {verdict.other.size}: {verdict.obstacle}"
-    elif verdict is not None and not verdict.is_known:
-        yield (
-            f"Too few runs to tell {verdict.base.subject} and {verdict.other.subject} apart on "
-            f"{verdict.other.size}; at least {MIN_RUNS} of each are needed."
-        )
-    elif verdict is not None and verdict.is_different:
-        waits = [_waiting(place) for place in (verdict.other, verdict.base)]
+        yield f"{format_estimate(point.without_compiling, SECONDS_UNIT)} of it without compiling."
+    if finding is not None and finding.ratio is not None and finding.ratio.is_different:
+        waits = [_waiting(place) for place in (finding.other, finding.base)]
         if all(share is not None for share in waits):
-            shares = [format_percent(share or 0.0) for share in waits]
-            yield f"It waits {shares[0]} of the time for messages; {verdict.base.subject} waits {shares[1]}."
+            names = finding.found.b, finding.found.a
+            shares = [f"{name} {format_percent(share or 0.0)}" for name, share in zip(names, waits, strict=True)]
+            yield f"Share of the time that is communication: {', '.join(shares)}."
 
 
 def _waiting(place: Place) -> float | None:
@@ -197,8 +187,8 @@ def _waiting(place: Place) -> float | None:
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(job: Job, verdict: Verdict | None) -> Iterator[KeyNumber]:
-    """At most four: time, speed-up, efficiency, and the ratio to the baseline or the throughput."""
+def numbers_of(job: Job, finding: Finding | None) -> Iterator[KeyNumber]:
+    """At most three: time, and the comparison with its efficiency, or the throughput."""
     best = best_of(job)
     if best is None:
         return
@@ -207,22 +197,16 @@ def numbers_of(job: Job, verdict: Verdict | None) -> Iterator[KeyNumber]:
         yield _number(name_metric(group.metric).capitalize(), point.value, unit_of(group.metric), best.name)
     else:
         name = "Time to goal" if group.metric and not group.key.measure else "Time"
-        yield _number(name, point.seconds, SECONDS, best.name)
-        speedup, first = group.speedup(point), group.baseline
-        if group.has_speedup and speedup is not None and first is not None and point is not first:
-            growth = point.workers / first.workers
-            value, _, ends = format_factor(speedup).partition(" (")
-            interval = (ends.rstrip(")"),) if ends else ()
-            yield KeyNumber(
-                f"Speed-up over {counted(first.workers, 'worker')}", value, (*interval, f"{growth:g}× is ideal")
-            )
-            yield KeyNumber("Efficiency", format_percent(speedup.mean / growth), ("speed-up over growth in workers",))
-    if verdict is not None:
-        value, _, ends = verdict.words.partition(" (")
+        yield _number(name, point.seconds, SECONDS_UNIT, best.name)
+    if finding is not None and finding.ratio is not None and finding.row is not None and finding.ratio.low is not None:
+        value, _, ends = finding.row.words.partition(" (")
         value, _, note = value.partition(",")
-        notes = (ends.rstrip(")"), note.strip(), f"{verdict.other.group.label}, {verdict.other.size}")
-        kept = tuple(text for text in notes if text)
-        yield KeyNumber(f"Against {verdict.base.subject}", value, kept)
+        notes = (ends.rstrip(")"), note.strip(), finding.found.counts)
+        yield KeyNumber(f"{finding.found.b} against {finding.found.a}", value, tuple(filter(None, notes)))
+        growth = finding.other.point.workers / finding.base.point.workers
+        if finding.is_across_sizes:
+            efficiency = format_percent(finding.ratio.inverse.mean / growth)
+            yield KeyNumber("Efficiency", efficiency, (f"speed-up over {growth:g}× the workers",))
     elif point.throughput is not None:
         yield _number("Throughput", point.throughput, SAMPLES_PER_SECOND, "of all ranks")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlbench_cli.results.analysis.comparability import ComparisonKey
-from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of, value_range
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Group, Point, group_runs
-from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.analysis.stats import Estimate, estimate
 from mlbench_cli.results.figures.scaling import Job, split_jobs
 from mlbench_cli.results.site.entries import Entry, Withdrawal
 from mlbench_cli.util.text import shorten
@@ -186,7 +186,6 @@ class Claim:
     def to_dict(self) -> dict[str, object]:
         """The claim for index.json, which is for programs."""
         value, cost = self.value, self.cost
-        ends = None if value is None else value_range(value)
         return {
             "id": self.id,
             "page": f"results/{self.id}.html",
@@ -200,8 +199,8 @@ class Claim:
             "network": self.network or None,
             "workers": self.point.workers,
             "value": None if value is None else value.mean,
-            "low": ends[0] if ends else None,
-            "high": ends[1] if ends else None,
+            "low": None if value is None else value.low,
+            "high": None if value is None else value.high,
             "unit": self.unit if not self.group.after_time else self.group.metric,
             "runs": len(self.point.good),
             "failed_runs": len(self.point.bad),

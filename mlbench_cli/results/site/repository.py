@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.results.analysis.convergence import (
-    MIN_REFERENCE,
     TrainingKey,
     decide_convergence,
     epochs_to_goal,
     training_key,
 )
-from mlbench_cli.results.analysis.series import IN_DOUBT, group_runs
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.figures import IN_DOUBT
+from mlbench_cli.results.analysis.series import group_runs
+from mlbench_cli.results.analysis.stats import MIN_REFERENCE, Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.site.entries import (
     ENTRY,
@@ -138,9 +138,9 @@ def _check_convergence(known: _Known) -> Iterator[Objection]:
             others = [value for other, own in claims.items() if other != place for value in own]
             if len(others) < MIN_REFERENCE:
                 continue
-            found = decide_convergence(others, epochs)
-            if found.verdict is Verdict.FAILED:
-                yield Objection(place, f"it is outside the convergence band of the other claims: {found.reason}")
+            verdict, reason = decide_convergence(others, epochs)
+            if verdict is Verdict.FAILED:
+                yield Objection(place, f"it is outside the convergence band of the other claims: {reason}")
 
 
 def _check_withdrawals(withdrawn: Sequence[Withdrawal], known: _Known) -> Iterator[Objection]:

@@ -19,7 +19,7 @@ from mlbench_cli.api import remote_archives
 from mlbench_cli.app import run
 from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.results.analysis.reproduction import Answer
+from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.storage.store import Store
 from tests.contract.commands.test_foreign_runs import digits, strangers_archive
 from tests.contract.engines.labs import install_commands
@@ -63,7 +63,7 @@ def test_a_result_is_run_again_judged_and_its_receipt_derived(capsys: Captured) 
     code = run(["reproduce", "x", "--within", "90%", "--repeat", "3", "-o", "json"])
     out, err = capsys.readouterr()
     document = json.loads(out[out.index("{") :])
-    assert code == Answer(document["verdict"]).exit_code
+    assert code == Verdict(document["verdict"]).exit_code
     assert "3 runs" in err
     names = [row.run.name for row in Store().runs()]
     assert sorted(names) == ["x-1-r1", "x-1-r2", "x-repro-1-r1", "x-repro-1-r2", "x-repro-1-r3"]
@@ -92,7 +92,7 @@ def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
         code = run(["reproduce", f"{address}/t-1.zip", "--repeat", "2", "--within", "95%", "--receipt", "r.json"])
         assert run(["reproduce", f"{address}/gone.zip"]) == 4
     receipt = read("r.json")
-    assert code == Answer(receipt["verdict"]).exit_code
+    assert code == Verdict(receipt["verdict"]).exit_code
     assert [entry["name"] for entry in receipt["reproduction"]] == ["t-repro-1-r1", "t-repro-1-r2"]
     assert {row.run.spec.task for row in Store().runs()} == {"digits_resnet"}
     assert sorted(row.run.spec.seed for row in Store().runs()) == [42, 43]
@@ -111,7 +111,7 @@ def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.Monke
     Store().record_cluster(Cluster("lab", "hosts", details=details))
     code = run(["reproduce", "t-1", "--cluster", "lab", "--repeat", "2", "--within", "95%", "--receipt", "r.json"])
     receipt = read("r.json")
-    assert code == Answer(receipt["verdict"]).exit_code
+    assert code == Verdict(receipt["verdict"]).exit_code
     assert all(len(figure["reproduction"]) == 2 for figure in receipt["figures"])
     assert "kinds of cluster" in [each["name"] for each in receipt["not_the_same"] if each["matters"]]
     specs = [row.run.spec for row in Store().runs() if row.run.spec.cluster == "lab"]
@@ -176,7 +176,7 @@ def test_a_strangers_script_is_shown_and_runs_only_if_somebody_agrees(
     assert terminal.finish()[0] == 130
     assert not Store().runs()
     code = run([*words, "--run-foreign-command"])
-    assert code == Answer(read("x-repro.json")["verdict"]).exit_code
+    assert code == Verdict(read("x-repro.json")["verdict"]).exit_code
     assert len(Store().runs()) == 2
     (ran,) = (folder / "elsewhere" / "fetched").glob("*-code/ran")
     assert ran.read_text() == "theirs7" * 2

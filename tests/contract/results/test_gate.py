@@ -78,11 +78,11 @@ def test_files_for_ci_say_the_same(
     smaller = json.loads((tmp_path / "bench" / "smaller-is-better.json").read_text())
     bigger = json.loads((tmp_path / "bench" / "bigger-is-better.json").read_text())
     assert [(row["unit"], round(row["value"], 2)) for row in smaller] == [("s", 11.53)]
-    assert [row["unit"] for row in bigger] == ["samples per second"]
+    assert [row["unit"] for row in bigger] == ["samples/s"]
     bencher = json.loads((tmp_path / "bencher.json").read_text())
     ((_, measures),) = bencher.items()
     assert set(measures) == {"mlbench-seconds", "mlbench-throughput"}
-    assert "| failed | 1.15" in (tmp_path / "summary.md").read_text()
+    assert "| failed | 1.15× slower" in (tmp_path / "summary.md").read_text()
     assert "::error title=mlbench gate failed::" in capsys.readouterr().out
 
 

@@ -124,7 +124,7 @@ def test_the_report_has_one_row_of_three_for_each() -> None:
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "own"])
 def test_compare_shows_the_difference_and_counts_three(capsys: Captured, dashboard: Dashboard, name: str) -> None:
     found = answer(capsys, "compare", "own-2", f"{name}-2")
-    assert found["estimates"]["task"]["a"]["count"] == found["estimates"]["task"]["b"]["count"] == REPEATS
+    assert found["rows"]["seconds"]["a"]["count"] == found["rows"]["seconds"]["b"]["count"] == REPEATS
     assert found["differences"]
     assert found["obstacle_words"]
     other = dashboard.ask(f"/api/v1/compare?a=own-2&b={name}-2").document
@@ -150,4 +150,4 @@ def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboa
     own = answer(capsys, "status")["repeats"]
     assert sorted(listed["repeats"], key=lambda each: each["name"]) == sorted(own, key=lambda each: each["name"])
     both = dashboard.ask("/api/v1/compare?a=own&b=sparse").document
-    assert both["estimates"]["task"]["b"]["count"] == REPEATS
+    assert both["rows"]["seconds"]["b"]["count"] == REPEATS

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.baseline import Check, Wanted, check_results, overall
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.gate import Check, Wanted, check_results, overall
+from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
@@ -29,14 +29,14 @@ def check(results: list[Archive], baseline: list[Archive], **wanted: Any) -> Che
 
 def rounded(found: Check) -> tuple[float, ...]:
     """The values of the baseline in whole milliseconds: sums of shares differ in the last digits."""
-    return tuple(round(value, 3) for value in found.baseline)
+    return tuple(round(value, 3) for value in found.to_dict()["baseline"])
 
 
 def test_equal_runs_pass_and_slower_ones_fail(tmp_path: Path) -> None:
     baseline = archives(tmp_path / "old", GOOD)
     passed = check(archives(tmp_path / "same", (100.2, 100.6, 99.5)), baseline)
-    assert (passed.judged.verdict, rounded(passed)) == (Verdict.PASSED, GOOD)
-    assert check(archives(tmp_path / "slow", SLOW), baseline).judged.verdict is Verdict.FAILED
+    assert (passed.decision.verdict, rounded(passed)) == (Verdict.PASSED, GOOD)
+    assert check(archives(tmp_path / "slow", SLOW), baseline).decision.verdict is Verdict.FAILED
 
 
 @pytest.mark.parametrize("outcome", ["goal_missed", "failed"])
@@ -45,30 +45,30 @@ def test_runs_that_did_not_succeed_are_no_baseline(tmp_path: Path, outcome: str)
     baseline = archives(tmp_path / "old", GOOD) + archives(tmp_path / "bad", (5.0, 1000.0), outcome)
     found = check(archives(tmp_path / "new", GOOD), baseline)
     assert rounded(found) == GOOD
-    assert found.judged.verdict is Verdict.PASSED
+    assert found.decision.verdict is Verdict.PASSED
 
 
 def test_a_baseline_of_failed_runs_only_decides_nothing(tmp_path: Path) -> None:
     found = check(archives(tmp_path / "new", GOOD), archives(tmp_path / "bad", GOOD, "goal_missed"))
-    assert (found.judged.verdict, found.baseline) == (Verdict.CANNOT_TELL, ())
-    assert "They did not succeed" in found.judged.reason
+    assert (found.decision.verdict, found.to_dict()["baseline"]) == (Verdict.CANNOT_TELL, [])
+    assert "They did not succeed" in found.decision.reason
 
 
 def test_an_archive_on_both_sides_is_not_compared_with_itself(tmp_path: Path) -> None:
     """A folder of results that is its own baseline would pass every gate."""
     slow = archives(tmp_path / "slow", SLOW)
     alone = check(slow, slow)
-    assert (alone.judged.verdict, alone.baseline) == (Verdict.CANNOT_TELL, ())
+    assert (alone.decision.verdict, alone.to_dict()["baseline"]) == (Verdict.CANNOT_TELL, [])
     both = check(slow, archives(tmp_path / "old", GOOD) + slow)
-    assert (both.judged.verdict, rounded(both)) == (Verdict.FAILED, GOOD)
+    assert (both.decision.verdict, rounded(both)) == (Verdict.FAILED, GOOD)
 
 
 def test_functional_results_never_pass_even_against_their_like(tmp_path: Path) -> None:
     """Equal conditions on both sides: only the label is in the way."""
     change = {"functional_only": "one machine"}
     found = check(archives(tmp_path / "new", GOOD, **change), archives(tmp_path / "old", GOOD, **change))
-    assert found.judged.verdict is Verdict.CANNOT_TELL
-    assert "functional, not a performance measurement" in found.judged.reason
+    assert found.decision.verdict is Verdict.CANNOT_TELL
+    assert "functional, not a performance measurement" in found.decision.reason
 
 
 @pytest.mark.parametrize("outcome", ["goal_missed", "failed"])
@@ -76,8 +76,8 @@ def test_a_result_that_did_not_succeed_fails_also_without_a_baseline(tmp_path: P
     bad = archives(tmp_path / "bad", (1.0,), outcome)
     for baseline in (archives(tmp_path / "old", GOOD), []):
         found = check(bad, baseline)
-        assert found.judged.verdict is Verdict.FAILED
-        assert f"ended as {outcome}" in found.judged.reason
+        assert found.decision.verdict is Verdict.FAILED
+        assert f"ended as {outcome.replace('_', ' ')}" in found.decision.reason
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_a_result_that_did_not_succeed_fails_also_without_a_baseline(tmp_path: P
 )
 def test_other_conditions_decide_nothing_and_are_named(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     found = check(archives(tmp_path / "new", GOOD, **change), archives(tmp_path / "old", GOOD))
-    assert (found.judged.verdict, found.baseline) == (Verdict.CANNOT_TELL, ())
-    assert word in found.judged.reason
+    assert (found.decision.verdict, found.to_dict()["baseline"]) == (Verdict.CANNOT_TELL, [])
+    assert word in found.decision.reason
 
 
 def test_sizes_are_checked_one_by_one(tmp_path: Path) -> None:
     baseline = archives(tmp_path / "two", GOOD) + archives(tmp_path / "three", GOOD, workers=3)
     results = archives(tmp_path / "a", GOOD[:3]) + archives(tmp_path / "b", SLOW, workers=3)
     found = {one.workers: one for one in check_results(results, baseline, [Wanted()])}
-    assert {workers: one.judged.verdict for workers, one in found.items()} == {2: Verdict.PASSED, 3: Verdict.FAILED}
+    assert {workers: one.decision.verdict for workers, one in found.items()} == {2: Verdict.PASSED, 3: Verdict.FAILED}
     assert overall(list(found.values())) is Verdict.FAILED
     assert overall([]) is Verdict.CANNOT_TELL
 
@@ -106,16 +106,16 @@ def test_sizes_are_checked_one_by_one(tmp_path: Path) -> None:
 def test_figures_that_should_be_high_fail_when_they_fall(tmp_path: Path) -> None:
     baseline, slow = archives(tmp_path / "old", GOOD), archives(tmp_path / "slow", SLOW)
     seconds, throughput = check_results(slow, baseline, [Wanted(), Wanted("throughput")])
-    assert (seconds.higher_is_better, throughput.higher_is_better) == (False, True)
-    assert seconds.judged.verdict is throughput.judged.verdict is Verdict.FAILED
+    assert (seconds.decision.higher_is_better, throughput.decision.higher_is_better) == (False, True)
+    assert seconds.decision.verdict is throughput.decision.verdict is Verdict.FAILED
     fast = archives(tmp_path / "fast", (50.0, 51.0, 49.0))
-    assert {one.judged.verdict for one in check_results(fast, baseline, [Wanted(), Wanted("throughput")])} == {
+    assert {one.decision.verdict for one in check_results(fast, baseline, [Wanted(), Wanted("throughput")])} == {
         Verdict.PASSED
     }
 
 
 def test_a_metric_that_no_result_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='No result has "speed"') as caught:
+    with pytest.raises(UsageError, match='--check "speed" is not a figure') as caught:
         check(archives(tmp_path / "new", GOOD), [], metric="speed")
     assert "seconds" in (caught.value.hint or "")
 

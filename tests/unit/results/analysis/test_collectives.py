@@ -196,10 +196,10 @@ def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:
     a, b = (measured_run(tmp_path / str(alpha), alpha=alpha) for alpha in (100.0, 50.0))
     assert figures_of(Archive.open(a))["all_reduce fp32, alpha us"] == 100.0
     found = compare([Archive.open(a)], [Archive.open(b)])
-    row = found.others["all_reduce fp32, alpha us"]
+    row = found.rows["all_reduce fp32, alpha us"]
     assert row.ratio is not None
-    assert row.ratio.mean == 0.5
-    assert "all_reduce fp32, best busbw GB/s" in found.others
+    assert row.ratio.mean == pytest.approx(0.5)
+    assert "all_reduce fp32, best busbw GB/s" in found.rows
 
 
 def test_long_lists_of_sizes_that_begin_alike_are_told_apart(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.comparability import check_words
-from mlbench_cli.results.analysis.compare import THROUGHPUT, ComparisonRow, compare
-from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
@@ -18,9 +17,10 @@ def test_two_runs_that_may_be_compared(tmp_path: Path) -> None:
     found = compare([a], [b], across=["workers"])
     assert found.obstacles == ()
     assert found.differences == {"workers": (1, 2)}
-    assert found.seconds["task"] == ComparisonRow(Estimate(1, 100.0), Estimate(1, 60.0), Estimate(1, 0.6))
-    assert found.ratios["task"] == 0.6
-    assert abs((found.ratios["communication"] or 0) - 0.6) < 1e-9
+    row = found.rows["seconds"]
+    assert (row.old, row.new, row.words) == ((100.0,), (60.0,), "1.67× faster, too few runs")
+    assert found.rows["communication"].ratio is not None
+    assert str(found.verdict).startswith("Too few runs for a verdict on run-1 and run-2: one run each;")
     assert found.to_dict()["schema_version"] == 1
 
 
@@ -31,38 +31,31 @@ def test_repeats_are_compared_by_mean_and_interval(tmp_path: Path) -> None:
     ]
     b = [Archive.open(sealed_run(tmp_path / "b", workers=1, seconds=50.0, seed=0))]
     found = compare(a, b, ("a-1", "b"))
-    row = found.seconds["task"]
-    assert row.a is not None
-    assert (row.a.count, row.a.mean) == (3, 100.0)
-    assert row.b == Estimate(1, 50.0)
+    row = found.rows["seconds"]
+    assert (row.old, row.new) == ((90.0, 100.0, 110.0), (50.0,))
     assert row.ratio is not None
-    assert row.ratio.mean == 0.5
     assert row.ratio.low is None  # a single run has no interval
     assert found.differences == {"seed": ([0, 1, 2], 0)}
     document = found.to_dict()
-    assert (document["a"], document["seconds"]["task"], document["ratios"]["task"]) == ("a-1", [100.0, 50.0], 0.5)
-    assert document["estimates"]["Prec@1"]["a"] == {
-        "count": 3,
-        "mean": 80.5,
-        "low": 80.5,
-        "high": 80.5,
-        "confidence": 0.95,
-    }
-    assert document["estimates"][THROUGHPUT]["ratio"]["mean"] > 1
-    assert document["estimates"]["task"]["b"]["low"] is None
+    rows = document["rows"]
+    assert (document["a"], document["runs"]) == ("a-1", [3, 1])
+    assert rows["Prec@1"]["a"] == {"count": 3, "mean": 80.5, "low": 80.5, "high": 80.5, "confidence": 0.95}
+    assert rows["throughput"]["ratio"]["mean"] > 1
+    assert rows["seconds"]["b"]["low"] is None
 
 
 def test_what_makes_a_comparison_void_is_said(tmp_path: Path) -> None:
     a = Archive.open(sealed_run(tmp_path / "a", task="one"))
     b = Archive.open(sealed_run(tmp_path / "b", "failed", task="two", synthetic=True))
     found = compare([a], [b])
-    assert found.ratios["task"] is None
     text = " ".join(obstacle.text for obstacle in found.obstacles)
+    assert (found.failed, found.left_out) == (("run-2",), {"run-2": "failed"})
+    assert found.verdict == "No verdict on run-2 and run-2: no run of run-2 succeeded."
     kind = Archive.open(sealed_run(tmp_path / "c", functional_only="one machine"))
     first, second = compare([kind], [kind]).obstacles
     assert first.text == "run-2 is functional, not a performance measurement: one machine."
     assert second.text == "run-2 is on both sides."
-    for part in ("The tasks differ: one and two.", "The goals differ", "run-2 ended as failed"):
+    for part in ("The tasks differ: one and two.", "The goals differ"):
         assert part in text
 
 

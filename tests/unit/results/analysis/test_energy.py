@@ -94,7 +94,7 @@ def test_compare_and_report_show_it_with_its_source(tmp_path: Path) -> None:
     a = run_with(tmp_path / "a", {0: samples("0:1", [300] * 3, [0, 300, 600])}, [])
     b = run_with(tmp_path / "b", {0: samples("0:1", [150] * 3)}, [])
     found = compare([a], [b])
-    row = found.others["energy"]
+    row = found.rows["energy"]
     assert row.a is not None
     assert row.b is not None
     assert (row.a.mean, row.b.mean, row.higher_is_better) == (600, 300, False)

@@ -1,89 +1,102 @@
 """The gate of `mlbench compare --fail-above`: the interval decides, in the direction of the figure."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow, Obstacle, compare
-from mlbench_cli.results.analysis.gate import Direction, check_gate, describe_limit, find_metric, parse_limit
-from mlbench_cli.results.analysis.statistics import Estimate
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row, compare, find_metric
+from mlbench_cli.results.analysis.gate import Direction, decide, describe_limit, parse_limit
+from mlbench_cli.results.analysis.sessions import Sessions
+from mlbench_cli.results.analysis.stats import Ratio, Verdict
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
-SOME = Estimate(3, 1.0, 0.9, 1.1)
+MANY = 1e9  # degrees of freedom: 1.96 standard errors on either side
 
 
-def comparison(ratio: Estimate | None, higher_is_better: bool | None = False, **changes: object) -> Comparison:
-    row = ComparisonRow(SOME, SOME, ratio, higher_is_better)
-    fields: dict[str, object] = {"obstacles": (), "seconds": {"task": row}, "others": {"figure": row}}
-    return Comparison("a", "b", {}, **{**fields, **changes})  # type: ignore[arg-type]
+def between(low: float, high: float) -> Ratio:
+    """A ratio with that interval."""
+    middle = (math.log(low) + math.log(high)) / 2
+    return Ratio(middle, 3, (math.log(high) - middle) / 1.959964, MANY)
+
+
+def comparison(found: Ratio | None, higher_is_better: bool | None = False, **changes: object) -> Comparison:
+    row = Row("seconds", "s", higher_is_better, True, False, (1.0,) * 3, (1.0,) * 3, found)
+    fields: dict[str, object] = {"obstacles": (), "rows": {"seconds": row}, "left_out": {}}
+    sessions = Sessions((1, 1, 1), (1, 1, 1))
+    return Comparison("a", "b", {}, sessions=sessions, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "verdict"),
+    ("found", "verdict"),
     [
-        (Estimate(3, 1.2, 1.11, 1.3), Verdict.FAILED),
-        (Estimate(3, 1.2, 1.1, 1.3), Verdict.CANNOT_TELL),  # the lower end is at the limit, not above it
-        (Estimate(3, 1.2, 1.0, 1.4), Verdict.CANNOT_TELL),
-        (Estimate(3, 1.0, 0.8, 1.2), Verdict.CANNOT_TELL),
-        (Estimate(3, 1.05, 1.0, 1.1), Verdict.PASSED),
-        (Estimate(3, 0.5, 0.4, 0.6), Verdict.PASSED),
-        (Estimate(1, 0.5), Verdict.CANNOT_TELL),
-        (Estimate(1, 5.0), Verdict.CANNOT_TELL),
+        (between(1.11, 1.3), Verdict.FAILED),
+        (between(1.0999, 1.3), Verdict.CANNOT_TELL),
+        (between(0.8, 1.2), Verdict.CANNOT_TELL),
+        (between(1.0, 1.0999), Verdict.PASSED),
+        (between(0.4, 0.6), Verdict.PASSED),
+        (Ratio(math.log(0.5), 1), Verdict.CANNOT_TELL),
+        (Ratio(math.log(5.0), 1), Verdict.CANNOT_TELL),
+        (Ratio(math.log(5.0), 3, 0.01, MANY, is_confounded=True), Verdict.CANNOT_TELL),
         (None, Verdict.CANNOT_TELL),
     ],
 )
-def test_the_interval_decides(ratio: Estimate | None, verdict: Verdict) -> None:
-    assert check_gate(comparison(ratio), 1.1).verdict is verdict
+def test_the_interval_decides(found: Ratio | None, verdict: Verdict) -> None:
+    assert decide(comparison(found), 1.1).verdict is verdict
 
 
 def test_exit_codes() -> None:
-    assert [verdict.exit_code for verdict in (Verdict.PASSED, Verdict.FAILED, Verdict.CANNOT_TELL)] == [0, 7, 9]
+    assert [verdict.exit_code for verdict in Verdict] == [0, 7, 9, 0, 7]
 
 
 def test_of_a_figure_that_should_be_high_the_inverse_counts() -> None:
-    fell = comparison(Estimate(3, 0.5, 0.45, 0.55), higher_is_better=True)
-    found = check_gate(fell, 1.1, "figure")
-    assert (found.verdict, found.direction) == (Verdict.FAILED, Direction.HIGHER)
-    assert found.worse is not None
-    assert found.worse.low == pytest.approx(1 / 0.55)
-    assert found.worse.mean == 2.0
-    assert check_gate(fell, 1.1, "figure", Direction.LOWER).verdict is Verdict.PASSED
+    fell = comparison(between(0.45, 0.55), higher_is_better=True)
+    found = decide(fell, 1.1)
+    assert (found.verdict, found.higher_is_better) == (Verdict.FAILED, True)
+    assert found.to_dict()["worse"]["low"] == pytest.approx(1 / 0.55, rel=1e-6)
+    assert decide(fell, 1.1, None, Direction.LOWER).verdict is Verdict.PASSED
 
 
 def test_a_figure_of_unknown_direction_must_say_it() -> None:
-    unknown = comparison(Estimate(3, 1.0, 0.9, 1.1), higher_is_better=None)
+    unknown = comparison(between(0.9, 1.1), higher_is_better=None)
     with pytest.raises(UsageError, match="It is unknown whether lower or higher is better"):
-        check_gate(unknown, 1.1, "figure")
-    assert check_gate(unknown, 1.2, "figure", Direction.LOWER).verdict is Verdict.PASSED
+        decide(unknown, 1.1)
+    assert decide(unknown, 1.2, None, Direction.LOWER).verdict is Verdict.PASSED
 
 
 def test_obstacles_leave_nothing_to_tell_and_failed_runs_fail() -> None:
-    fast = Estimate(3, 0.5, 0.4, 0.6)
     obstacle = Obstacle("machine", "The machines differ: x and y.")
-    found = check_gate(comparison(fast, obstacles=(obstacle,)), 1.1)
+    found = decide(comparison(between(0.4, 0.6), obstacles=(obstacle,)), 1.1)
     assert found.verdict is Verdict.CANNOT_TELL
-    assert "The machines differ: x and y." in found.reason
-    assert check_gate(comparison(fast, failed=("b-1",)), 1.1).verdict is Verdict.FAILED
+    assert "The machines differ: x and y. Accept it with --across machine." in found.reason
+    failed = comparison(between(0.4, 0.6), failed=("b-1",), left_out={"b-1": "goal missed"})
+    assert decide(failed, 1.1).reason == "b-1 ended as goal missed."
+
+
+def test_many_checks_need_more_to_fail_and_say_so() -> None:
+    found = comparison(between(1.12, 1.3))
+    assert decide(found, 1.1).verdict is Verdict.FAILED
+    many = decide(found, 1.1, checks=20)
+    assert many.verdict is Verdict.CANNOT_TELL
+    assert "not surely so as one of 20 checks" in many.reason
 
 
 def test_metrics_are_found_by_name_by_word_and_by_part() -> None:
-    row = ComparisonRow(SOME, SOME, SOME)
-    rows = dict.fromkeys(("run", "task", "Prec@1", THROUGHPUT, "all_reduce fp32, alpha us"), row)
-    rows |= dict.fromkeys(("all_reduce fp32, best busbw GB/s", "broadcast fp32, best busbw GB/s"), row)
-    assert find_metric(rows, None) == find_metric(rows, "seconds") == "task"
-    assert find_metric({**rows, "task": ComparisonRow(None, None, None)}, None) == "run"
-    assert find_metric(rows, "throughput") == THROUGHPUT
-    assert find_metric(rows, "prec@1") == "Prec@1"
-    assert find_metric(rows, "alpha") == "all_reduce fp32, alpha us"
-    assert find_metric(rows, "broadcast") == "broadcast fp32, best busbw GB/s"
+    names = ["seconds", "run", "Prec@1", "throughput", "all_reduce fp32, alpha us"]
+    names += ["all_reduce fp32, best busbw GB/s", "broadcast fp32, best busbw GB/s", "loss", "loss best", "loss mean"]
+    assert find_metric(names, None) == find_metric(names, "seconds") == "seconds"
+    assert find_metric(["run"], None) == "run"
+    assert find_metric(names, "prec@1") == "Prec@1"
+    assert find_metric(names, "alpha") == "all_reduce fp32, alpha us"
+    assert find_metric(names, "broadcast") == "broadcast fp32, best busbw GB/s"
+    assert find_metric(names, "los") == "loss"
     with pytest.raises(UsageError, match="names 2 figures") as caught:
-        find_metric(rows, "bandwidth")
+        find_metric(names, "bandwidth")
     assert "broadcast fp32, best busbw GB/s" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="is not a figure"):
-        find_metric(rows, "speed")
+        find_metric(names, "speed")
 
 
 def archives(folder: Path, seconds: tuple[float, ...]) -> list[Archive]:
@@ -97,13 +110,13 @@ def test_archives_of_repeats_from_end_to_end(tmp_path: Path) -> None:
     base = archives(tmp_path / "base", (100.0, 101.0, 99.0, 100.5))
     slow = archives(tmp_path / "slow", (119.0, 120.0, 121.0, 120.5))
     noisy = archives(tmp_path / "noisy", (90.0, 140.0, 100.0, 120.0))
-    assert check_gate(compare(base, slow), 1.1).verdict is Verdict.FAILED
-    assert check_gate(compare(base, slow), 1.3).verdict is Verdict.PASSED
-    assert check_gate(compare(base, noisy), 1.1).verdict is Verdict.CANNOT_TELL
-    throughput = check_gate(compare(base, slow), 1.1, "throughput")
-    assert (throughput.verdict, throughput.direction) == (Verdict.FAILED, Direction.HIGHER)
-    accuracy = check_gate(compare(base, slow), 1.01, "Prec@1")
-    assert (accuracy.verdict, accuracy.direction) == (Verdict.PASSED, Direction.HIGHER)
+    assert decide(compare(base, slow), 1.1).verdict is Verdict.FAILED
+    assert decide(compare(base, slow), 1.3).verdict is Verdict.PASSED
+    assert decide(compare(base, noisy), 1.1).verdict is Verdict.CANNOT_TELL
+    throughput = decide(compare(base, slow), 1.1, "throughput")
+    assert (throughput.verdict, throughput.higher_is_better) == (Verdict.FAILED, True)
+    accuracy = decide(compare(base, slow), 1.01, "Prec@1")
+    assert (accuracy.verdict, accuracy.higher_is_better) == (Verdict.PASSED, True)
     assert accuracy.to_dict()["worse"] == {"count": 4, "mean": 1.0, "low": 1.0, "high": 1.0, "confidence": 0.95}
 
 

@@ -6,27 +6,14 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CannotTellError, TaskFailedError
-from mlbench_cli.results.analysis.baseline import (
-    Check,
-    Wanted,
-    figures_of,
-    overall,
-)
-from mlbench_cli.results.analysis.history import Judged
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.figures import figures
+from mlbench_cli.results.analysis.gate import Check, Decision, Wanted, overall
+from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.reader import Archive
 
 
-def check(
-    verdict: Verdict = Verdict.PASSED,
-    name: str = "t spec gloo cpu 2: seconds",
-    reason: str = "why",
-    values: tuple[float, ...] = (1.0, 2.0, 4.5),
-    **changes: Any,
-) -> Check:
-    judged = Judged(verdict, reason, *changes.pop("figures", (1.25, 1.2, 1.3)))
-    fields = {"metric": "seconds", "workers": 2, "baseline": (1.0,), "higher_is_better": False, "limit": 1.1}
-    return Check(name=name, values=values, judged=judged, **{**fields, **changes})
+def check(verdict: Verdict = Verdict.PASSED, name: str = "t spec gloo cpu 2: seconds") -> Check:
+    return Check(name, 2, Decision(verdict, "why"))
 
 
 FAILED, UNKNOWN = check(Verdict.FAILED, "f"), check(Verdict.CANNOT_TELL, "u")
@@ -70,9 +57,13 @@ def archive(path: Path, run: str, seconds: float = 100.0, **result: Any) -> Arch
     return found
 
 
+def numbers(archive: Archive) -> dict[str, tuple[float, bool | None]]:
+    return {name: (found.value, found.higher_is_better) for name, found in figures(archive).items()}
+
+
 def test_the_figures_of_a_run_and_which_way_is_good(sealed: Path) -> None:
     """51,200 samples in 100 s, of which 10 s are validation, and a goal of at least 80 %."""
-    found = figures_of(Archive.open(sealed))
+    found = numbers(Archive.open(sealed))
     assert found["val_Prec@1 best"] == (80.5, True)
     assert {name: found[name] for name in ("seconds", "throughput", "Prec@1")} == {
         "seconds": (100.0, False),
@@ -80,9 +71,9 @@ def test_the_figures_of_a_run_and_which_way_is_good(sealed: Path) -> None:
         "Prec@1": (80.5, True),
     }
     goal = {**Archive.open(sealed).result["goal"], "comparison": "<="}  # type: ignore[dict-item]
-    assert figures_of(archive(sealed, "x", goal=goal))["Prec@1"] == (80.5, False)
-    assert "Prec@1" not in figures_of(archive(sealed, "x", goal=None))
-    assert "throughput" not in figures_of(archive(sealed, "x", samples=None))
+    assert numbers(archive(sealed, "x", goal=goal))["Prec@1"] == (80.5, False)
+    assert "Prec@1" not in numbers(archive(sealed, "x", goal=None))
+    assert "throughput" not in numbers(archive(sealed, "x", samples=None))
 
 
 @pytest.mark.parametrize(

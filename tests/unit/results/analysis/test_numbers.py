@@ -7,7 +7,7 @@ from mlbench_cli.results.analysis.numbers import (
     format_share,
     format_value,
 )
-from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.analysis.stats import Ratio, estimate, ratio
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,16 @@ def plain(text: str) -> str:
     return text.replace("\u00a0", " ")
 
 
-def test_the_spread_is_an_interval_from_three_runs_on_and_a_range_of_two() -> None:
+def test_a_mean_has_its_interval_from_three_runs_on() -> None:
     assert plain(format_estimate(estimate([9.7]), "s")) == "9.70 s"
-    assert plain(format_estimate(estimate([9.58, 9.81]), "s", counts=True)) == "9.70 s (9.58 to 9.81 range), n = 2"
-    assert plain(format_estimate(estimate([6.0, 6.17, 6.34]), "s")) == "6.17 s (5.75 to 6.59)"
-    assert plain(format_estimate(estimate([6.0, 6.2]), "s")).endswith("(6.00 to 6.20 range)")
+    assert plain(format_estimate(estimate([9.58, 9.81]), "s", counts=True)) == "9.69 s, n = 2"
+    assert plain(format_estimate(estimate([6.0, 6.17, 6.34]), "s")) == "6.17 s (5.76 to 6.61)"
     assert plain(format_estimate(None, "s")) == "–"
 
 
 def test_what_cannot_be_is_not_shown() -> None:
-    assert plain(format_estimate(estimate([85.0, 99.0, 71.0]), "%")) == "85.0 % (50.2 to 100.0)"
-    assert plain(format_estimate(estimate([5.0, 35.0, 20.0]), "s")) == "20.0 s (0.0 to 57.3)"
+    assert plain(format_estimate(estimate([85.0, 99.0, 71.0]), "%")) == "84.2 % (55.7 to 100.0)"
+    assert plain(format_estimate(estimate([5.0, 35.0, 20.0]), "s")) == "15.2 s (1.3 to 182.9)"  # never 0 or below
     wide = plain(format_estimate(estimate([3390.0, 8000.0, 900.0]), "samples/s"))
     assert "e+" not in wide
     assert "±" not in wide
@@ -59,35 +58,45 @@ def test_what_cannot_be_is_not_shown() -> None:
     assert [plain(format_share(share)) for share in (0.7221, 0.0521, 0.0)] == ["72 %", "5.2 %", "0 %"]
 
 
+SLOW, FAST = (10.0, 10.1, 9.9), (5.0, 5.05, 4.95)
+
+
 def test_a_ratio_says_which_way_it_goes() -> None:
-    slow, fast = estimate([10.0, 10.1, 9.9]), estimate([5.0, 5.05, 4.95])
-    assert format_ratio(ratio(fast, slow)) == "2.00× faster (1.96 to 2.05)"
-    assert format_ratio(ratio(slow, fast)) == "2.00× slower (1.96 to 2.05)"
-    assert format_ratio(ratio(slow, fast), True, is_time=False) == "2.00× higher (1.96 to 2.05)"
-    assert format_ratio(ratio(slow, estimate([10.05, 9.9, 10.2]))) == "no difference seen (0.965 to 1.03×)"
+    assert format_ratio(ratio(SLOW, FAST)) == "2.00× faster (1.96 to 2.05)"
+    assert format_ratio(ratio(FAST, SLOW)) == "2.00× slower (1.96 to 2.05)"
+    assert format_ratio(ratio(FAST, SLOW), True, is_time=False) == "2.00× higher (1.96 to 2.05)"
+    assert format_ratio(ratio((10.05, 9.9, 10.2), SLOW)) == "no difference seen (0.965 to 1.03×)"
 
 
 def test_percentages_differ_by_points() -> None:
-    high, low, close = estimate([70.0, 70.5, 71.0]), estimate([27.0, 27.2, 27.4]), estimate([70.2, 70.6, 71.1])
-    assert format_change(high, low, ratio(low, high), "%", True, is_time=False) == "43.3 points lower"
-    assert format_change(high, close, ratio(close, high), "%", True, is_time=False) == "no difference seen"
-    one = estimate([72.0])
-    assert format_change(high, one, ratio(one, high), "%", True, is_time=False) == "1.50 points higher, too few runs"
-    assert format_change(high, low, ratio(low, high), "s") == format_ratio(ratio(low, high))
+    high, low, close = (70.0, 70.5, 71.0), (27.0, 27.2, 27.4), (70.2, 70.6, 71.1)
+
+    def change(a: tuple[float, ...], b: tuple[float, ...], unit: str = "%") -> str:
+        return format_change(estimate(a), estimate(b), ratio(a, b), unit, True, is_time=unit == "s")
+
+    assert change(high, low) == "43.3 points lower"
+    assert change(high, close) == "no difference seen"
+    assert change(high, (72.0,)) == "1.50 points higher, too few runs"
+    assert change(high, low, "s") == format_ratio(ratio(high, low))
 
 
 def test_below_three_runs_on_a_side_there_is_no_verdict() -> None:
-    assert format_ratio(ratio(estimate([5.0, 5.0]), estimate([10.0, 10.1, 9.9]))) == "2.00× faster, too few runs"
-    assert format_ratio(Estimate(1, 0.5)) == "2.00× faster, too few runs"
-    assert format_ratio(Estimate(1, 1.0)) == "equal, too few runs"
+    assert format_ratio(ratio(SLOW, (5.0, 5.0))) == "2.00× faster, too few runs"
+    assert format_ratio(ratio((1.0,), (0.5,))) == "2.00× faster, too few runs"
+    assert format_ratio(ratio((1.0,), (1.0,))) == "equal, too few runs"
     assert format_ratio(None) == "–"
 
 
+def test_a_ratio_of_two_sessions_is_no_finding() -> None:
+    found = Ratio(0.5, 3, 0.01, 4.0, is_confounded=True)
+    assert format_ratio(found) == "1.65× slower (1.60 to 1.70), other session"
+
+
 def test_ratios_close_to_one_are_percentages() -> None:
-    fast, slow = estimate([10.0, 10.01, 9.99]), estimate([10.5, 10.51, 10.49])
-    assert format_ratio(ratio(slow, fast)) == "5.00\u00a0% slower (4.77 to 5.23\u00a0%)"
-    assert format_ratio(ratio(fast, slow)) == "5.00\u00a0% faster (4.77 to 5.23\u00a0%)"
-    assert format_ratio(Estimate(1, 1.02)) == "2.00\u00a0% slower, too few runs"
+    fast, slow = (10.0, 10.01, 9.99), (10.5, 10.51, 10.49)
+    assert format_ratio(ratio(fast, slow)) == "5.00\u00a0% slower (4.77 to 5.23\u00a0%)"
+    assert format_ratio(ratio(slow, fast)) == "5.00\u00a0% faster (4.77 to 5.23\u00a0%)"
+    assert format_ratio(ratio((1.0,), (1.02,))) == "2.00\u00a0% slower, too few runs"
 
 
 def test_huge_numbers_have_an_exponent() -> None:

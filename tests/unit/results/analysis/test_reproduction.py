@@ -7,11 +7,11 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.reproduction import (
-    Answer,
     choose_figures,
     choose_repeats,
     judge_reproduction,
 )
+from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
@@ -34,33 +34,35 @@ def on(cpu: str, driver: str | None = None, packages: dict[str, str] | None = No
 
 
 @pytest.mark.parametrize(
-    ("seconds", "answer", "words"),
+    ("seconds", "verdict", "words"),
     [
-        ((10.1, 9.9, 10.15), Answer.REPRODUCED, "reproduced within"),
-        ((12.5, 12.7, 12.4), Answer.DIFFERENT, "different, 1.2"),
-        ((7.5, 7.6, 7.4), Answer.DIFFERENT, "different, 0.7"),
-        ((11.0, 13.5, 10.2), Answer.CANNOT_TELL, "undecided"),
-        ((10.1,), Answer.REPRODUCED, "reproduced within"),
+        ((10.1, 9.9, 10.15), Verdict.REPRODUCED, "reproduced within"),
+        ((12.5, 12.7, 12.4), Verdict.DIFFERENT, "different, 1.2"),
+        ((7.5, 7.6, 7.4), Verdict.DIFFERENT, "different, 0.7"),
+        ((11.0, 13.5, 10.2), Verdict.CANNOT_TELL, "undecided"),
+        ((10.1,), Verdict.CANNOT_TELL, "give no interval"),
     ],
 )
-def test_times_decide_within_the_margin(tmp_path: Path, seconds: tuple[float, ...], answer: Answer, words: str) -> None:
+def test_times_decide_within_the_margin(
+    tmp_path: Path, seconds: tuple[float, ...], verdict: Verdict, words: str
+) -> None:
     found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", seconds))
-    assert found.answer is answer
+    assert found.verdict is verdict
     assert words in found.reason
-    assert "margin 10" in found.reason
-    assert [figure.name for figure in found.figures] == ["seconds"]
+    assert [figure.row.name for figure in found.figures] == ["seconds"]
 
 
 def test_a_single_original_is_reproduced_by_repeats(tmp_path: Path) -> None:
-    assert judge_reproduction(side(tmp_path / "a", (10.0,)), side(tmp_path / "b", GOOD)).answer is Answer.REPRODUCED
-    assert judge_reproduction(side(tmp_path / "c", (15.0,)), side(tmp_path / "d", GOOD)).answer is Answer.DIFFERENT
+    five = (*GOOD, 10.1, 10.0)
+    assert judge_reproduction(side(tmp_path / "a", (10.0,)), side(tmp_path / "b", five)).verdict is Verdict.REPRODUCED
+    assert judge_reproduction(side(tmp_path / "c", (15.0,)), side(tmp_path / "d", five)).verdict is Verdict.DIFFERENT
     found = judge_reproduction(side(tmp_path / "e", (10.0,)), side(tmp_path / "f", (10.0,)))
-    assert (found.answer, found.figures[0].ratio) == (Answer.CANNOT_TELL, None)
+    assert (found.verdict, found.to_dict()["figures"][0]["low"]) == (Verdict.CANNOT_TELL, None)
 
 
 def test_the_margin_is_the_readers(tmp_path: Path) -> None:
     a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (12.5, 12.7, 12.4))
-    assert judge_reproduction(a, b, 0.4).answer is Answer.REPRODUCED
+    assert judge_reproduction(a, b, 0.4).verdict is Verdict.REPRODUCED
     for margin in (0.0, -1.0, 10.0, float("nan")):
         with pytest.raises(UsageError, match="The margin is"):
             judge_reproduction(a, b, margin)
@@ -74,25 +76,25 @@ def test_the_order_of_archives_does_not_matter(tmp_path: Path) -> None:
 def test_runs_that_miss_the_goal_are_a_difference_only_if_all_do(tmp_path: Path) -> None:
     a = side(tmp_path / "a", GOOD)
     missed = side(tmp_path / "b", GOOD, "goal_missed")
-    assert judge_reproduction(a, missed).answer is Answer.DIFFERENT
+    assert judge_reproduction(a, missed).verdict is Verdict.DIFFERENT
     found = judge_reproduction(a, [*missed[:1], *side(tmp_path / "c", GOOD)])
-    assert found.answer is Answer.CANNOT_TELL
+    assert found.verdict is Verdict.CANNOT_TELL
     assert "1 of 4 runs missed the goal" in found.reason
 
 
 def test_a_run_that_failed_says_nothing_of_the_original(tmp_path: Path) -> None:
     found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD, "failed"))
-    assert (found.answer, found.reason) == (Answer.CANNOT_TELL, "x-1-r0 ended as failed.")
+    assert (found.verdict, found.reason) == (Verdict.CANNOT_TELL, "x-1-r0 ended as failed.")
 
 
 @pytest.mark.parametrize("change", [{"backend": "mpi"}, {"data": "other"}, {"method": {"preset": "wfbp"}}])
 def test_another_request_reproduces_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
     found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD, **change))
-    assert found.answer is Answer.CANNOT_TELL
+    assert found.verdict is Verdict.CANNOT_TELL
     assert found.reason.startswith("The requests differ.")
     assert found.not_the_same[0].matters
     slower = judge_reproduction(side(tmp_path / "c", GOOD), side(tmp_path / "d", (12.5, 12.7, 12.4), **change))
-    assert slower.answer is Answer.DIFFERENT
+    assert slower.verdict is Verdict.DIFFERENT
     assert "seconds: different" in slower.reason
     assert "The requests differ." in slower.reason
 
@@ -100,12 +102,12 @@ def test_another_request_reproduces_nothing(tmp_path: Path, change: dict[str, An
 def test_a_difference_on_another_machine_is_no_verdict_but_an_agreement_is(tmp_path: Path) -> None:
     a = side(tmp_path / "a", GOOD, provenance=on("Xeon"))
     same = judge_reproduction(a, side(tmp_path / "b", GOOD, provenance=on("EPYC")))
-    assert same.answer is Answer.REPRODUCED
+    assert same.verdict is Verdict.REPRODUCED
     assert [(each.name, each.original, each.reproduction) for each in same.not_the_same if each.matters] == [
         ("machines", "Xeon, 2 cores", "EPYC, 2 cores")
     ]
     slower = judge_reproduction(a, side(tmp_path / "c", (12.5, 12.7, 12.4), provenance=on("EPYC")))
-    assert slower.answer is Answer.CANNOT_TELL
+    assert slower.verdict is Verdict.CANNOT_TELL
     assert "But there were other differences: machines." in slower.reason
 
 
@@ -122,7 +124,7 @@ def test_drivers_and_packages_are_listed(tmp_path: Path) -> None:
 def test_functional_runs_measure_nothing(tmp_path: Path) -> None:
     change = {"functional_only": "one machine"}
     found = judge_reproduction(side(tmp_path / "a", GOOD, **change), side(tmp_path / "b", GOOD, **change))
-    assert found.answer is Answer.CANNOT_TELL
+    assert found.verdict is Verdict.CANNOT_TELL
     assert "functional, not a performance measurement" in found.reason
 
 
@@ -147,11 +149,11 @@ def test_what_is_no_single_result_is_refused(tmp_path: Path) -> None:
 def test_figures_that_are_asked_for_all_have_to_agree(tmp_path: Path) -> None:
     a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (12.5, 12.7, 12.4))
     found = judge_reproduction(a, b, asked=["Prec@1", "seconds", "Prec@1"])
-    assert [(figure.name, figure.answer) for figure in found.figures] == [
-        ("Prec@1", Answer.REPRODUCED),
-        ("seconds", Answer.DIFFERENT),
+    assert [(figure.row.name, figure.verdict) for figure in found.figures] == [
+        ("Prec@1", Verdict.REPRODUCED),
+        ("seconds", Verdict.DIFFERENT),
     ]
-    assert found.answer is Answer.DIFFERENT
+    assert found.verdict is Verdict.DIFFERENT
 
 
 REACHED = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5, "last": 80.5}
@@ -177,7 +179,7 @@ def test_repeats_follow_from_the_originals_spread(tmp_path: Path) -> None:
     noisy = choose_repeats(side(tmp_path / "c", (5.0, 10.0, 20.0)), ["seconds"], 0.1)
     assert single == (5, None)
     assert calm.margin is not None
-    assert calm.number == 5
+    assert calm.number == 7
     assert calm.margin <= 0.1
     assert noisy.margin is not None
     assert noisy.margin > 1

@@ -1,20 +1,25 @@
 """Runs of one sitting are not independent of each other: what that means for the gate and for comparisons."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.results.analysis.compare import compare
-from mlbench_cli.results.analysis.gate import check_gate
-from mlbench_cli.results.analysis.history import decide
-from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions
-from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.analysis.gate import decide
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, moment_of, relate
+from mlbench_cli.results.analysis.sessions import find_sessions as sessions_of
+from mlbench_cli.results.analysis.stats import Verdict, ratio
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.times import timestamp
 from tests.unit.results.runs import START, sealed_run
 
 DAY = 86400.0
+
+
+def find_sessions(a: Iterable[Archive], b: Iterable[Archive]) -> Sessions:
+    return sessions_of(list(map(moment_of, a)), list(map(moment_of, b)))
 
 
 def _archive(folder: Path, number: int, at: float = 0.0, *, seconds: float = 100.0, session: str = "boot") -> Archive:
@@ -36,14 +41,14 @@ def test_runs_of_one_boot_with_less_than_an_hour_between_them_are_a_session(tmp_
 
 
 def test_sides_that_were_not_run_alternately_are_named(tmp_path: Path) -> None:
-    archives = [_archive(tmp_path, number, 600.0 * number, seconds=100.0 + number % 2) for number in range(4)]
-    blocks, turns = (archives[:2], archives[2:]), (archives[::2], archives[1::2])
+    archives = [_archive(tmp_path, number, 600.0 * number, seconds=100.0 + number % 2) for number in range(6)]
+    blocks, turns = (archives[:3], archives[3:]), (archives[::2], archives[1::2])
     assert find_sessions(*blocks).in_blocks
     assert find_sessions(*reversed(blocks)).in_blocks
     assert not find_sessions(*turns).in_blocks
     assert not find_sessions([archives[0]], [archives[1]]).in_blocks
-    assert "the sides did not alternate" in check_gate(compare(*blocks), 1.5).reason
-    assert "alternately" not in check_gate(compare(*turns), 1.5).reason
+    assert "the sides did not alternate" in decide(compare(*blocks), 1.5).reason
+    assert "alternately" not in decide(compare(*turns), 1.5).reason
 
 
 @pytest.mark.parametrize(
@@ -88,18 +93,14 @@ def test_a_change_cannot_be_told_from_a_difference_between_two_sessions(tmp_path
     old = [_archive(tmp_path / "a", number, seconds=100.0 + number) for number in range(3)]
     new = [_archive(tmp_path / "b", number, DAY, seconds=150.0 + number) for number in range(3)]
     found = compare(old, new, ("old", "new"))
-    row = found.seconds["task"]
-    assert row.ratio is not None
-    assert row.ratio.low is None
-    assert str(found.verdict).startswith(
-        "No verdict on old and new (3 and 3 runs): the sides were measured in different"
-    )
-    assert check_gate(found, 1.0).verdict is Verdict.CANNOT_TELL
+    assert found.rows["seconds"].words.endswith(", other session")
+    assert str(found.verdict).startswith("No verdict on old and new (3 and 3 runs): measured in different sessions")
+    assert decide(found, 1.0).verdict is Verdict.CANNOT_TELL
     same = [_archive(tmp_path / "c", number, 1000.0, seconds=150.0 + number) for number in range(3)]
     found = compare(old, same, ("old", "new"))
     assert found.verdict == "new is 1.50× slower than old (95 %: 1.47 to 1.53; 3 and 3 runs)."
     assert found.sessions.note == "one session: the interval has no session spread"
-    assert "no session spread" in check_gate(found, 1.0).reason
+    assert "no session spread" in decide(found, 1.0).reason
 
 
 def test_sessions_with_both_sides_are_compared_in_pairs() -> None:
@@ -108,20 +109,22 @@ def test_sessions_with_both_sides_are_compared_in_pairs() -> None:
     old = [level * factor for level in levels for factor in (0.99, 1.01)]
     new = [1.1 * value for value in old]
     each = tuple(number for number in range(3) for _ in range(2))
-    judged = decide(old, new, 1.05, higher_is_better=False, sessions=Sessions(each, each))
-    assert judged.verdict is Verdict.FAILED
-    assert judged.worse == pytest.approx(1.1)
-    assert "3 sessions with both sides" in judged.reason
-    assert decide(old, new, 1.05, higher_is_better=False).verdict is Verdict.CANNOT_TELL
+    found, independent = relate(old, new, Sessions(each, each)), ratio(old, new)
+    assert found is not None
+    assert independent is not None
+    assert found.mean == pytest.approx(1.1)
+    assert found.gate(1.05) is Verdict.FAILED
+    assert independent.gate(1.05) is Verdict.CANNOT_TELL
 
 
 def test_more_runs_in_one_new_session_are_no_more_evidence() -> None:
     old = (10.0, 10.8, 9.4, 10.3, 9.9, 10.6)
-    one = decide(old, (11.2,), 1.0, higher_is_better=False, sessions=Sessions(tuple(range(6)), (9,)))
-    many = decide(old, (11.2,) * 5, 1.0, higher_is_better=False, sessions=Sessions(tuple(range(6)), (9,) * 5))
-    assert one.verdict is many.verdict is Verdict.CANNOT_TELL
-    assert one.reason == many.reason
-    assert "not significant" in one.reason
+    one = relate(old, (11.2,), Sessions(tuple(range(6)), (9,)))
+    many = relate(old, (11.2,) * 5, Sessions(tuple(range(6)), (9,) * 5))
+    assert one is not None
+    assert many is not None
+    assert [one.low, one.high] == pytest.approx([many.low, many.high])
+    assert one.gate(1.0) is many.gate(1.0) is Verdict.CANNOT_TELL
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from mlbench_cli.results.figures.charts import list_sheets
 from mlbench_cli.results.figures.model import Sheet
 from tests.unit.results.figures.test_scaling import run
 
-BUDGET = {"outcome": "budget_spent", "budget": "60", "value": 75.0}
+BUDGET = {"outcome": "budget_spent", "budget": "60", "Prec@1": 75.0}
 
 
 def sheets(*runs: Measurement) -> dict[str, Sheet]:

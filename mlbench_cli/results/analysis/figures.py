@@ -1,0 +1,148 @@
+"""The numbers of a run: `figures(archive)` is the only place that computes them.
+
+    seconds        from the first training step to the goal or the end; of a program that reports no result, of the run
+    run, training  the whole run; training alone
+    computation... rank 0's time by category; with "other" they add up to `seconds`
+    throughput     samples per second of all ranks
+    METRIC         every metric that the program reports: its last value, "METRIC best" and "METRIC mean"
+
+and cost, energy, the network between machines, and the curves of collectives, each where it was measured.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.results.analysis import collectives, energy, program_metrics
+from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.analysis.stats import MAX_FIGURE
+from mlbench_cli.results.archive.reader import Archive
+from task_images.contract import ALL_CATEGORIES
+
+SECONDS = "seconds"
+THROUGHPUT = "throughput"
+COST = "cost"
+UNCOMPILED = "seconds without compiling"
+BANDWIDTH, ROUND_TRIP = "network bandwidth", "network round trip"
+TIMES = (SECONDS, "run", "training")
+SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
+IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run. `higher_is_better` is None if it is unknown; `is_metric`: the program reported it."""
+
+    value: float
+    unit: str = ""
+    higher_is_better: bool | None = False
+    is_metric: bool = False
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is seconds of the run, of which rows say "faster" and "slower"."""
+        return self.unit == "s" and not self.is_metric and self.higher_is_better is False
+
+
+def figures(archive: Archive) -> dict[str, Figure]:
+    """Every number of a run by its name, whatever became of the run: times first, then rates, then metrics."""
+    own = {name: found for name, found in _own_figures(archive) if math.isfinite(found.value)}
+    reported = {
+        name: Figure(_bound(value), unit_of(name), higher, is_metric=True)
+        for name, (value, higher) in program_metrics.figures_of(archive).items()
+        if name not in own
+    }
+    return {**own, **reported}
+
+
+def _own_figures(archive: Archive) -> Iterator[tuple[str, Figure]]:
+    result = archive.result
+    seconds, details = seconds_of(result), result.get("details") or {}
+    if seconds is not None:
+        yield SECONDS, Figure(seconds, "s")
+    for name, value in (("run", result["wall_seconds"]), ("training", result["task_seconds"]["training"])):
+        if value is not None:
+            yield name, Figure(_bound(value), "s")
+    compiling = details.get("compile_seconds")
+    if seconds is not None and isinstance(compiling, int | float) and compiling >= 0:
+        yield UNCOMPILED, Figure(seconds - min(float(compiling), seconds), "s")
+    for name, value in _parts(result, seconds or 0.0):
+        yield name, Figure(value, "s")
+    goal = result["goal"]
+    value = None if not goal else goal["value"] if goal["last"] is None else goal["last"]
+    if goal and value is not None:
+        yield goal["metric"], Figure(_bound(value), unit_of(goal["metric"]), goal["comparison"] == ">=")
+    rate = None if reports_nothing(result) else throughput_of(result)
+    if rate is not None:
+        yield THROUGHPUT, Figure(_bound(rate[0]), f"{rate[1]}/s", True)
+    price: Mapping[str, Any] = result.get("price") or {}
+    if is_finite_number(price.get("amount")):
+        yield COST, Figure(float(price["amount"]), str(price.get("currency") or ""))
+    for name, joules in energy.figures_of(archive).items():
+        yield name, Figure(joules, "J")
+    network: Mapping[str, Any] = result.get("network") or {}
+    if network.get("networks") not in (None, 1):
+        bits = network["together_bits_per_second"] or network["alone_bits_per_second"]
+        if bits is not None:
+            yield BANDWIDTH, Figure(bits, "bit/s", True)
+        if network["rtt_seconds"] is not None:
+            yield ROUND_TRIP, Figure(network["rtt_seconds"], "s")
+    for name, value in collectives.figures_of(archive).items():
+        yield name, Figure(value, unit_of(name), not name.endswith("alpha us"))
+
+
+def seconds_of(result: Mapping[str, Any]) -> float | None:
+    """From the first training step to the goal or the end, as the task reports it; else the time of the whole run."""
+    reported = result["task_seconds"]["wall"] or 0.0
+    known = sum(_bound(spread["rank0"]) for name, spread in result["timings"].items() if name in ALL_CATEGORIES)
+    found = max(reported, known) or result["wall_seconds"]
+    return None if found is None else _bound(found)
+
+
+def reports_nothing(result: Mapping[str, Any]) -> bool:
+    """Whether the program reports no result, so that its time is that of the whole run."""
+    return result["task_seconds"]["wall"] is None and not result["timings"]
+
+
+def _parts(result: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, float]]:
+    """Rank 0's seconds by category; "other" is what is left."""
+    timings = result["timings"]
+    if not timings:
+        return
+    parts = {name: _bound(timings[name]["rank0"]) for name in ALL_CATEGORIES if name in timings}
+    parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
+    yield from parts.items()
+
+
+def throughput_of(result: Mapping[str, Any]) -> tuple[float, str] | None:
+    """The samples per second of all ranks, and what they are; None if the run counted none.
+
+    With the throughput protocol it is the mean of the timed blocks. Otherwise it is all samples over the seconds of
+    training: with waiting for data, without validation.
+    """
+    details, samples = result.get("details") or {}, result.get("samples")
+    protocol = details.get("throughput_protocol")
+    rates = protocol.get("rates") if isinstance(protocol, Mapping) else None
+    if isinstance(protocol, Mapping) and isinstance(rates, list) and rates and all(map(is_finite_number, rates)):
+        return math.fsum(rates) / len(rates), str(protocol.get("unit", "samples"))
+    timings = {name: spread["rank0"] for name, spread in (result.get("timings") or {}).items()}
+    wall = (result.get("task_seconds") or {}).get("wall") or math.fsum(timings.values())
+    training = wall - timings.get("validation", 0.0)
+    return (samples / training, "samples") if samples and training > 0 else None
+
+
+def outcome_of(result: Mapping[str, Any]) -> str:
+    """The outcome for comparisons: a run that had a goal and did not prove it has not "completed", and a run whose
+    evidence the judge doubts has no figures."""
+    if result.get("doubts"):
+        return IN_DOUBT
+    if result["outcome"] == "completed" and result["goal"]:
+        return "goal_missed"
+    return str(result["outcome"])
+
+
+def _bound(value: float) -> float:
+    """A figure whose square and sums are still floats: a task may report any."""
+    return max(-MAX_FIGURE, min(MAX_FIGURE, value))
