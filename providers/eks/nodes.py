@@ -170,18 +170,19 @@ class LaunchTemplate(Resource):
         """Network interfaces in the cluster's security group, which allows all traffic between members, as EFA
         requires.
 
-        A first card without EFA (P6-B300) is an ordinary one, the others are for EFA only: aws-parallelcluster 7143.
+        The first card has the machine's address, with EFA or without (P6-B300: aws-parallelcluster 7143). The others
+        are for EFA only and take none, as EC2's guide on EFA has them since 2026 (terraform-aws-eks 3653).
         """
         plane = find_raw_cluster(self.aws, self.plane.name)
         if plane is None:
             raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
         group = plane["resourcesVpcConfig"]["clusterSecurityGroupId"]
         cards = machine.efa + machine.plain_first
-        kinds = ["interface"] + ["efa-only"] * machine.efa if machine.plain_first else ["efa"] * machine.efa
+        kinds = ["interface" if machine.plain_first else "efa", *["efa-only"] * (cards - 1)]
         interfaces: list[dict[str, Any]] = [
             {
                 "NetworkCardIndex": card,
-                "DeviceIndex": 0 if kind == "efa-only" else min(card, 1),
+                "DeviceIndex": 0,
                 "InterfaceType": kind,
                 "Groups": [group],
                 "DeleteOnTermination": True,

@@ -42,8 +42,8 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
 
 
 def _addresses(aws: Aws, group: Group) -> int:
-    """Addresses that a machine takes when it joins: one for each network interface, and those that EKS' network plugin
-    reserves for pods, a whole interface of them. One without the right to ask EC2.
+    """Addresses that a machine takes when it joins: its own, and those that EKS' network plugin reserves for pods, a
+    whole interface of them. Interfaces for EFA only take none. One without the right to ask EC2.
 
     Source: amazon-vpc-cni-k8s `docs/eni-and-ip-target.md`.
     """
@@ -52,8 +52,7 @@ def _addresses(aws: Aws, group: Group) -> int:
     except CredentialError:
         return 1
     network = (found[0] if found else {}).get("NetworkInfo") or {}
-    cards = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces") or 1) if group.efa else 1
-    return cards + max(0, int(network.get("Ipv4AddressesPerInterface") or 1) - 1)
+    return max(1, int(network.get("Ipv4AddressesPerInterface") or 1))
 
 
 def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -> str:

@@ -165,7 +165,12 @@ class EksRules(Base):
                 "InvalidParameterException",
                 "You cannot specify an instance type in both the launch template and the node group",
             )
-        first: Mapping[str, Any] = next(iter(data.get("NetworkInterfaces") or []), {})
+        cards: list[Mapping[str, Any]] = data.get("NetworkInterfaces") or []
+        first: Mapping[str, Any] = next(iter(cards), {})
+        if first.get("InterfaceType") == "efa-only":
+            raise ApiError("InvalidParameterException", "The primary network interface must not be EFA-only.")
+        if len({(card.get("NetworkCardIndex"), card.get("DeviceIndex")) for card in cards}) < len(cards):
+            raise ApiError("InvalidParameterException", "Two network interfaces have the same card and device index.")
         if {kind, *(given.get("instanceTypes") or ())} & {*PLAIN_FIRST} and first.get("InterfaceType") == "efa":
             raise ApiError("InvalidParameterException", "The network card at index 0 does not support EFA.")
         if (given.get("capacityType") == "CAPACITY_BLOCK") != (market == "capacity-block"):

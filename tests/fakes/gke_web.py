@@ -89,9 +89,6 @@ class Web(Handler):
         if self.world.networks.serves(self.path):
             self._serve_network({})
             return
-        if "/clusters/" in self.path:
-            self._serve("DeleteByEnd", self._do_delete_cluster)
-            return
         self._serve("Repository", lambda: self._do_repository({}))
 
     def _serve_network(self, body: Object) -> None:
@@ -120,20 +117,6 @@ class Web(Handler):
                 return refuse(409, "There were concurrent policy changes.", "ABORTED")
             world.policy = {**given, "etag": str(int(given["etag"]) + 1)}
         return 200, world.policy
-
-    def _do_delete_cluster(self) -> tuple[int, Object]:
-        """For whom the policy lets: the account of a pod, whose token the metadata server has given."""
-        from google.cloud import container_v1
-
-        account = self.headers.get("Authorization", "").removeprefix("Bearer ksa:")
-        members = [member for item in self.world.policy["bindings"] for member in item["members"]]
-        if not any(member.endswith(f"/subject/{account}") for member in members):
-            return refuse(403, 'Required "container.clusters.delete" permission(s)', "PERMISSION_DENIED")
-        path = self.path.removeprefix("/v1/")
-        if path not in self.world.clusters:
-            return refuse(404, f"Not found: {path}.", "NOT_FOUND")
-        self.world.do_DeleteCluster(container_v1.DeleteClusterRequest(name=path))
-        return 200, {"name": "operation"}
 
     def _list_repositories(self, parent: str, below: str | None) -> tuple[int, Object]:
         """The regions that have repositories of Artifact Registry, or the repositories of one."""

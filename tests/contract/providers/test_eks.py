@@ -118,7 +118,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsClient, home: Path, tmp_path
     assert EksProvider().connect(cluster).client().get(f"{PLUGINS}/mlbench-efa-device-plugin")
     (template,) = requests(aws, "CreateLaunchTemplate")
     kinds = [value for key, value in template.items() if key.endswith("InterfaceType")]
-    assert kinds == ["efa"] * 4
+    assert kinds == ["efa", *["efa-only"] * 3]
     assert template["LaunchTemplateData.Placement.GroupName"] == "mlbench-marked-2"
     workers = requests(aws, "CreateNodegroup")[1]
     assert "diskSize" not in workers

@@ -64,7 +64,8 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClien
     (template,) = [
         entry["parameters"] for entry in reservations.log("me") if entry["action"] == "ec2:CreateLaunchTemplate"
     ]
-    assert template["LaunchTemplateData.NetworkInterface.4.InterfaceType"] == "efa"
+    kinds = [template[f"LaunchTemplateData.NetworkInterface.{card}.InterfaceType"] for card in range(1, 5)]
+    assert kinds == ["efa", "efa-only", "efa-only", "efa-only"]
     assert template["LaunchTemplateData.InstanceMarketOptions.MarketType"] == "capacity-block"
     assert "LaunchTemplateData.Placement.GroupName" not in template
     assert "ec2:CreatePlacementGroup" not in {entry["action"] for entry in reservations.log("me")}
