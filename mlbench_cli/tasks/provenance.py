@@ -129,7 +129,7 @@ def collect_provenance(
         mlbench=__version__,
         python=platform.python_version(),
         command_line=() if spec.anonymous else mask_words(command_line),
-        code=_task_code(spec.task) if spec.runs_task_program else None,
+        code=_task_code(spec.task, spec.method.get("name", "")) if spec.runs_task_program else None,
         command=command,
         experiment=experiment,
         source=find_commit(folder or Path()) if local and not spec.runs_task_program else None,
@@ -199,9 +199,9 @@ def parse_provenance(document: object) -> Provenance:
 # --- collect ----------------------------------------------------------------------------------------------------------
 
 
-def _task_code(task: str) -> TaskCode | None:
+def _task_code(task: str, method: str) -> TaskCode | None:
     with suppress(OSError):
-        return TaskCode(task, environment.digest_task_code(task, Path(isolation.ROOT)))
+        return TaskCode(task, environment.digest_task_code(task, Path(isolation.ROOT), method))
     return None
 
 

@@ -1,5 +1,6 @@
 """Facts about a rank's machine and code. Standard library only, because the command line records the same facts."""
 
+import ast
 import hashlib
 import os
 import platform
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from task_images.harness.cores import count_usable, cpu_quota, pinned_cpus
+from task_images.methods.catalog import FILES
 
 ROOT = Path(__file__).parents[2]  # the folder that contains task_images
 NVIDIA = Path("/proc/driver/nvidia")
@@ -18,18 +20,48 @@ AMD, AMD_MODULE = Path("/sys/bus/pci"), Path("/sys/module/amdgpu")
 CAP_IPC_LOCK = 14  # linux/capability.h
 
 _REFERENCE = re.compile(rb"\btask_images\.([A-Za-z_][A-Za-z0-9_]*)")
+_MODULE = re.compile(r"task_images(\.[A-Za-z_][A-Za-z0-9_]*)+")
 _NOT_CODE = ("Dockerfile", "__pycache__")
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
-def digest_task_code(task: str, root: Path = ROOT) -> str:
-    """Hex SHA-256 of the code of a catalog task; the same code has the same digest on every machine and in an image.
+def digest_task_code(task: str, root: Path = ROOT, method: str = "") -> str:
+    """Hex SHA-256 of the code of a catalog task and of the communication method with this name; the same code has the
+    same digest on every machine and in an image.
 
-    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name. Raises OSError for an unknown task.
+    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder and
+    for all modules in task_images that they import, directly or not. Raises OSError for an unknown task.
     """
-    contents = read_task_code(task, root)
+    package = root / "task_images"
+    contents = {path.relative_to(package).as_posix(): path.read_bytes() for path in _code_files(package / task)}
+    extra = [f"methods/{FILES[method]}.py"] if method in FILES else []
+    waiting = ["__init__.py", "contract.py", *extra, *(name for name in contents if name.endswith(".py"))]
+    read: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        read.add(name)
+        contents[name] = (package / name).read_bytes()
+        waiting += [found for found in _list_imports(package, contents[name]) if found not in read]
     lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _list_imports(package: Path, code: bytes) -> set[str]:
+    """The files of task_images that a module imports, also where it is imported late, by its name as text."""
+    named: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named.update([node.module, *(f"{node.module}.{item.name}" for item in node.names)])
+        elif isinstance(node, ast.Import):
+            named.update(item.name for item in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE.fullmatch(node.value):
+            named.add(node.value)
+    found: set[str] = set()
+    for words in (name.split(".")[1:] for name in named if name.startswith("task_images.")):
+        for count in range(1, len(words) + 1):
+            place = "/".join(words[:count])
+            found.update(name for name in (f"{place}.py", f"{place}/__init__.py") if (package / name).is_file())
+    return found
 
 
 def read_task_code(task: str, root: Path = ROOT) -> dict[str, bytes]:
@@ -139,11 +171,12 @@ def machine_facts() -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in (None, [])}
 
 
-def code_facts() -> dict[str, Any]:
-    """Facts that rank 0 reports for all ranks: the digest of the task's code, and the installed packages."""
+def code_facts(method: str = "") -> dict[str, Any]:
+    """Facts that rank 0 reports for all ranks: the digest of the code of the task and of the communication method with
+    this name, and the installed packages."""
     task = running_task()
     with suppress(OSError):
-        return {"packages": list_packages(), **({"code_digest": digest_task_code(task)} if task else {})}
+        return {"packages": list_packages(), **({"code_digest": digest_task_code(task, method=method)} if task else {})}
     return {}
 
 

@@ -44,7 +44,7 @@ class Reporter:
             seed=self._world.contract.seed,
             method=dict(self._world.contract.method),
             **machine_facts(),
-            **(code_facts() if self._world.is_first else {}),
+            **(code_facts(self._world.contract.method.get("name", "")) if self._world.is_first else {}),
             **facts,
         )
 
