@@ -232,7 +232,7 @@ class Agent:
         try:
             shares = cores.share_cpus(sorted(os.sched_getaffinity(0)), len(ranks))
         except (ValueError, AttributeError) as error:
-            raise OSError(errno.EINVAL, f"--pin: {error}") from None
+            raise OSError(errno.EINVAL, f"run.pin: {error}") from None
         for rank, share in zip(ranks, shares, strict=True):
             rank.cpus = share
 

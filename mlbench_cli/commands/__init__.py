@@ -89,6 +89,7 @@ TOPICS = {
     "results": "verify, compare, report, export",
     "clusters": "create, attach and delete clusters",
     "settings": "tasks, methods, data sets, defaults",
+    "run-settings": "rarely needed settings of mlbench run",
     "exit-codes": "exit codes of all commands",
 }
 

@@ -14,8 +14,14 @@ def show_help(
 ) -> None:
     """Show the everyday commands, the commands of a topic, or the options of a command.
 
-    Topics: runs, results, clusters, settings, exit-codes.
+    Topics: runs, results, clusters, settings, run-settings, exit-codes.
     """
+    if topic == "run-settings":
+        from mlbench_cli.runs.request import describe_rare
+
+        table = console.format_table(["SETTING", "MEANING"], describe_rare(), width=80, wrap=True)
+        console.out(f"Rarely needed settings of mlbench run, as --set run.KEY=VALUE:\n\n{table}", raw=True)
+        return
     if topic is None or topic in commands.TOPICS:
         console.out(commands.help_text(topic).rstrip(), raw=True)
         return

@@ -29,7 +29,6 @@ from mlbench_cli.commands._common import (
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
-from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
 from mlbench_cli.runs.defaults import with_defaults
@@ -48,6 +47,7 @@ from mlbench_cli.runs.request import (
     given_value,
     merge,
     read_file,
+    take_rare,
 )
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import use_task_folder
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
 _BESIDE_RUNS = (
-    *("file", "detach", "dry_run", "retry_failed", "quiet", "yes", "output", "cluster", "unreachable"),
+    *("file", "detach", "dry_run", "retry_failed", "quiet", "yes", "output", "cluster"),
     *_OF_RUNS,
 )
 
@@ -139,15 +139,6 @@ def run(
     logs: Annotated[
         bool, typer.Option("--logs", help="print the log of rank 0 while it runs", rich_help_panel=ADVANCED)
     ] = False,
-    unreachable: Annotated[
-        str | None,
-        typer.Option(
-            "--unreachable-timeout",
-            metavar="DURATION",
-            help="how long to follow a cluster that does not answer (default: 15m)",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -181,7 +172,6 @@ def run(
     Repeat the command, or give only NAME, to resume an experiment: mlbench keeps finished runs, restarts interrupted
     ones, and adds runs for a higher --repeat or new matrix values.
     """
-    set_unreachable_timeout(unreachable)
     if quiet:
         console.be_quiet()
     client = Client(notice=console.note)
@@ -487,7 +477,7 @@ run.command_class = RunCommand  # type: ignore[attr-defined]
 run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[
         *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
-        *(_parameter(item) for item in OPTIONS),
+        *(_parameter(item) for item in OPTIONS if not item.metadata["rare"]),
     ]
 )
 
@@ -510,7 +500,8 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
             )
         sizes = (int(name[:9]), *sizes)
         name = None
-    given = Request(name=name, workers=sizes, **values)
+    values["set"], rare = take_rare(values.get("set") or {})
+    given = merge(rare, Request(name=name, workers=sizes, **values))
     return given if file is None else merge(read_file(file), given)
 
 

@@ -372,7 +372,7 @@ def parse_every(text: str) -> tuple[float | None, int | None]:
     seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if not seconds:
         raise UsageError(
-            f'--checkpoint-every "{text[:40]}" is neither a time nor a number of updates.',
-            hint="--checkpoint-every 30s, or --checkpoint-every 200 for every 200 updates",
+            f'run.checkpoint_every "{text[:40]}" is neither a time nor a number of updates.',
+            hint="--set run.checkpoint_every=30s, or --set run.checkpoint_every=200 for every 200 updates",
         )
     return seconds, None

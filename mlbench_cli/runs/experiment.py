@@ -58,12 +58,12 @@ def expand(
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
-        raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
+        raise UsageError(f"run.parallel={request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
     points = matrix_of(request).points(most)
     clusters = [_cluster_of_point(point, cluster, find_cluster) for point in points]
     if request.parallel not in (None, 1) and any(chosen.provider == "local" for chosen in clusters):
         raise UsageError(
-            "--parallel is for clusters: runs on this machine would share its cores, and their times would be "
+            "run.parallel is for clusters: runs on this machine would share its cores, and their times would be "
             "meaningless.",
             hint="Remove it, or choose a cluster with --cluster.",
         )

@@ -1,4 +1,4 @@
-"""What --faults, --on-failure, --checkpoint-every and --detect mean together, and which runs can keep it."""
+"""What --faults, --on-failure, run.checkpoint_every and run.detect mean together, and which runs can keep it."""
 
 import sys
 from typing import Any
@@ -38,15 +38,15 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     policy = Policy(_choose("--on-failure", request.on_failure or Policy.FAIL, [*Policy]))
     if request.checkpoint_every is not None:
         if policy is Policy.FAIL:
-            raise UsageError("--checkpoint-every needs --on-failure restart.", hint="Add --on-failure restart.")
+            raise UsageError("run.checkpoint_every needs --on-failure restart.", hint="Add --on-failure restart.")
         parse_every(request.checkpoint_every)
     if policy is not Policy.FAIL:
         fields["on_failure"] = str(policy)
         fields["checkpoint_every"] = request.checkpoint_every or _choose_interval(script)
     if request.detect is not None:
-        seconds = parse_duration(request.detect, "--detect")
+        seconds = parse_duration(request.detect, "run.detect")
         if seconds < MIN_DETECT_SECONDS:
-            raise UsageError(f"--detect {shorten(request.detect)}: the minimum is {MIN_DETECT_SECONDS:g} s.")
+            raise UsageError(f"run.detect={shorten(request.detect)}: the minimum is {MIN_DETECT_SECONDS:g} s.")
         fields["detect_seconds"] = seconds
     return fields
 
@@ -70,7 +70,7 @@ def check_faults(spec: RunSpec) -> None:
     """Refuse faults and policies that this run cannot have. Raises UsageError."""
     if not spec.has_faults:
         return
-    asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
+    asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "run.detect"
     if spec.engine == "kubernetes":
         raise UsageError(
             f"{asked} does not work on Kubernetes.", hint="Leave it out, or run on this machine, on hosts or on Slurm."
@@ -80,7 +80,7 @@ def check_faults(spec: RunSpec) -> None:
     if not spec.run_on_all:
         raise UsageError(
             f"{asked}: mlbench starts only rank 0 of this run; a launcher starts the others.",
-            hint="--backend gloo, or --run-on-all",
+            hint="--backend gloo, or --set run.run_on_all=yes",
         )
     script = None if spec.faults is None else parse_faults(spec.faults)
     if script is not None:
@@ -100,7 +100,7 @@ def _check_script(spec: RunSpec, script: FaultScript) -> None:
     if endless and spec.detect_seconds is None:
         raise UsageError(
             f'--faults "{endless[0]}": the rank would stay stopped until collectives of the other ranks time out.',
-            hint="Add --detect 10s, or a duration: for 20s stop ...",
+            hint="Add --set run.detect=10s, or a duration: for 20s stop ...",
         )
 
 
@@ -132,5 +132,6 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
             f"The run would hardly ever reach a checkpoint: with a fault every {mtbf:.4g} s on average, and "
             f"{RESTART_SECONDS + seconds:.4g} s from a start to the first checkpoint, it takes {attempts:.3g} attempts"
             " to get there.",
-            hint="More frequent checkpoints (--checkpoint-every), rarer faults, or the word anyway in the script",
+            hint="More frequent checkpoints (--set run.checkpoint_every=30s), rarer faults, or the word anyway in the "
+            "script",
         )

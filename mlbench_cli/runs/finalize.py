@@ -21,7 +21,7 @@ from mlbench_cli.storage.store import Store
 _OUTPUT_LOST = Finding(
     "output_lost",
     "Output files are gone from the cluster or were fetched by another client; the archive contains only the logs.",
-    hint="Fetch results sooner (mlbench wait NAME), or keep them longer (--keep; see mlbench run --help-all).",
+    hint="Fetch results sooner (mlbench wait NAME), or keep them longer (--set run.keep=7d).",
 )
 
 

@@ -45,7 +45,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         **{name: _check_label(getattr(request, name), name) for name in _LABELS},
         **{name: _check_quantity(getattr(request, name), name) for name in _QUANTITIES},
         "start_timeout": _choose_start_timeout(request, cluster),
-        "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
+        "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "run.keep")),
         "network_policy": details.network_policies,
         "fabric": _choose_fabric(request, cluster, patch),
         "provisioning_class": details.provisioning_class,
@@ -61,7 +61,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
             hint="For example --num-cpus 8 --memory 32Gi",
         )
     if request.collect not in (None, "rank0", "all"):
-        raise UsageError(f'--collect "{shorten(request.collect)}" is neither rank0 nor all.')
+        raise UsageError(f'run.collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:
         if not _LABEL_KEY.fullmatch(key):
             raise UsageError(f'--node-selector: "{shorten(key)}" is not a valid label key.')

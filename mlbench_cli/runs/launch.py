@@ -166,7 +166,9 @@ def _own_price(request: Request) -> float | None:
     except ValueError:
         price = math.nan
     if not 0 <= price < 1e6:
-        raise UsageError(f"--worker-hour {one_line(request.worker_hour, 60)} is not a price in US dollars, e.g. 0.05.")
+        raise UsageError(
+            f"run.worker_hour={one_line(request.worker_hour, 60)} is not a price in US dollars, e.g. 0.05."
+        )
     return price
 
 
@@ -260,7 +262,7 @@ def _task_program(
     if request.light and task.goal is None:
         raise UsageError(f'The task "{task.name}" has no goal, so --light does not apply.', hint="Leave out --light.")
     if request.run_on_all is False:
-        raise UsageError("--no-run-on-all works only with your own command; tasks always run on all workers.")
+        raise UsageError("run.run_on_all=no works only with your own command; tasks always run on all workers.")
     parameters = task.resolve(request.preset or "spec", {**split_set(request.set)[0], **_budget(request, task, tasks)})
     return {
         "task": task.name,
@@ -274,7 +276,7 @@ def _task_program(
 
 
 def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, float]:
-    """The parameter that --budget stands for."""
+    """The parameter that run.budget stands for."""
     if request.budget is None:
         return {}
     if BUDGET not in task.parameters:
@@ -285,11 +287,11 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
             hint=f"Tasks that can: {', '.join(able)}. --timeout limits runs of any task.",
         )
     if BUDGET in request.set:
-        raise UsageError(f"--budget and --set {BUDGET} exclude each other.")
-    seconds = parse_duration(request.budget, "--budget")
+        raise UsageError(f"run.budget and --set {BUDGET} exclude each other.")
+    seconds = parse_duration(request.budget, "run.budget")
     timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
     if not 0 < seconds < MAX_TIMEOUT:
-        raise UsageError(f"--budget {shorten(request.budget)}: it must be above 0 and below 30 days.")
+        raise UsageError(f"run.budget={shorten(request.budget)}: it must be above 0 and below 30 days.")
     if timeout <= seconds:
         raise UsageError(
             f"The timeout of {timeout:g} s would end the run before its budget of {seconds:g} s is used up.",
@@ -365,7 +367,7 @@ def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[st
     refuse_method(request)
     if request.budget is not None:
         raise UsageError(
-            "--budget works only with tasks; your own command decides when to end.",
+            "run.budget works only with tasks; your own command decides when to end.",
             hint="--timeout limits any run.",
         )
     argv = split_command(command)
@@ -421,7 +423,7 @@ def _refuse_task_options(request: Request) -> None:
                 hint="Leave it out." if name == "light" else "Leave it out; --timeout ends a run that hangs.",
             )
     if request.checkpoint_every is not None and request.on_failure is None:
-        raise UsageError("--checkpoint-every needs --on-failure restart.", hint="Add --on-failure restart.")
+        raise UsageError("run.checkpoint_every needs --on-failure restart.", hint="Add --on-failure restart.")
 
 
 def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict[str, Any]:
@@ -443,7 +445,7 @@ def _asked_backend(request: Request) -> str | None:
     asked = request.backend
     if request.custom_backend is not None:
         if asked not in (None, CUSTOM, f"{CUSTOM}:{request.custom_backend}"):
-            raise UsageError(f"--backend {asked} and --custom-backend {request.custom_backend} exclude each other.")
+            raise UsageError(f"--backend {asked} and custom:{request.custom_backend} exclude each other.")
         return _custom_backend(request.custom_backend)
     if asked is None:
         return None

@@ -1,4 +1,4 @@
-"""Combine --method, --servers and --set comm.OPTION=VALUE, and reject what a task does not support."""
+"""Combine --method, run.servers and --set comm.OPTION=VALUE, and reject what a task does not support."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,7 +81,7 @@ def check_method(spec: RunSpec) -> None:
 def refuse_method(request: Request) -> None:
     """Raises UsageError if a method is asked for."""
     if any(given is not None for given in (request.method, request.method_path, request.servers)):
-        raise UsageError("--method, --method-path and --servers work only with tasks, not with your own command.")
+        raise UsageError("--method, --method-path and run.servers work only with tasks, not with your own command.")
 
 
 def _check_words(name: str, options: Mapping[str, str]) -> None:

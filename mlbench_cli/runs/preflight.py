@@ -1,4 +1,4 @@
-"""Checks of a run before anything is touched: --pin, the number of workers, and the task's own of its parameters.
+"""Checks of a run before anything is touched: run.pin, the number of workers, and the task's own of its parameters.
 
 A task.yaml may name a module (`preflight`) with one function:
 
@@ -84,19 +84,19 @@ def check_backend(spec: RunSpec) -> None:
 
 
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:
-    """Refuse --pin if somebody else starts the ranks, or if this machine has fewer usable cores (None: not known here)
+    """Refuse run.pin if somebody else starts the ranks, or if this machine has fewer usable cores (None: not known)
     than processes. Raises UsageError."""
     if not spec.pin:
         return
     if cluster.provider not in ("local", "hosts"):
         raise UsageError(
-            f"--pin works on this machine and hosts; {cluster.provider} binds ranks itself.",
+            f"run.pin works on this machine and hosts; {cluster.provider} binds ranks itself.",
             hint="Leave it out.",
         )
     if cores is not None and spec.process_count > cores:
         raise UsageError(
-            f"--pin: {spec.process_count} processes need one CPU each, but this machine has {cores}.",
-            hint="Use fewer workers, or remove --pin.",
+            f"run.pin: {spec.process_count} processes need one CPU each, but this machine has {cores}.",
+            hint="Use fewer workers, or remove --set run.pin.",
         )
 
 

@@ -22,24 +22,29 @@ from mlbench_cli.util.yaml_text import read_yaml
 COMMON = "What to run"
 ADVANCED = "Advanced"
 KUBERNETES = "On clusters (not on local)"
+RARE = "run."  # prefix of --set for the fields that are no options of their own
 
 
-def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = ADVANCED) -> Any:
-    """A field of Request. `kind` is text, integer, switch, cluster, or one that is repeatable: texts, pairs
+def _option(
+    help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = ADVANCED, rare: bool = False
+) -> Any:
+    """A field of Request. A `rare` one has no option of its own, but is --set run.NAME=VALUE.
+
+    `kind` is text, integer, switch, cluster, or one that is repeatable: texts, pairs
     (KEY=VALUE), axes (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
     """
-    metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel}
+    metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel, "rare": rare}
     if kind in ("pairs", "axes", "cluster"):
         return field(default_factory=dict, metadata=metadata)
     return field(default=() if kind in ("texts", "points") else None, metadata=metadata)
 
 
-def _common_option(help: str, **more: str) -> Any:
+def _common_option(help: str, **more: Any) -> Any:
     """An option that `mlbench run --help` lists; `--help-all` lists all."""
     return _option(help, panel=COMMON, **more)
 
 
-def _cluster_option(help: str, **more: str) -> Any:
+def _cluster_option(help: str, **more: Any) -> Any:
     return _option(help, panel=KUBERNETES, **more)
 
 
@@ -53,7 +58,12 @@ class Request:
     task: str | None = _common_option("benchmark task, e.g. digits_resnet (list: mlbench tasks)")
     task_path: str | None = _option("folder of your own task or tasks; default: MLBENCH_TASK_PATH", metavar="DIR")
     preset: str | None = _common_option("parameter preset of the task, e.g. spec (default) or tiny")
-    set: Mapping[str, Any] = _common_option("set a parameter, e.g. batch_size=64", kind="pairs", metavar="KEY=VALUE")
+    set: Mapping[str, Any] = _common_option(
+        "set a parameter, e.g. batch_size=64; run.KEY=VALUE: a setting of the run that is rarely needed (mlbench help "
+        "run-settings)",
+        kind="pairs",
+        metavar="KEY=VALUE",
+    )
     command: str | None = _common_option(
         "your own command; {hosts} {rank} {run_id} {backend} {master_port}, and {KEY} of --set, are replaced. With "
         "--task, it is measured against the goal of that task (open division)"
@@ -67,7 +77,7 @@ class Request:
         "Python file with your own method, on engines that share this machine's files", metavar="FILE.py"
     )
     servers: int | None = _option(
-        "number of parameter servers, for methods that use them; default: 1", kind="integer", metavar="N"
+        "number of parameter servers, for methods that use them; default: 1", kind="integer", metavar="N", rare=True
     )
     image: str | None = _option(
         "container image of your command, or a replacement for the image of the task (clusters only)"
@@ -75,10 +85,11 @@ class Request:
     backend: str | None = _option(
         "gloo, nccl, mpi, grpc (TensorFlow), jax or custom:NAME; default: depends on task and device"
     )
-    custom_backend: str | None = _option("same as --backend custom:NAME", metavar="NAME")
+    custom_backend: str | None = _option("same as --backend custom:NAME", metavar="NAME", rare=True)
     run_on_all: bool | None = _option(
         "run your command on all workers, or only on the first; default: all, except with mpi or a custom backend",
         kind="switch",
+        rare=True,
     )
     gpu: bool | None = _common_option("train on GPUs", kind="switch", letter="g")
     light: bool | None = _common_option("stop at the task's light goal", kind="switch", letter="l")
@@ -86,6 +97,7 @@ class Request:
         "train for this long, e.g. 2h, and report the accuracy reached instead of the time to the goal; only for tasks "
         "with the parameter budget_seconds",
         metavar="DURATION",
+        rare=True,
     )
     num_cpus: int | None = _option(
         "CPUs of each worker, shared by its ranks; sets OMP_NUM_THREADS. Default on local: OMP_NUM_THREADS per rank if "
@@ -114,11 +126,13 @@ class Request:
         kind="points",
         metavar="FILE|KEY=V,KEY=V",
     )
-    include_files: tuple[str, ...] = _option("as --include FILE", kind="texts", metavar="FILE")
+    include_files: tuple[str, ...] = _option("as --include FILE", kind="texts", metavar="FILE", rare=True)
     exclude: tuple[Mapping[str, Any], ...] = _option(
         "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
     )
-    parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
+    parallel: int | None = _option(
+        "number of concurrent runs on clusters; default: 1", kind="integer", metavar="N", rare=True
+    )
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
     timeout: str | None = _common_option(
         "time limit of a run, e.g. 90s, 15m, 2h; default: 24h, for your own command 4h",
@@ -137,8 +151,7 @@ class Request:
         metavar="[model:]RATE[,DELAY]",
     )
     pin: bool | None = _option(
-        "on local and hosts: pin each rank to its own CPUs; needs at least one CPU per rank",
-        kind="switch",
+        "on local and hosts: pin each rank to its own CPUs; needs at least one CPU per rank", kind="switch", rare=True
     )
     faults: str | None = _option(
         "inject faults: a script or the name of its file, e.g. 'at 60s kill rank 1; every ~10m kill any rank'",
@@ -152,14 +165,17 @@ class Request:
         "time or number of updates between the checkpoints from which restarts resume, e.g. 30s or 200; default: the "
         "best interval for the faults",
         metavar="DURATION|N",
+        rare=True,
     )
     detect: str | None = _option(
         "treat a rank as failed if it is stopped or keeps the others waiting for this long; default: 10m",
         metavar="DURATION",
+        rare=True,
     )
     worker_hour: str | None = _option(
         "price of a worker per hour in US dollars, for your own machines; the cost is then part of the result",
         metavar="USD",
+        rare=True,
     )
     anonymous: bool | None = _option(
         "record neither host names nor the command line",
@@ -189,12 +205,15 @@ class Request:
     keep: str | None = _cluster_option(
         "how long a small pod keeps the results on the cluster after the run; default: 24h; 0: not at all",
         metavar="DURATION",
+        rare=True,
     )
-    collect: str | None = _cluster_option("workers whose output folder is kept: rank0 (default) or all")
+    collect: str | None = _cluster_option("workers whose output folder is kept: rank0 (default) or all", rare=True)
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
     data_claim: str | None = _cluster_option("PersistentVolumeClaim with the data, mounted at --data-dir or /data")
-    spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
-    share_nodes: bool | None = _cluster_option("also use nodes on which another run is measuring", kind="switch")
+    spread: bool | None = _cluster_option("one worker per node (default)", kind="switch", rare=True)
+    share_nodes: bool | None = _cluster_option(
+        "also use nodes on which another run is measuring", kind="switch", rare=True
+    )
     pod_patch: str | None = _cluster_option(
         "YAML file with metadata and spec to merge into the pods: labels, annotations, priorityClassName, ...",
         metavar="FILE",
@@ -203,6 +222,7 @@ class Request:
 
 
 OPTIONS = tuple(item for item in fields(Request) if item.metadata)
+_RARE = frozenset(item.name for item in OPTIONS if item.metadata["rare"])
 _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
@@ -211,7 +231,9 @@ GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE
 
 
 def flag(name: str) -> str:
-    """The flag of an option: "num_cpus" -> "--num-cpus"."""
+    """The flag of an option: "num_cpus" -> "--num-cpus", "pin" -> "--set run.pin"."""
+    if name in _RARE:
+        return f"--set {RARE}{name}"
     return "--" + name.replace("_", "-")
 
 
@@ -269,6 +291,34 @@ def parse_flags(given: Mapping[str, str]) -> Request:
             wanted = "yes or no" if kind == "switch" else "a whole number"
             raise UsageError(f'{flag(name)} "{shorten(lines[0])}" is not {wanted}.')
     return Request(**values)
+
+
+def take_rare(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Request]:
+    """The settings of --set without those of the run, which are `run.KEY=VALUE`, and the request with these. Raises
+    UsageError for an unknown one."""
+    own = {key: value for key, value in settings.items() if not key.startswith(RARE)}
+    given = {key.removeprefix(RARE).replace("-", "_"): str(value) for key, value in settings.items() if key not in own}
+    for name, text in given.items():
+        if name not in _RARE:
+            hint = f"{flag(name)} {text}" if name in _KINDS else "mlbench help run-settings"
+            near = did_you_mean(name, list(_RARE))
+            raise UsageError(f'There is no setting "{shorten(RARE + name)}".{near}', hint=hint)
+        given[name] = {"true": "yes", "false": "no"}.get(text, text) if _KINDS[name] == "switch" else text
+    return own, parse_flags(given)
+
+
+def describe_rare() -> list[tuple[str, str]]:
+    """Each setting of --set run.KEY=VALUE that has no other form, with its help."""
+    alike = ("custom_backend", "include_files")  # of --backend and --include
+    rare = [item for item in OPTIONS if item.metadata["rare"] and item.name not in alike]
+    words = {"integer": "N", "switch": "yes|no"}
+    return [
+        (
+            f"{RARE}{item.name}={item.metadata['metavar'] or words.get(item.metadata['kind'], 'VALUE')}",
+            item.metadata["help"],
+        )
+        for item in rare
+    ]
 
 
 def merge(base: Request, top: Request) -> Request:
@@ -385,9 +435,16 @@ def equivalent_command(request: Request) -> str:
     import shlex
 
     words = ["mlbench", "run", request.name or "NAME", *map(str, request.workers)]
+    if request.custom_backend is not None:
+        request = replace(request, custom_backend=None, backend=f"custom:{request.custom_backend}")
     for item in OPTIONS:
         value = getattr(request, item.name)
-        if item.metadata["kind"] == "switch":
+        if item.name == "include_files":
+            words += [word for entry in value for word in ("--include", entry)]
+        elif item.name in _RARE:
+            text = ("yes" if value else "no") if item.metadata["kind"] == "switch" else value
+            words += [] if value is None else ["--set", f"{RARE}{item.name}={text}"]
+        elif item.metadata["kind"] == "switch":
             if value is not None:
                 words.append(flag(item.name) if value else flag("no_" + item.name))
         elif item.metadata["kind"] == "cluster":

@@ -73,7 +73,7 @@ class TrainingSettings:
 
     budget_seconds: float = parameter(
         0.0,
-        "train for this many seconds, including validation, and report the metric (--budget); 0: train to the goal",
+        "train for this many seconds, including validation, and report the metric (run.budget); 0: train to the goal",
         min=0,
         max=2592000,
     )

@@ -99,7 +99,7 @@ class Served(Bucketed):
     """Messages go to parameter servers instead of to the other ranks."""
 
     options = {  # noqa: RUF012
-        "servers": Option(1, 1, MAX_SERVERS, "number of parameter servers (--servers)"),
+        "servers": Option(1, 1, MAX_SERVERS, "number of parameter servers (run.servers)"),
         "partition": size_option("4096000", "messages are cut into parts of at most this size"),
     }
     formula = "M"
@@ -111,7 +111,7 @@ class Served(Bucketed):
         if (servers := self.values["servers"]) > max(1, ranks):
             raise MethodError(
                 f"{servers} servers for {ranks} workers: more servers than workers have no use",
-                f"--servers {max(1, ranks)}",
+                f"--set run.servers={max(1, ranks)}",
             )
 
     def start(self) -> None:

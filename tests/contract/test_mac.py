@@ -101,7 +101,20 @@ def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_pat
     server.write_kubeconfig(tmp_path / "kubeconfig")
     attached = mac.json("attach-cluster", "there", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert attached["cluster"]["provider"] == "attached"
-    words = ("run", "r", "2", "--cluster", "there", "--command", "true", "--image", "i:1", "--keep", "0", "--yes")
+    words = (
+        "run",
+        "r",
+        "2",
+        "--cluster",
+        "there",
+        "--command",
+        "true",
+        "--image",
+        "i:1",
+        "--set",
+        "run.keep=0",
+        "--yes",
+    )
     mac.mlbench(*words, "--dry-run")
     mac.mlbench(*words, "--detach")
     assert mac.json("status", "r-2")["outcome"] is None

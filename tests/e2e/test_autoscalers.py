@@ -58,7 +58,18 @@ def test_runs_wait_for_nodes_that_autoscalers_may_add(cluster: Cluster, tmp_path
 
 def start(mlbench: Mlbench, cluster: Cluster, name: str, *more: str) -> subprocess.Popen[bytes]:
     """A run of one worker that wants a node of its pool."""
-    words = ["--command", "echo here", "--image", cluster.image, "--backend", "gloo", "--no-spread", "--share-nodes"]
+    words = [
+        "--command",
+        "echo here",
+        "--image",
+        cluster.image,
+        "--backend",
+        "gloo",
+        "--set",
+        "run.spread=no",
+        "--set",
+        "run.share_nodes=yes",
+    ]
     words += ["--node-selector", f"{POOL}-{name}=yes", "--yes", *more]
     return mlbench.start("run", name, "1", *words, log=mlbench.home.parent / f"{name}.log")
 

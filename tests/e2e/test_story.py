@@ -41,7 +41,18 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
 
 
 def test_a_parameter_server_is_a_pod_of_its_own_with_resources_of_its_own(mlbench: Mlbench, tmp_path: Path) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "wfbp-ps", "--servers", "1", "--no-spread"]
+    words = [
+        "--task",
+        "digits_resnet",
+        "--preset",
+        "tiny",
+        "--method",
+        "wfbp-ps",
+        "--set",
+        "run.servers=1",
+        "--set",
+        "run.spread=no",
+    ]
     mlbench("run", "served", "2", *words, "--memory", "1Gi", "--yes")
     status = mlbench.json("status", "served-2")
     assert status["outcome"] == "goal_reached"
@@ -70,8 +81,8 @@ def test_all_reduce_detached_then_waited_for(mlbench: Mlbench, tmp_path: Path) -
 def test_a_dying_rank_fails_the_run(mlbench: Mlbench) -> None:
     command = "sh -c 'echo here; [ {rank} = 1 ] && exit 3; sleep 60'"
     image = f"localhost/mlbench/allreduce:{_version()}"
-    mlbench("run", "dies", "2", "--command", command, "--image", image, "--backend", "gloo", "--run-on-all", "--yes",
-            exit_code=7)  # fmt: skip
+    mlbench("run", "dies", "2", "--command", command, "--image", image, "--backend", "gloo", "--set",
+            "run.run_on_all=yes", "--yes", exit_code=7)  # fmt: skip
     status = mlbench.json("status", "dies-2")
     assert status["outcome"] == "failed"
     assert status["first_failed"] == 1

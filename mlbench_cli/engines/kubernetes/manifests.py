@@ -370,7 +370,7 @@ def _check(spec: RunSpec) -> None:
     if not spec.image:
         raise UsageError("The run names no container image.", hint="Give one with --image.")
     if options.collect not in ("rank0", "all"):
-        raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--collect rank0")
+        raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--set run.collect=rank0")
     foreign = [name for name in options.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
@@ -385,7 +385,7 @@ def _check(spec: RunSpec) -> None:
         if amount is not None and not _QUANTITY.fullmatch(amount):
             raise UsageError(f'{flag} "{amount}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
     if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
-        raise UsageError(f"--keep: {options.keep_seconds} seconds; the maximum is 30 days.")
+        raise UsageError(f"run.keep: {options.keep_seconds} seconds; the maximum is 30 days.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to store in the cluster.")
     if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:

@@ -15,6 +15,7 @@ from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import OPTIONS, flag
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util import gone
 
 Captured = pytest.CaptureFixture[str]
 
@@ -331,7 +332,15 @@ def test_run_help_shows_common_options_and_help_all_every_option(capsys: Capture
     assert len(own) == 16
     assert run(["run", "--help-all"]) == 0
     full = capsys.readouterr().out
-    assert all(flag(item.name) in full for item in OPTIONS)
+    assert len(re.findall(r"^  (?:-\w, )?--[a-z-]+", full, re.MULTILINE)) <= 61  # with --help
+    assert run(["help", "run-settings"]) == 0
+    alike = {"custom_backend": "--backend", "include_files": "--include"}
+    full += capsys.readouterr().out
+    assert all(alike.get(item.name) or flag(item.name).removeprefix("--set ") in full for item in OPTIONS)
+    for option, instead in gone.OPTIONS.items():
+        if instead.startswith("--set run."):
+            assert run(["run", "x", "1", "--command", "true", option, "1"]) == 2
+            assert f"Next: {instead}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", commands.names())

@@ -35,7 +35,12 @@ def outcomes(document: Any) -> dict[str, str]:
     return {entry["name"]: entry["outcome"] for entry in document["runs"]}
 
 
-COMMAND = ["--no-run-on-all", "--command", "sh -c 'echo \"$WORLD_SIZE $MLBENCH_SEED $MLBENCH_BACKEND\" >> lines'"]
+COMMAND = [
+    "--set",
+    "run.run_on_all=no",
+    "--command",
+    "sh -c 'echo \"$WORLD_SIZE $MLBENCH_SEED $MLBENCH_BACKEND\" >> lines'",
+]
 
 
 def read_output() -> list[str]:
@@ -72,7 +77,7 @@ def test_a_failed_member_stays_failed_unless_it_is_retried(capsys: Captured) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int, code: int) -> None:
     script = "sh -c 'touch begun; until test -e go; do sleep 0.02; done'"
-    argv = ["run", "x", "1", "2", "3", "--command", script, "--no-run-on-all"]
+    argv = ["run", "x", "1", "2", "3", "--command", script, "--set", "run.run_on_all=no"]
     client = clients.start(*argv, stderr=subprocess.PIPE)
     until(lambda: Path("begun").exists())
     assert run(["run", "x"]) == 2
@@ -92,7 +97,7 @@ def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int,
 
 def test_a_killed_client_leaves_the_rest_pending(capsys: Captured) -> None:
     script = "sh -c 'touch begun; until test -e go; do sleep 0.02; done'"
-    argv = ["run", "x", "1", "2", "--command", script, "--no-run-on-all"]
+    argv = ["run", "x", "1", "2", "--command", script, "--set", "run.run_on_all=no"]
     client = clients.start(*argv, stderr=subprocess.DEVNULL)
     until(lambda: Path("begun").exists())
     os.kill(client.pid, signal.SIGKILL)
@@ -203,8 +208,8 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["run", "a-1", "1", "--command", "true"], 2, 'already a run "a-1"'),
         (["run", "c", "1", "--matrix", "bakend=x", "--command", "true"], 2, 'Did you mean "backend"'),
         (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "exclude needs a matrix"),
-        (["run", "c", "1", "--parallel", "2", "--command", "true"], 2, "--parallel is for clusters"),
-        (["run", "c", "1", "--parallel", "0", "--command", "true"], 2, "--parallel 0"),
+        (["run", "c", "1", "--set", "run.parallel=2", "--command", "true"], 2, "run.parallel is for clusters"),
+        (["run", "c", "1", "--set", "run.parallel=0", "--command", "true"], 2, "run.parallel=0"),
     ],
 )
 def test_bad_input_records_nothing(capsys: Captured, argv: list[str], code: int, words: str) -> None:

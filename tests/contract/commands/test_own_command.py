@@ -143,8 +143,8 @@ def test_variables_of_other_launchers_do_not_reach_the_ranks(project: Path) -> N
     [
         (["--set", "lr=0.1"], "--set lr has no effect"),
         (["--light"], "--light has no effect"),
-        (["--detect", "10s"], "--detect has no effect"),
-        (["--budget", "1h"], "--budget works only with tasks"),
+        (["--set", "run.detect=10s"], "--set run.detect has no effect"),
+        (["--set", "run.budget=1h"], "run.budget works only with tasks"),
     ],
 )
 def test_options_without_effect_are_refused(project: Path, options: list[str], words: str) -> None:

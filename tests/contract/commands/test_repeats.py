@@ -41,7 +41,20 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
 
 
 def test_repeats_from_run_to_charts(capsys: Captured) -> None:
-    argv = ["run", "x", "1", "2", "--command", "python program.py", "--no-run-on-all", "--repeat", "3", "--seed", "39"]
+    argv = [
+        "run",
+        "x",
+        "1",
+        "2",
+        "--command",
+        "python program.py",
+        "--set",
+        "run.run_on_all=no",
+        "--repeat",
+        "3",
+        "--seed",
+        "39",
+    ]
     document = answer(capsys, *argv)
     assert [entry["name"] for entry in document["runs"]] == [
         *("x-1-r1", "x-2-r1", "x-1-r2", "x-2-r2", "x-1-r3", "x-2-r3")

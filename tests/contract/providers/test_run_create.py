@@ -19,7 +19,7 @@ from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi
 
-RUN = ("run", "big", "1", "2", "--image", "my/task:1", "--command", "sh -c 'echo hello'", "--keep", "0")
+RUN = ("run", "big", "1", "2", "--image", "my/task:1", "--command", "sh -c 'echo hello'", "--set", "run.keep=0")
 CREATE = (*RUN, "--create", "kind", "--yes")
 CLOUD = ("run", "big", "2", "--task", "allreduce", "--preset", "tiny", "--registry", "127.0.0.1:1/nobody")
 
@@ -47,7 +47,19 @@ def test_one_command_creates_runs_verifies_and_deletes(command: Any, world: Worl
 @pytest.mark.timeout(280)
 def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: KubeApi) -> None:
     """The workers run the code that the run brings, in PyTorch's public image; the archive has both digests."""
-    words = ("run", "d", "1", "--task", "digits_resnet", "--preset", "tiny", "--keep", "0", "--env", "LEVEL=info")
+    words = (
+        "run",
+        "d",
+        "1",
+        "--task",
+        "digits_resnet",
+        "--preset",
+        "tiny",
+        "--set",
+        "run.keep=0",
+        "--env",
+        "LEVEL=info",
+    )
     done = command(*words, "--create", "kind", "--yes")
     assert done.code == 0, done.err
     (row,) = Store().runs()
@@ -71,7 +83,7 @@ def test_a_worker_runs_no_code_but_that_of_its_run(command: Any, world: World, n
 
     nodes.put = tamper  # type: ignore[method-assign]
     done = command(
-        "run", "d", "1", "--task", "allreduce", "--preset", "tiny", "--keep", "0", "--create", "kind", "--yes"
+        "run", "d", "1", "--task", "allreduce", "--preset", "tiny", "--set", "run.keep=0", "--create", "kind", "--yes"
     )
     assert done.code == 7, done.err
     (row,) = Store().runs()
@@ -232,8 +244,11 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_whose_runs_cannot_start_is_deleted(command: Any, gke_world: GkeWorld) -> None:
-    done = command(*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--unreachable-timeout", "1s", "--yes")
+def test_a_cluster_whose_runs_cannot_start_is_deleted(
+    command: Any, gke_world: GkeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "1s")
+    done = command(*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--yes")
     assert done.code != 0
     assert any(line.startswith("CreateCluster") for line in gke_world.log)
     assert gke_world.clusters == {}

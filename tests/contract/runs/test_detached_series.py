@@ -51,7 +51,7 @@ def has_ended(pid: int) -> bool:
 
 
 def start(capsys: Captured) -> None:
-    argv = ["run", "x", "1", "2", "3", "--detach", "--no-run-on-all", "--command", WAITING]
+    argv = ["run", "x", "1", "2", "3", "--detach", "--set", "run.run_on_all=no", "--command", WAITING]
     assert run(argv) == 0
     out, err = capsys.readouterr()
     assert out == "x-1\nx-2\nx-3\n"

@@ -53,7 +53,7 @@ def run(home: Path, name: str, *options: str) -> dict[str, Any]:
 )
 def test_the_loss_curve_is_that_of_a_run_without_faults(tmp_path: Path, task: str, method: str) -> None:
     options = ("--task", task, *TASKS[task], "--method", method, "--on-failure", "restart")
-    every = ("--checkpoint-every", "5")
+    every = ("--set", "run.checkpoint_every=5")
     calm = run(tmp_path, "calm", *options, *every)
     script = f"{MOMENT}; at 2s kill rank 0"
     if task == "gpt_pretraining":  # in the middle, after some checkpoints

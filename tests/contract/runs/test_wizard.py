@@ -165,7 +165,7 @@ def test_an_own_command_and_an_own_backend(home: Path) -> None:
     person.answer("(otherwise on the first only) [y/N]: ", "y")
     assert same_command(person) == (
         "mlbench run mine 1 --command 'sh -c '\"'\"'echo $MLBENCH_BACKEND of {rank}'\"'\"'' "
-        "--custom-backend ucc --run-on-all"
+        "--backend custom:ucc --set run.run_on_all=yes"
     )
     code, rest = person.finish()
     assert code == 0

@@ -126,7 +126,9 @@ def test_a_form_gives_any_option_as_the_text_of_its_flag(idle: Dashboard) -> Non
     flags = {"set": "batch_size=16\n\ndepth=14\n", "seed": " 7", "pin": "no", "matrix": "set.shift=0,1", "env": ""}
     planned = idle.post("/api/v1/runs?check=true", {**wanted, "flags": flags}).document
     assert len(planned["runs"]) == 2
-    assert planned["command"].endswith("--set batch_size=16 --set depth=14 --seed 7 --matrix set.shift=0,1 --no-pin")
+    assert planned["command"].endswith(
+        "--set batch_size=16 --set depth=14 --seed 7 --matrix set.shift=0,1 --set run.pin=no"
+    )
     for wrong, reason in (
         ({"seed": "x"}, "--seed"),
         ({"sede": "1"}, 'Did you mean "seed"?'),

@@ -60,7 +60,7 @@ def test_a_training_goes_on_after_a_lost_rank_with_the_curve_of_one_without(
     machines: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
     words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=100", "--set", "epochs=4", "--yes"]
-    words += ["--on-failure", "restart", "--checkpoint-every", "5"]
+    words += ["--on-failure", "restart", "--set", "run.checkpoint_every=5"]
     machines.ok("run", "calm", "2", *words)
     machines.ok("run", "faulted", "2", *words, "--detach")
     checkpoints = "runs/faulted-2/nodes/0/.state/checkpoints/*"

@@ -21,7 +21,7 @@ def test_ranks_of_mpi_find_each_other_without_a_launcher(machines: Client) -> No
 
 
 def test_parameter_servers_run_beside_the_workers(machines: Client) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "bsp-ps", "--servers", "2", "--yes"]
+    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "bsp-ps", "--set", "run.servers=2", "--yes"]
     machines.ok("run", "ps", "2", *words)
     machines.ok("verify", str(machines.folder("ps-2")))
     for server, log in enumerate(machines.folder("ps-2") / f"logs/rank-{rank}.log" for rank in (2, 3)):

@@ -201,7 +201,7 @@ def test_runs_that_would_be_the_same_are_refused() -> None:
 
 
 def test_parallel_is_for_clusters() -> None:
-    with pytest.raises(UsageError, match="--parallel is for clusters"):
+    with pytest.raises(UsageError, match=r"run\.parallel is for clusters"):
         expand(request(parallel=2), LOCAL, MACHINE, TASKS)
 
 
@@ -221,7 +221,7 @@ def test_an_axis_of_clusters_gives_runs_for_different_engines() -> None:
     ]
     assert specs["demo-lab-1"].image is None
     assert specs["demo-kind-2"].image is not None
-    with pytest.raises(UsageError, match="--parallel is for clusters"):
+    with pytest.raises(UsageError, match=r"run\.parallel is for clusters"):
         expand(request(parallel=2, matrix={"cluster": ("lab", "local")}), LOCAL, MACHINE, TASKS, known.__getitem__)
     with pytest.raises(UsageError, match="cannot be a key of this matrix"):
         expand(asked, LOCAL, MACHINE, TASKS)

@@ -1,4 +1,4 @@
-"""--method, --servers and --set comm.OPTION=VALUE: what they mean, and what is refused before anything starts."""
+"""--method, run.servers and --set comm.OPTION=VALUE: what they mean, and what is refused before anything starts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_servers_are_processes_after_the_ranks() -> None:
         ({"method": "topk", "set": {"comm.rank": "2"}}, 'has no option "rank"', "mlbench methods topk"),
         ({"method": "fusion", "set": {"comm.bucket": "big"}}, "comm.bucket is 'big'", "comm.bucket=25MiB"),
         ({"method": "fusion", "servers": 1}, 'has no option "servers"', "mlbench methods fusion"),
-        ({"method": "bsp-ps", "servers": 3}, "more servers than workers", "--servers 2"),
+        ({"method": "bsp-ps", "servers": 3}, "more servers than workers", "--set run.servers=2"),
         ({"method": "bsp-ps", "servers": -1}, "comm.servers is '-1'", "comm.servers=1"),
         ({"method": "hsdp"}, "two groups of ranks", "--method fsdp2"),
         ({"task": "allreduce", "method": "bsp"}, "does not support methods", "Tasks that support them: "),

@@ -1,4 +1,4 @@
-"""--pin: what it changes in a spec, and what is refused."""
+"""run.pin: what it changes in a spec, and what is refused."""
 
 from dataclasses import replace
 
@@ -22,6 +22,6 @@ def test_ranks_are_bound_where_the_tool_starts_them_and_never_more_than_there_ar
     with pytest.raises(UsageError, match="this machine has 1") as error:
         resolve(replace(DIGITS, pin=True, workers=(2,)), LOCAL, Machine(cores=1, gpus=0))
     assert error.value.exit_code == 2
-    assert "remove --pin" in (error.value.hint or "")
+    assert "remove --set run.pin" in (error.value.hint or "")
     with pytest.raises(UsageError, match="binds ranks itself"):
         resolve(replace(DIGITS, pin=True, registry="ghcr.io/me"), Cluster("far", "kind"), MACHINE)

@@ -80,7 +80,7 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
             Finding(
                 "nodes_busy",
                 f"{counted(len(blocked), 'worker is', 'workers are')} waiting for nodes that are in use by other runs.",
-                hint="They start when those runs end (mlbench status). To start now, use --share-nodes.",
+                hint="They start when those runs end (mlbench status). To start now, use --set run.share_nodes=yes.",
                 evidence=evidence,
             )
         ]
@@ -183,9 +183,8 @@ def _lacks(facts: Facts) -> str | None:
         if workers > len(fitting) - held:
             beside = f", as servers of the run have {held}" if held else ""
             free = len(fitting) - held
-            return (
-                f"{workers} workers need one node each, and {free} can take one{beside} (--no-spread lets them share)"
-            )
+            share = "(--set run.spread=no lets them share)"
+            return f"{workers} workers need one node each, and {free} can take one{beside} {share}"
     return None
 
 

@@ -227,5 +227,5 @@ def test_bound_ranks_have_cpus_of_their_own(lab: Lab) -> None:
 def test_more_bound_ranks_than_cpus_are_never_started(lab: Lab) -> None:
     """The request is refused before; this is what a changed machine leads to."""
     number = len(os.sched_getaffinity(0)) + 1
-    with pytest.raises(UsageError, match=f"--pin: {number} processes cannot each have their own CPUs"):
+    with pytest.raises(UsageError, match=f"run.pin: {number} processes cannot each have their own CPUs"):
         lab.start(AFFINITY, workers=number, pin=True)

@@ -94,7 +94,11 @@ SPREAD: dict[str, Any] = {
             {"resources": {"requests": {"cpu": "2", "memory": "2Gi"}}},
             "none of 2 nodes has everything that each requests",
         ),
-        ([a_node(cpu="2")], {"affinity": SPREAD}, "2 workers need one node each, and 1 can take one (--no-spread lets"),
+        (
+            [a_node(cpu="2")],
+            {"affinity": SPREAD},
+            "2 workers need one node each, and 1 can take one (--set run.spread=no lets",
+        ),
         ([a_node(), a_node("n1")], {"affinity": SPREAD}, "0/3 nodes are available"),
         (
             [a_node(labels={"pool": "b"})],
