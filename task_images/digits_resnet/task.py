@@ -6,7 +6,6 @@ from task_images.digits_resnet.settings import Settings
 from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
-from task_images.harness.models.resnet_jax import make_resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import follow_plateaus, log2_warmup
 from task_images.harness.seeds import lasting_generator, seed_all
@@ -40,5 +39,4 @@ def main(contract: Contract) -> None:
             schedule=follow_plateaus(
                 settings, settings.learning_rate, settings.learning_rate * world.size, log2_warmup(world.size)
             ),
-            in_jax=make_resnet,
         )

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from task_images.contract import Contract
-from task_images.gpt_pretraining.jax_model import make_decoder
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan
 from task_images.gpt_pretraining.settings import Settings
@@ -56,7 +55,6 @@ def main(contract: Contract) -> None:
         formula=FLOPS_FORMULA,
         unit=lambda settings: Unit("tokens", settings.sequence_length),
         make_optimizer=make_optimizer,
-        in_jax=lambda plan, settings: make_decoder(plan.shape, settings, plan.layout.data * plan.passes),
         check=check_options,
         details=lambda plan, settings: {
             "documents": settings.documents,

@@ -17,8 +17,6 @@ from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import make_accuracy_goal
-from task_images.harness.jax_ranks import JaxRanks
-from task_images.harness.jax_training import MakeProgram, train_in_jax
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
@@ -53,7 +51,6 @@ def train_classifier(
     measure: bool = False,
     groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
     method: Method | None = None,
-    in_jax: MakeProgram | None = None,
     name: str = "",
     identity: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
@@ -66,7 +63,6 @@ def train_classifier(
     measure    measure throughput only, without validation and goal
     groups     (model, weight decay) -> parameter groups of the optimizer; None: a single group
     method     gradient exchange; None: one flat buffer after the backward pass
-    in_jax     the model's program in JAX, for tasks with the backend jax
     name       the task's name in checkpoints; identity: settings that must match to resume from one
     """
     model = model.to(world.device)
@@ -80,7 +76,7 @@ def train_classifier(
         long = replace(long, compile=choose_compile(long.compile, world.contract))
         apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
-    trainer = make_sample_trainer(
+    make_sample_trainer(
         world,
         report,
         data,
@@ -118,8 +114,7 @@ def train_classifier(
         details={**facts, **(details or {})},
         closing=closing,
         identity={**(identity or {}), **same},
-    )
-    (train_in_jax(trainer, in_jax) if in_jax and world.backend == JaxRanks.backend else trainer).run()
+    ).run()
 
 
 def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:

@@ -42,16 +42,13 @@ class JaxRanks(FrameworkRanks):
         self.device = self.jax.local_devices()[0]
         self.mesh = sharding.Mesh(np.array(self.jax.devices()), (AXIS,))
         self.sharding = sharding.NamedSharding(self.mesh, sharding.PartitionSpec(AXIS))
-        self._sum: Any = None
 
     def put(self, host: Tensor) -> Any:
         """A distributed array [ranks, elements] with `host` [elements] as this rank's row."""
         shape = (self.size, len(host))
-        return self.jax.make_array_from_single_device_arrays(shape, self.sharding, [self.take(host[None])])
-
-    def take(self, host: Tensor) -> Any:
-        """A copy of `host` as an array of this rank's device. JAX may keep its memory."""
-        return self.jax.device_put(to_numpy(host.detach()).copy(), self.device)
+        # A copy, because JAX may keep the memory.
+        own = self.jax.device_put(to_numpy(host.detach()[None]).copy(), self.device)
+        return self.jax.make_array_from_single_device_arrays(shape, self.sharding, [own])
 
     def get(self, array: Any) -> Tensor:
         """This rank's row of an array, [elements], on the host."""
@@ -67,25 +64,16 @@ class JaxRanks(FrameworkRanks):
             "reduce_scatter": lambda row: lax.psum_scatter(row, AXIS, tiled=True),
             "all_to_all": lambda row: lax.all_to_all(row, AXIS, 0, 0, tiled=True),
         }
-        compiled = self.compile(functions[name], donate=donate)
-        return lambda array: compiled(array).block_until_ready()
-
-    def all_reduce(self, row: Any) -> Any:
-        """The sum of all ranks' rows, the same bits on each. `row` is an array of this rank's device (1-D)."""
-        if self._sum is None:
-            self._sum = self.collective("all_reduce", donate=True)
-        shape = (self.size, *row.shape)
-        rows = self.jax.make_array_from_single_device_arrays(shape, self.sharding, [row[None]])
-        (shard,) = self._sum(rows).addressable_shards
-        return shard.data[0]
-
-    def compile(self, function: Any, *, donate: bool) -> Any:
-        """Compile `function`, which maps this rank's row and may use collectives along AXIS, for distributed arrays."""
         spec = self.jax.sharding.PartitionSpec(AXIS)
         mapped = self.jax.shard_map(
-            lambda block: function(block[0])[None], mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
+            lambda block: functions[name](block[0])[None],
+            mesh=self.mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
         )
-        return self.jax.jit(mapped, donate_argnums=(0,) if donate else ())
+        compiled = self.jax.jit(mapped, donate_argnums=(0,) if donate else ())
+        return lambda array: compiled(array).block_until_ready()
 
     def close(self) -> None:
         """Leave together with the others."""

@@ -23,7 +23,6 @@ from task_images.harness.distributed import World
 from task_images.harness.elastic import ElasticCheckpoints
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.jax_training import MakeProgram, train_in_jax
 from task_images.harness.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
 from task_images.harness.language.layout import Layout, Memory
 from task_images.harness.language.parallel import check_optimizer
@@ -155,12 +154,10 @@ class Pretraining(Generic[B]):
     unit: Unit
     details: Mapping[str, object] = field(default_factory=dict)
     make_optimizer: MakeOptimizer | None = None
-    in_jax: MakeProgram | None = None
 
     def run(self) -> None:
         """Train to the goal, the last step or the last block, and report. Raises DivergedError on NaN."""
-        trainer = self.make_trainer()
-        (trainer if self.in_jax is None else train_in_jax(trainer, self.in_jax)).run()
+        self.make_trainer().run()
 
     def make_trainer(self) -> "PretrainingTrainer[B]":
         """The trainer for the common loop."""

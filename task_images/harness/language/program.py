@@ -17,8 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.jax_ranks import JaxRanks
-from task_images.harness.jax_training import MakeProgram
 from task_images.harness.language.attention import choose_attention
 from task_images.harness.language.layout import Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
@@ -101,7 +99,6 @@ class Program(Generic[S, P, M, B]):
     compiled       additional modules to compile
     apart          modules before and after the blocks that are gathered separately
     make_optimizer (settings, world) -> function that creates the optimizer; None: AdamW
-    in_jax         the model's program in JAX, for tasks with the backend jax
     check          raises TaskUsageError for settings that device or plan do not support
     """
 
@@ -122,7 +119,6 @@ class Program(Generic[S, P, M, B]):
     compiled: Callable[[M], Iterable[nn.Module]] = lambda model: ()
     apart: Callable[[M], tuple[Sequence[nn.Module], Sequence[nn.Module]]] = lambda model: ((), ())
     make_optimizer: Callable[[S, World], MakeOptimizer | None] = lambda settings, world: None
-    in_jax: Callable[[P, S], MakeProgram] | None = None
     check: Callable[[S, P, World], None] = lambda settings, plan, world: None
     details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
 
@@ -180,7 +176,6 @@ class Program(Generic[S, P, M, B]):
                     **self.details(plan, settings),
                 },
                 make_optimizer=self.make_optimizer(settings, world),
-                in_jax=self.in_jax(plan, settings) if self.in_jax and world.backend == JaxRanks.backend else None,
             ).run()
 
     def _read_settings(self, contract: Contract) -> S:

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.contract.task_images.ranks import RankServer, launch_within
 
 HAS_JAX = importlib.util.find_spec("jax") is not None
 SECONDS = 250.0
-TRAINING_SECONDS = 900.0  # XLA compiles for seconds, several times as long on a machine that is busy
 BACKEND = {"MLBENCH_BACKEND": "jax"}
 SIZES = [1, pytest.param(2, marks=pytest.mark.nightly)]
 with_jax = pytest.mark.skipif(not HAS_JAX, reason="JAX, 0.4 GB, is not installed (extra: jax)")
@@ -61,47 +59,3 @@ def test_a_wrong_sum_is_noticed(tmp_path: Path) -> None:
     ended = launch_within(SECONDS, "wrong_jax", 2, tmp_path, parameters, paths)
     assert [one.code for one in ended] == [70, 70]
     assert "wrong result" in ended[0].stderr
-
-
-@with_jax
-@pytest.mark.timeout(2 * TRAINING_SECONDS)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    ("task", "changes"),
-    [
-        ("digits_resnet", {"epochs": 2, "goal_full": 100.0, "batch_size": 50}),  # the last update has smaller batches
-        ("gpt_pretraining", {"steps": 40, "evaluate_every": 20, "goal_full": 0.5, "micro_batch": 8}),
-    ],
-)
-def test_a_training_in_jax_has_the_curve_of_the_same_training_in_torch(
-    tmp_path: Path, task: str, changes: dict[str, Any], size: int
-) -> None:
-    parameters = load_task(task).resolve("tiny", changes)
-    curves = {}
-    for backend in ("gloo", "jax"):
-        folder = tmp_path / backend
-        folder.mkdir()
-        ended = launch_within(
-            TRAINING_SECONDS, f"task_images.{task}", size, folder, parameters, {"MLBENCH_BACKEND": backend}
-        )
-        assert [one.code for one in ended] == [0] * size, ended[0].stderr
-        curves[backend] = ended[0].result["details"]["curve"]
-    assert len(curves["gloo"]) == 2
-    for one, other in zip(curves["gloo"], curves["jax"], strict=True):
-        for name in {"train_loss", "loss", "Prec@1", "train_Prec@1"} & one.keys():
-            assert other[name] == pytest.approx(one[name], rel=1e-3), name
-
-
-@with_jax
-@pytest.mark.parametrize(
-    ("task", "changes", "what"),
-    [
-        ("gpt_pretraining", {"documents": "separate"}, "does not have documents=separate"),
-        ("gpt_pretraining", {"precision": "bf16"}, "cannot compute in bf16"),
-    ],
-)
-def test_what_only_torch_does_is_refused(tmp_path: Path, task: str, changes: dict[str, Any], what: str) -> None:
-    parameters = load_task(task).resolve("tiny", changes)
-    (ended,) = launch_within(SECONDS, f"task_images.{task}", 1, tmp_path, parameters, BACKEND)
-    assert ended.code == 64
-    assert what in ended.stderr

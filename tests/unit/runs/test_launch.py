@@ -275,7 +275,6 @@ def test_gpus_that_no_device_backs_do_not_count(monkeypatch: pytest.MonkeyPatch)
         (DIGITS, {"set": {"momentum": "1.5"}}, "the most is 1"),
         (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
         (DIGITS, {"backend": "nccl"}, "works only on GPUs"),
-        (DIGITS, {"backend": "jax", "method": "powersgd"}, "own all-reduce sums"),
         (DIGITS, {"on_failure": "shrink"}, "--on-failure shrink was removed"),
         (DIGITS, {"on_failure": "restrt"}, 'Did you mean "restart"?'),
         (DIGITS, {"backend": "custom"}, "the name is missing"),

@@ -1,16 +1,11 @@
 """What follows from the parameters of a decoder before anything starts: its shape, its layout, and its memory."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.gpt_pretraining.jax_model import make_decoder
 from task_images.gpt_pretraining.preflight import Plan, choose_parts, choose_shape, make_plan
-from task_images.gpt_pretraining.settings import Settings
-from task_images.gpt_pretraining.shapes import Shape
-from task_images.harness.errors import TaskUsageError
 
 TASK = load_task("gpt_pretraining")
 
@@ -88,42 +83,3 @@ def test_memory_of_activations_and_logits(precision: str, chunk: int, activation
     assert memory.logits == tokens * 256 * logit
     assert memory.state == 125_248 * 16
     assert memory.gathered == 0
-
-
-# --- in JAX ---------------------------------------------------------------------------------------------------------
-
-LLAMA = Shape(90, 32, 64, 2, 4, 2, 128)
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings", "what", "hint"),
-    [
-        ({"norm": "layer"}, {}, "this model", "--set model=tiny"),
-        ({"positions": "half-rotary"}, {}, "this model", "--set model=tiny"),
-        ({"activation": "gelu"}, {}, "this model", "--set model=tiny"),
-        ({"bias": True}, {}, "this model", "--set model=tiny"),
-        ({"qk_norm": True}, {}, "this model", "--set model=tiny"),
-        ({"embedding_norm": True}, {}, "this model", "--set model=tiny"),
-        ({"softcap": 15.0}, {}, "this model", "--set model=tiny"),
-        ({"scale": 0.12}, {}, "this model", "--set model=tiny"),
-        ({}, {"parallel": "fsdp2"}, "parallel=fsdp2", "--set parallel=ddp"),
-        ({}, {"documents": "separate"}, "documents=separate", "--set documents=joined"),
-        ({}, {"float8": "head"}, "float8", "--set float8=none"),
-        ({}, {"resume": "x"}, "these checkpoints", "Leave out resume and checkpoint_every."),
-        ({}, {"checkpoint_every": 5}, "these checkpoints", "Leave out resume and checkpoint_every."),
-    ],
-)
-def test_what_the_decoder_in_jax_lacks_is_named(
-    shape: dict[str, Any], settings: dict[str, Any], what: str, hint: str
-) -> None:
-    with pytest.raises(TaskUsageError, match=f"the backend jax does not have {what}") as caught:
-        make_decoder(replace(LLAMA, **shape), Settings(**settings), 1)
-    assert caught.value.hint == hint
-
-
-@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"theta": 500.0, "eps": 1e-6}, {"multiple": 64}])
-def test_any_size_of_llama_can_be_trained_in_jax(shape: dict[str, Any]) -> None:
-    make_decoder(replace(LLAMA, **shape), Settings(), 1)
-
-
-# --- the program ----------------------------------------------------------------------------------------------------

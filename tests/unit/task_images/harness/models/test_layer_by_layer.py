@@ -100,6 +100,3 @@ def test_linear_layers_of_vgg_begin_small_and_all_biases_with_zero() -> None:
 )
 def test_widths_are_rounded_to_eights(channels: int, width: float, wide: int) -> None:
     assert widen(channels, width) == wide
-
-
-# --- in JAX ---------------------------------------------------------------------------------------------------------
