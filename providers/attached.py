@@ -16,7 +16,7 @@ from mlbench_cli.kube.api import AccessDenied, ApiError, ObjectNotFound
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails, fact
 from mlbench_cli.model.run import Cluster
-from providers.base import Resource
+from providers.base import Provider, Resource
 
 ROLE = "mlbench"
 AUTOPILOT_PREFIX = "gk3-"  # of the names of GKE Autopilot's nodes; those of other clusters begin with gke-
@@ -65,7 +65,7 @@ class AttachedDetails(ClusterDetails):
     server: str | None = fact(str)  # URL of its API, when it was attached
 
 
-class AttachedProvider:
+class AttachedProvider(Provider):
     """The provider "attached": reaches a cluster through the user's kubeconfig and owns nothing of it."""
 
     name = "attached"

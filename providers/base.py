@@ -1,9 +1,7 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. It declares
-optional abilities by implementing the members of a protocol: `CanCreate`, `CanScale`, `HasAccounts`, `ListsOrphans`.
-`mlbench doctor` asks the module `doctor` beside it. The life cycle prevents leaks,
-provided that each resource
+A new provider is one folder with a class that extends `Provider`, and one line in `registry`. `mlbench doctor` asks the
+module `doctor` in it. The life cycle prevents leaks, provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,
@@ -13,9 +11,10 @@ provided that each resource
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.errors import DeadlineError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -189,119 +188,113 @@ class Plan:
         }
 
 
-# --- what a provider must be able to do, and what it can --------------------------------------------------------------
+# --- what a provider is -----------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Provider(Protocol):
-    """Finds and opens the clusters of one kind. `mlbench_cli.model.cluster_details` reads `details`."""
+class Provider(ABC):
+    """Creates, finds and opens the clusters of one kind; `mlbench_cli.model.cluster_details` reads their `details`.
+
+    What a kind of cluster does not have keeps its default: it finds nothing, changes nothing, or raises UsageError.
+    """
 
     name: str
+    summary = ""  # one line of help
+    notes = ""  # further sentences of help
+    options: type[Any] | None = None  # a dataclass with fields made by `option`; None: mlbench creates no such clusters
+    finds_orphans = False  # its cloud can be asked for disks and load balancers that workloads have left
 
-    def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """All resources of the cluster, each after those that it needs; empty if mlbench deletes none."""
+    # --- its clusters
 
+    @abstractmethod
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """All clusters with mlbench's tags, complete or not. `scope` limits the search (project, location).
 
         Raises PartialSearchError, with what was found, if some places did not answer.
         """
 
+    @abstractmethod
     def connect(self, cluster: Cluster) -> "Access":
         """Endpoint and credentials of its Kubernetes API, held in memory."""
 
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """All resources of the cluster, each after those that it needs; empty if mlbench deletes none."""
+        return ()
 
-@runtime_checkable
-class CanCreate(Provider, Protocol):
-    """A provider of `create-cluster`."""
+    def find_account(self, cluster: Cluster) -> str | None:
+        """The account that today's credentials select, if they do, in which names are unique and which pays."""
+        return None
 
-    summary: str  # one line of help
-    options: type[Any]  # a dataclass with fields made by `option`: the options of `create-cluster`
+    # --- creation
 
     def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
         """The record of a cluster to be created. Raises UsageError for combinations that cannot work. Asks no cloud."""
-
-    def plan(self, cluster: Cluster) -> Plan:
-        """Sizes and prices, after a check of tools, credentials and quotas. Writes nothing."""
-
-
-@runtime_checkable
-class DescribesMachines(Protocol):
-    """A provider that asks its cloud what machines have, so that types newer than its table work."""
+        raise self._lacks("clusters that mlbench creates")
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster to create with the GPUs, network cards and vCPUs that the cloud tells of its workers.
+        """The cluster to create with the GPUs, network cards and vCPUs that the cloud tells of its workers, so that
+        types newer than the table work.
 
         Raises UsageError if they differ from the request, or if the cloud reports no GPUs for a GPU machine.
         """
+        return cluster
 
-
-@runtime_checkable
-class CanSketch(Protocol):
-    """A provider that can plan and price a cluster without an account."""
+    def plan(self, cluster: Cluster) -> Plan:
+        """Sizes and prices, after a check of tools, credentials and quotas. Writes nothing."""
+        raise self._lacks("clusters that mlbench creates")
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with a place holder for what the account would have decided: a project, a region."""
+        """The options with a place holder for what an account would have decided: a project, a region."""
+        return dict(options)
 
-    def sketch(self, cluster: Cluster) -> Plan:
-        """As `plan`, without asking the cloud: what it would have been asked is a warning."""
-
-
-@runtime_checkable
-class CanScale(Protocol):
-    """A provider of `scale-cluster`."""
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
-
-
-@runtime_checkable
-class CanMove(Protocol):
-    """A provider that tries several zones for the workers of a cluster, one after the other."""
+    def sketch(self, cluster: Cluster) -> Plan | None:
+        """As `plan`, without an account: what the cloud would have been asked is a warning. None: there is none."""
+        return None
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:
-        """The zones to try, in their order; empty if there is no choice."""
+        """The zones to try for the workers, in their order; empty if there is no choice."""
+        return ()
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
         """The record of the same cluster with its workers in `zone`: its resources replace those of another zone."""
-
-
-@runtime_checkable
-class EndsClusters(Protocol):
-    """A provider that arms the expiry of a cluster (`expires`) in the cloud, independent of any client."""
-
-    def extend(self, cluster: Cluster) -> Sequence[Resource]:
-        """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
-
-    def describe_end(self, cluster: Cluster) -> str:
-        """A sentence about what expires and what remains until it is deleted."""
-
-
-@runtime_checkable
-class HasRegistry(Protocol):
-    """A provider whose cloud has an image registry for its credentials."""
+        raise self._lacks("zones")
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """User and password for the registry of the cluster's account."""
+        raise self._lacks("registry")
 
+    # --- changes
 
-@runtime_checkable
-class HasAccounts(Protocol):
-    """A provider whose credentials select an account, in which names are unique and which pays."""
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
+        from providers.operation_errors import delete_command
 
-    def find_account(self, cluster: Cluster) -> str:
-        """The account that today's credentials belong to."""
+        command = f"{delete_command(cluster)}, then mlbench create-cluster {self.name} {nodes} RELEASE"
+        raise UsageError(
+            f'The cluster "{cluster.name}" cannot be scaled: {self.name} has no machines that mlbench can add.',
+            hint=command if self.options else None,
+        )
 
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
+        return ()
 
-@runtime_checkable
-class ListsOrphans(Protocol):
-    """A provider whose clusters' workloads create paid resources outside of the cluster: load balancers, disks."""
+    def describe_end(self, cluster: Cluster) -> str:
+        """A sentence about what expires and what remains until it is deleted."""
+        return "It does not delete itself when it expires: run mlbench gc --expired."
+
+    # --- what workloads leave in the cloud
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
-        """Those that still exist in the cloud. Raises MlbenchError if the cloud cannot be asked."""
+        """Load balancers and disks that still exist outside of the cluster. Raises MlbenchError if the cloud cannot be
+        asked."""
+        return []
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
+        raise self._lacks("resources outside of the cluster")
+
+    def _lacks(self, what: str) -> UsageError:
+        return UsageError(f"{self.name} has no {what}.", hint="mlbench create-cluster --help")
 
 
 # --- helpers of providers ---------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Cluster
-from providers.base import Resource
+from providers.base import Provider, Resource
 
 
-class MachinesProvider:
+class MachinesProvider(Provider):
     """Nothing to create, find or delete."""
 
     name = "machines"

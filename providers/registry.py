@@ -3,9 +3,9 @@
 from importlib import import_module
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from providers.base import CanCreate, Provider
+from providers.base import Provider
 
-# A new provider is one line here and one module, whose class declares by its members what it can do (see `base`).
+# A new provider is one line here and one folder, whose class overrides what its clusters have (see `base`).
 PROVIDERS = {
     "local": "providers.machines:LocalProvider",
     "kind": "providers.kind:KindProvider",
@@ -33,7 +33,7 @@ def load(name: str) -> Provider:
     return provider
 
 
-def creators() -> dict[str, CanCreate]:
+def creators() -> dict[str, Provider]:
     """The providers of `create-cluster`, by name. Their modules need no cloud's library to be imported."""
     loaded = {name: load(name) for name in PROVIDERS}
-    return {name: provider for name, provider in loaded.items() if isinstance(provider, CanCreate)}
+    return {name: provider for name, provider in loaded.items() if provider.options is not None}

@@ -14,7 +14,7 @@ from typing import Any
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, ListsOrphans, Provider, Readiness, Resource, ResourceStatus, TransientError
+from providers.base import CLUSTER_TAG, Provider, Readiness, Resource, ResourceStatus, TransientError
 from providers.helm import tool as program
 from providers.helm.tool import HelmCall
 from providers.workloads import APPS, BALANCERS, BATCH, CORE, KINDS, OrphanedResource, WorkloadObject
@@ -138,7 +138,7 @@ class WorkloadCleanup(Resource):
 
     def _find_orphans(self) -> list[OrphanedResource]:
         cloud = self.provider
-        if not isinstance(cloud, ListsOrphans):
+        if not cloud.finds_orphans:
             return []
         for item in self._retained:
             self.warnings.append(
@@ -202,7 +202,7 @@ class WorkloadCleanup(Resource):
         return bool(founds) and all(found.ours for found in founds)
 
     def _snapshot_from(self, api: Api) -> CleanupSnapshot:
-        has_cloud = isinstance(self.provider, ListsOrphans)
+        has_cloud = self.provider.finds_orphans
         items = {kind: self._list(api, path) for kind, path in (KINDS if has_cloud else BALANCERS).items()}
         found: list[WorkloadObject] = []
         retained: list[WorkloadObject] = []
@@ -225,7 +225,7 @@ class WorkloadCleanup(Resource):
         return CleanupSnapshot(found, removed, retained)
 
     def _list(self, api: Api, path: str, **params: Any) -> list[dict[str, Any]]:
-        seconds = RETRY_SECONDS if isinstance(self.provider, ListsOrphans) else 0.0
+        seconds = RETRY_SECONDS if self.provider.finds_orphans else 0.0
         try:
             return list(api.request("GET", path, params=params, retry_seconds=seconds).get("items") or ())
         except ObjectNotFound:  # Gateways are not known everywhere

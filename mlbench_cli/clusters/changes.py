@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlbench_cli.clusters import manage as clusters
-from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.errors import CleanupError, NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import CanCreate, CanScale, EndsClusters, PartialSearchError, Resource
-from providers.operation_errors import delete_command
+from providers.base import PartialSearchError, Provider, Resource
 from providers.operation_lock import hold_operation_lock
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def delete_cluster(
         cluster = store.find_cluster(cluster.identity) or cluster
         check(cluster)
         provider = registry.load(cluster.provider)
-        if not isinstance(provider, CanCreate):
+        if provider.options is None:
             store.forget_cluster(cluster)
             return True
         clusters.require_account(provider, cluster)
@@ -56,7 +55,7 @@ def delete_cluster(
         return _delete_resources(store, cluster, provider, report, warn)
 
 
-def _delete_resources(store: Store, cluster: Cluster, provider: CanCreate, report: "Report", warn: Warn) -> bool:
+def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report: "Report", warn: Warn) -> bool:
     from providers.lifecycle import down
     from providers.workload_cleanup import WorkloadCleanup
 
@@ -101,16 +100,8 @@ def find_again(store: Store, cluster: Cluster) -> Cluster | None:
 def plan_scaling(cluster: Cluster, nodes: int) -> Sequence[Resource]:
     """The resources whose creation gives the cluster `nodes` workers. Raises UsageError if it cannot be scaled."""
     provider = registry.load(cluster.provider)
-    if isinstance(provider, CanScale):
-        clusters.require_account(provider, cluster)
-        return provider.scale(cluster, nodes)
-    hint = None
-    if isinstance(provider, CanCreate):
-        hint = f"{delete_command(cluster)}, then mlbench create-cluster {cluster.provider} {nodes} RELEASE"
-    raise UsageError(
-        f'The cluster "{cluster.name}" cannot be scaled: {cluster.provider} has no machines that mlbench can add.',
-        hint=hint,
-    )
+    clusters.require_account(provider, cluster)
+    return provider.scale(cluster, nodes)
 
 
 def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: "Report") -> Cluster:
@@ -133,18 +124,14 @@ def set_end(store: Store, cluster: Cluster, report: "Report") -> Cluster:
 
     provider = registry.load(cluster.provider)
     clusters.require_account(provider, cluster)
-    resources = provider.extend(cluster) if isinstance(provider, EndsClusters) else []
-    return up(cluster, resources, store, report=report, times="scaling")
+    return up(cluster, provider.extend(cluster), store, report=report, times="scaling")
 
 
 def describe_end(cluster: Cluster) -> str | None:
     """What of the cluster ends by itself; None for a cluster without an end."""
     if ClusterDetails.of(cluster).expires is None:
         return None
-    provider = registry.load(cluster.provider)
-    if isinstance(provider, EndsClusters):
-        return provider.describe_end(cluster)
-    return "It does not delete itself when it expires: run mlbench gc --expired."
+    return registry.load(cluster.provider).describe_end(cluster)
 
 
 def _require_record(store: Store, cluster: Cluster) -> Cluster:

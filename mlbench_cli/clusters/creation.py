@@ -9,7 +9,7 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.util.durations import parse_duration
 from mlbench_cli.util.text import shorten
 from providers import registry
-from providers.base import CanCreate
+from providers.base import Provider
 
 KEEP = "none"  # of --ttl
 PROVIDER, KEEP_CLUSTER = "provider", "keep_cluster"
@@ -27,7 +27,7 @@ def parse_chart_timeout(text: str | None) -> float | None:
     return None if text is None else parse_duration(text, "--chart-timeout")
 
 
-def find_creator(name: str) -> CanCreate:
+def find_creator(name: str) -> Provider:
     """The provider of that name, for a cluster to be created. Raises UsageError with the nearest one."""
     creators = registry.creators()
     known = [*creators, *registry.ALIASES]
@@ -42,6 +42,7 @@ def find_creator(name: str) -> CanCreate:
 def read_creation(create: Mapping[str, Any], nodes: int, release: str) -> CreationRequest:
     """What `create` asks for: a provider and options of `create-cluster`. Raises UsageError that names the option."""
     provider = find_creator(str(create[PROVIDER]))
+    assert provider.options is not None
     hints = get_type_hints(provider.options)
     kinds = {**{item.name: hints[item.name] for item in fields(provider.options)}, **_OTHER, KEEP_CLUSTER: bool}
     given = {}

@@ -19,16 +19,7 @@ from mlbench_cli.model.run import Cluster, ClusterIdentity
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import (
-    CanCreate,
-    CanSketch,
-    DescribesMachines,
-    HasAccounts,
-    PartialSearchError,
-    Plan,
-    Provider,
-    Resource,
-)
+from providers.base import PartialSearchError, Plan, Provider, Resource
 from providers.operation_errors import delete_command
 from providers.operation_lock import hold_operation_lock, is_operation_running
 
@@ -54,7 +45,7 @@ class Ttl(NamedTuple):
 class CreationRequest:
     """What `create-cluster` was asked for. `options` are fields of the provider's options class."""
 
-    provider: CanCreate
+    provider: Provider
     nodes: int
     release: str
     options: Mapping[str, Any]
@@ -72,11 +63,16 @@ class CreationRequest:
         """The record of the cluster, as far as no cloud has to be asked. Raises UsageError for what cannot work."""
         provider, name = self.provider, check_name(self.name, "cluster name")
         try:
-            return provider.new_cluster(name, self.nodes, provider.options(**self.options))
+            return provider.new_cluster(name, self.nodes, self.options_of(self.options))
         except (CredentialError, UsageError) as error:
-            if error.details.get("configured", True) or not isinstance(provider, CanSketch):
+            if error.details.get("configured", True):
                 raise
-            return provider.new_cluster(name, self.nodes, provider.options(**provider.fill_place(self.options)))
+            return provider.new_cluster(name, self.nodes, self.options_of(provider.fill_place(self.options)))
+
+    def options_of(self, values: Mapping[str, Any]) -> Any:
+        """`values` as the provider's options."""
+        assert self.provider.options is not None
+        return self.provider.options(**values)
 
 
 @dataclass
@@ -85,7 +81,7 @@ class PlannedCluster:
 
     cluster: Cluster
     plan: Plan
-    provider: CanCreate
+    provider: Provider
     installation: "Installation | None"
     chart_notes: str = field(default="", init=False)  # what the Helm chart says once it is installed
     keeps_end: bool = field(default=False, init=False)  # it exists, and its end was not asked to move
@@ -157,12 +153,11 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
     """
     name = check_name(request.name, "cluster name")
     provider = request.provider
-    cluster = provider.new_cluster(name, request.nodes, provider.options(**request.options))
-    if isinstance(provider, HasAccounts):
-        cluster = replace(cluster, account=provider.find_account(cluster))
+    cluster = provider.new_cluster(name, request.nodes, request.options_of(request.options))
+    if (account := provider.find_account(cluster)) is not None:
+        cluster = replace(cluster, account=account)
     require_free_name(store, cluster)
-    if isinstance(provider, DescribesMachines):
-        cluster = provider.describe_machines(cluster)
+    cluster = provider.describe_machines(cluster)
     with _prepare_chart(request) as installation:
         plan = provider.plan(cluster)
         details: dict[str, Any] = {**cluster.details, "owner": owner_name(), "plan": plan.to_dict()}
@@ -174,10 +169,10 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
 def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
     """The plan of a cluster for somebody without an account, whom no cloud answers. None if the provider has none."""
     name, provider = check_name(request.name, "cluster name"), request.provider
-    if not isinstance(provider, CanSketch):
+    cluster = provider.new_cluster(name, request.nodes, request.options_of(provider.fill_place(request.options)))
+    if (sketch := provider.sketch(cluster)) is None:
         return None
-    cluster = provider.new_cluster(name, request.nodes, provider.options(**provider.fill_place(request.options)))
-    plan = replace(provider.sketch(cluster), is_checked=False)
+    plan = replace(sketch, is_checked=False)
     cluster = replace(cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()})
     return PlannedCluster(cluster, plan, provider, None).with_ttl(request.ttl)
 
@@ -334,7 +329,7 @@ def _find_other_accounts(known: Sequence[Cluster], names: Sequence[str] | None) 
     labels = []
     for cluster in known:
         provider = registry.load(cluster.provider)
-        if (names and cluster.provider not in names) or not isinstance(provider, HasAccounts) or not cluster.account:
+        if names and cluster.provider not in names:
             continue
         try:
             require_account(provider, cluster)
@@ -454,10 +449,8 @@ def _describe(scope: Mapping[str, str]) -> str:
 
 def require_account(provider: Provider, cluster: Cluster) -> None:
     """Raise CredentialError if today's credentials are those of another account, which does not show the cluster."""
-    if not isinstance(provider, HasAccounts) or not cluster.account:
-        return
-    account = provider.find_account(cluster)
-    if account != cluster.account:
+    account = provider.find_account(cluster) if cluster.account else None
+    if account not in (None, cluster.account):
         raise CredentialError(
             f'The cluster "{cluster.name}" is in the account {cluster.account}; today\'s credentials are those of '
             f"{account}, so it cannot be found.",

@@ -5,7 +5,6 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.tasks.images import parse_image
 from mlbench_cli.tasks.registries import Login
 from providers import registry
-from providers.base import HasRegistry
 
 
 def registry_of(cluster: Cluster) -> str | None:
@@ -18,5 +17,6 @@ def find_registry_login(cluster: Cluster | None, place: str) -> Login | None:
     host = parse_image(place.rstrip(":")).host
     if cluster is None or not host.endswith((".pkg.dev", ".amazonaws.com", ".azurecr.io")):
         return None
-    provider = registry.load(cluster.provider)
-    return Login(*provider.fetch_registry_login(cluster)) if isinstance(provider, HasRegistry) else None
+    if cluster.provider not in registry.PAID:
+        return None
+    return Login(*registry.load(cluster.provider).fetch_registry_login(cluster))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import CanMove, Provider
+from providers.base import Provider
 
 # Reasons in the details of a CapacityError that another zone of the region does not change.
 REGIONAL_REASONS = ("quota", "reservation")
@@ -23,8 +23,8 @@ def create_in_first_zone(
     `known` is its record of an earlier time: the zone of its workers comes first. Raises the last zone's error, and
     any other error than a lack of machines at once.
     """
-    zones = list(provider.list_zones(cluster)) if isinstance(provider, CanMove) else []
-    if not zones or not isinstance(provider, CanMove):
+    zones = list(provider.list_zones(cluster))
+    if not zones:
         return create(cluster)
     earlier = ClusterDetails.of(known).location if known is not None else None
     zones.sort(key=lambda zone: zone != earlier)

@@ -29,7 +29,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import AUTO, CanCreate
+from providers.base import AUTO, Provider
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _group() -> None:
 
 
 def create(
-    provider: CanCreate,
+    provider: Provider,
     nodes: int,
     release: str,
     options: dict[str, Any],
@@ -165,7 +165,7 @@ def _describe_end(planned: PlannedCluster) -> str | None:
     return f"It expires after {details.ttl}." if details.ttl else None
 
 
-def _check_registry(provider: CanCreate, given: str | None) -> None:
+def _check_registry(provider: Provider, given: str | None) -> None:
     """Check the task images before creating a cluster that could not run any."""
     if provider.name not in registry.PAID or given == AUTO:
         return
@@ -254,8 +254,9 @@ def _show_probe(details: ClusterDetails) -> None:
 # --- the options are the provider's fields --------------------------------------------------------------------------
 
 
-def _function(provider: CanCreate) -> Any:
+def _function(provider: Provider) -> Any:
     """The function of `create-cluster PROVIDER`, with the provider's options in its signature."""
+    assert provider.options is not None
     items = fields(provider.options)
 
     def command(**given: Any) -> None:
@@ -282,7 +283,7 @@ def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
     )
 
 
-def cluster_options(provider: CanCreate, taken: Collection[str]) -> list[Any]:
+def cluster_options(provider: Provider, taken: Collection[str]) -> list[Any]:
     """The options of `create-cluster PROVIDER` for a command that also makes a cluster. Their names begin with CREATED,
     and the flags of those that are `taken` by that command with --cluster-.
     """
@@ -300,9 +301,8 @@ def cluster_options(provider: CanCreate, taken: Collection[str]) -> list[Any]:
     return found
 
 
-def _help(provider: CanCreate) -> str:
-    notes = getattr(provider, "notes", "")
-    return f"{provider.summary}.\n\nThe cluster is named RELEASE-NUM_WORKERS. {notes}".rstrip()
+def _help(provider: Provider) -> str:
+    return f"{provider.summary}.\n\nThe cluster is named RELEASE-NUM_WORKERS. {provider.notes}".rstrip()
 
 
 def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

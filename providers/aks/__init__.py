@@ -28,7 +28,17 @@ from providers.aks.resources import (
     azure_of,
 )
 from providers.aks.subnet import SubnetAccess
-from providers.base import ROLE_LABEL, WORKER, Plan, Resource, check_ranges, check_tags, read_options, registry_details
+from providers.base import (
+    ROLE_LABEL,
+    WORKER,
+    Plan,
+    Provider,
+    Resource,
+    check_ranges,
+    check_tags,
+    read_options,
+    registry_details,
+)
 from providers.cluster_end import describe_hold
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
@@ -48,7 +58,7 @@ PROBE_IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
 PLACE_HOLDER = "00000000-0000-0000-0000-000000000000"
 
 
-class AksProvider:
+class AksProvider(Provider):
     """The provider "aks": a resource group with a cluster, its small system pool, and a pool of equal workers."""
 
     name = "aks"
@@ -94,7 +104,7 @@ class AksProvider:
         return Cluster(name, self.name, "creating", details=details, account=subscription, location=region)
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs of its VM size, as reported by Azure; see DescribesMachines."""
+        """The cluster with the GPUs of its VM size, as reported by Azure."""
         options, machine = read_options(cluster, AksOptions), _recorded_machine(cluster)
         offer = find_offer(_azure(cluster), machine.name)
         machine = settle_gpus(

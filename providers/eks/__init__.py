@@ -14,6 +14,7 @@ from providers.base import (
     ROLE_LABEL,
     WORKER,
     Plan,
+    Provider,
     Resource,
     check_ranges,
     check_tags,
@@ -57,6 +58,7 @@ from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
+from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
@@ -68,13 +70,13 @@ AFTER_NODES = "coredns"
 PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 
-class EksProvider:
+class EksProvider(Provider):
     """The provider "eks": a stack for the network, a control plane, a system group and a group of workers."""
 
     name = "eks"
     summary = "Kubernetes on AWS, with or without GPUs; costs money"
     options = EksOptions
-    list_orphans, orphan_command = staticmethod(orphans.list_orphans), staticmethod(orphans.orphan_command)
+    finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
         """Check all options and return the cluster to create. Makes no calls.
@@ -115,8 +117,7 @@ class EksProvider:
         return Cluster(name, self.name, "creating", details=details, location=region)
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs, EFA cards and vCPUs of its machine type, as reported by EC2; see
-        DescribesMachines."""
+        """The cluster with the GPUs, EFA cards and vCPUs of its machine type, as reported by EC2."""
         options = read_options(cluster, EksOptions)
         machine = _recorded_machine(cluster, options)
         told = describe_machine(aws_in(_region(cluster)), machine)
@@ -274,6 +275,14 @@ class EksProvider:
         Raises NotFoundError if it does not exist.
         """
         return access_to(aws_in(_region(cluster)), cluster.name)
+
+    def list_orphans(self, cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+        """Load balancers and disks that the cluster's workloads have left."""
+        return orphans.list_orphans(cluster, objects)
+
+    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
+        """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
+        return orphans.orphan_command(cluster, item)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """The resources that resize the worker group to `nodes` machines, including devices.

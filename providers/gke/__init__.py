@@ -13,6 +13,7 @@ from providers.base import (
     ROLE_LABEL,
     WORKER,
     Plan,
+    Provider,
     Resource,
     check_ranges,
     check_tags,
@@ -47,6 +48,7 @@ from providers.gke.resources import (
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
+from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 1000
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
@@ -57,13 +59,13 @@ DRIVERS = ("latest", "default")
 PROBE_IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 
 
-class GkeProvider:
+class GkeProvider(Provider):
     """The provider "gke": a control plane with a small system pool, and a pool of equal workers."""
 
     name = "gke"
     summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
-    list_orphans, orphan_command = staticmethod(orphans.list_orphans), staticmethod(orphans.orphan_command)
+    finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
@@ -99,7 +101,7 @@ class GkeProvider:
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs of its machine type, as reported by Compute Engine; see DescribesMachines."""
+        """The cluster with the GPUs of its machine type, as reported by Compute Engine."""
         options, machine = read_options(cluster, GkeOptions), _recorded_machine(cluster)
         told, arm = None, {}
         try:
@@ -200,6 +202,14 @@ class GkeProvider:
         except NotFoundError as error:
             raise NotFoundError(error.message, hint=f"mlbench delete-cluster gke {cluster.name}") from None
         return access_to(found)
+
+    def list_orphans(self, cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+        """Load balancers and disks that the cluster's workloads have left."""
+        return orphans.list_orphans(cluster, objects)
+
+    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
+        """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
+        return orphans.orphan_command(cluster, item)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """The resources that resize the pool to `nodes` machines.

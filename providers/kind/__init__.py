@@ -10,7 +10,7 @@ from mlbench_cli.config import settings
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Cluster
-from providers.base import Plan, PlanLine, Resource, details_from_tags, option, read_options
+from providers.base import Plan, PlanLine, Provider, Resource, details_from_tags, option, read_options
 from providers.kind.resources import (
     NODES_LABEL,
     REGISTRY_LABEL,
@@ -62,7 +62,7 @@ class KindOptions:
     num_gpus: int = option(0, "--num-gpus", "-g", help="number of GPUs per worker; KIND supports none")
 
 
-class KindProvider:
+class KindProvider(Provider):
     """The provider "kind": nodes are containers of this machine's Docker."""
 
     name = "kind"

@@ -265,7 +265,7 @@ AKS = {
     "expired half way": Case(
         CredentialError,
         "InvalidAuthenticationToken",
-        "to resume, repeat the create-cluster command",
+        "to resume, repeat the command",
         spoil=_trouble(**{"PUT agentPools": "401 InvalidAuthenticationToken-before"}),
         recorded=True,
     ),
@@ -408,7 +408,7 @@ EKS = {
     "expired half way": Case(
         CredentialError,
         "is expired",
-        "to resume, repeat the create-cluster command",
+        "to resume, repeat the command",
         spoil=_order("expired", "eks:CreateAddon .*"),
         recorded=True,
     ),

@@ -70,7 +70,7 @@ def test_a_cluster_that_was_deleted_is_not_scaled(command: Command, gke_world: W
 def test_gc_keeps_a_cluster_whose_end_was_moved_meanwhile(command: Command, gke_world: World, while_asked: Any) -> None:
     assert command(*CREATE, "--ttl", "1h").code == 0
     gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"] = "1000000000"
-    while_asked(lambda: command(*CREATE, "--ttl", "1h"))
+    while_asked(lambda: command(*CREATE, "--ttl", "2h"))
     result = command("gc", "gke", "--expired")
     assert result.code == 0, result.err
     assert "rel-1 has changed and is no longer eligible" in result.err

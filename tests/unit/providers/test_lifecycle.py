@@ -248,7 +248,7 @@ def test_ctrl_c_stops_and_says_what_there_is(cloud: ToyCloud, store: Store) -> N
     with pytest.raises(Interrupted) as caught:
         up(CLUSTER, toy_resources(cloud, "demo"), store)
     assert "thing demo-network (ready), thing demo-plane (unconfirmed)" in caught.value.message
-    assert "to resume, repeat the create-cluster command" in (caught.value.hint or "")
+    assert "to resume, repeat the command" in (caught.value.hint or "")
     assert store.cluster("demo").state == "failed"
 
 
