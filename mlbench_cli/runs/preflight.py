@@ -2,15 +2,12 @@
 
 A task.yaml may name a module (`preflight`) with one function:
 
-    check(parameters, ranks, ranks_per_memory, memory) -> None
+    check(parameters, ranks, per_machine) -> None
 
-`parameters` are the run's, `ranks` the number of its ranks; `ranks_per_memory` of them share `memory` bytes, or nothing
-is known of the memory (None). What cannot work raises ValueError with a message and, as `hint`, what to change. The
-module imports the standard library only.
+`parameters` are the run's, `ranks` the number of its ranks, `per_machine` of them on each machine. What cannot work
+raises ValueError with a message and, as `hint`, what to change. The module imports the standard library only.
 """
 
-import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -24,10 +21,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task
 
-Check = Callable[[Mapping[str, Any], int, int, float | None], None]
-
-_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?")
+Check = Callable[[Mapping[str, Any], int, int], None]
 
 
 def check_run(task: Task, spec: RunSpec) -> None:
@@ -42,11 +36,9 @@ def check_run(task: Task, spec: RunSpec) -> None:
     if task.preflight is None:
         return
     check = cast("Check", import_module(task.preflight).check)
-    is_local = spec.engine == "local"
-    memory = None if spec.device == "gpu" else local_memory() if is_local else parse_memory(spec.kubernetes.memory)
-    sharing = spec.world_size if is_local else spec.processes_per_worker
+    per_machine = spec.world_size if spec.engine == "local" else spec.processes_per_worker
     try:
-        check(spec.parameters, spec.world_size, sharing, memory)
+        check(spec.parameters, spec.world_size, per_machine)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
 
@@ -108,20 +100,3 @@ def find_too_many_workers(specs: Iterable[RunSpec]) -> dict[WorkersRule, list[st
         if rule is not None and spec.world_size > rule.sensible and not spec.parameters.get("blocks"):
             found.setdefault(rule, []).append(spec.name)
     return found
-
-
-def local_memory(root: str = "/") -> float:
-    """Bytes of memory that processes here may use: the machine's, or the limit of their control group."""
-    limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(float(Path(root, name).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return min(limits)
-
-
-def parse_memory(quantity: str | None) -> float | None:
-    """Bytes of a Kubernetes quantity such as 8Gi; None if there is none, or if it is in another form."""
-    found = _QUANTITY.fullmatch(quantity or "")
-    return None if found is None else float(found[1]) * _UNITS[found[2] or ""]

@@ -8,11 +8,7 @@ from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.harness.language.layout import (
     Layout,
     LayoutError,
-    Memory,
-    check_memory,
     check_tensor_parallel,
-    count_logit_bytes,
-    estimate_memory,
     plan_batch,
     plan_layout,
 )
@@ -27,7 +23,6 @@ class Plan:
     global_batch: int
     passes: int
     micro_batch: int
-    memory: Memory
 
 
 def choose_shape(parameters: Mapping[str, Any]) -> Shape:
@@ -78,24 +73,9 @@ def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> P
                 "--set loss_chunk=0, or --set parallel=fsdp2",
             )
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
-    tokens = micro_batch * parameters["sequence_length"]
-    memory = estimate_memory(
-        layout,
-        parameters=shape.parameters,
-        largest_group=shape.padded_vocabulary * shape.width,  # embedding and output layer are gathered apart
-        tokens=tokens,
-        width=shape.width,
-        hidden=shape.hidden,
-        layers=shape.layers,
-        head_tokens=min(tokens, parameters["loss_chunk"] or tokens),
-        vocabulary=shape.padded_vocabulary,
-        activation_bytes=2 if parameters["precision"] == "bf16" else 4,
-        logit_bytes=count_logit_bytes(parameters),
-        checkpointing=parameters["activation_checkpointing"],
-    )
-    return Plan(shape, layout, global_batch, passes, micro_batch, memory)
+    return Plan(shape, layout, global_batch, passes, micro_batch)
 
 
-def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:
-    """Raise LayoutError if `ranks` ranks cannot run this, or if `ranks_per_memory` of them need more than `memory`."""
-    check_memory(make_plan(parameters, ranks, ranks_per_memory).memory, memory, ranks_per_memory)
+def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:
+    """Raise LayoutError if `ranks` ranks, `per_machine` of them on each machine, cannot run this."""
+    make_plan(parameters, ranks, per_machine)

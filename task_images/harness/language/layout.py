@@ -46,11 +46,6 @@ class Layout:
         """Whether parameters are split over ranks by FSDP."""
         return self.name in ("fsdp2", "hsdp", "tp+fsdp2")
 
-    @property
-    def state_shares(self) -> int:
-        """Number of ranks that share one copy of parameters, gradients and optimizer state."""
-        return self.shards * self.tensor if self.is_sharded else self.tensor
-
     def data_rank(self, rank: int) -> int:
         """Which part of a global batch `rank` trains on, from 0 to data - 1."""
         return rank // self.tensor
@@ -144,85 +139,3 @@ def plan_batch(layout: Layout, parameters: Mapping[str, Any]) -> tuple[int, int,
     global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
     passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
     return global_batch, passes, global_batch // (passes * layout.data)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Estimated bytes of one rank at the peak of a step."""
-
-    state: int  # parameters, gradients, two moments of AdamW
-    gathered: int  # the largest group of parameters that FSDP gathers, or DDP's buckets
-    activations: int  # stored for the backward pass of one micro batch
-    logits: int  # logits, their fp32 copy and gradient
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts, in bytes."""
-        return self.state + self.gathered + self.activations + self.logits
-
-    def __str__(self) -> str:
-        return (
-            f"{_gib(self.total)} per rank (state {_gib(self.state)}, gathered {_gib(self.gathered)},"
-            f" activations {_gib(self.activations)}, logits {_gib(self.logits)})"
-        )
-
-
-def estimate_memory(
-    layout: Layout,
-    *,
-    parameters: int,
-    largest_group: int,
-    tokens: int,
-    width: int,
-    hidden: int,
-    layers: int,
-    head_tokens: int,
-    vocabulary: int,
-    activation_bytes: int,
-    logit_bytes: int,
-    checkpointing: str,
-) -> Memory:
-    """Memory of one rank in training with AdamW, parameters and moments in fp32.
-
-    tokens         tokens per micro batch
-    head_tokens    those with logits, of `logit_bytes` each
-    largest_group  parameters of the largest block, or of embedding and head
-
-    A block without checkpointing stores about 10 tensors of `width` and 4 of `hidden` channels per token; with `full`
-    checkpointing only its input, plus one block at a time as before; `selective` stores results of matrix products and
-    attention, about half. The estimate excludes the framework's own memory and fragmentation.
-    """
-    per_block = tokens * (10 * width + 4 * hidden) * activation_bytes // layout.tensor
-    kept = {
-        "none": layers * per_block,
-        "selective": layers * per_block // 2,
-        "full": layers * tokens * width * activation_bytes // layout.tensor + per_block,
-    }[checkpointing]
-    gathered = 2 * largest_group * 4 // layout.tensor if layout.is_sharded else 0
-    if layout.name == "ddp" and layout.data > 1:
-        gathered = parameters * 4  # gradients are stored in buckets in addition to the parameters' own
-    state = parameters * 16 // layout.state_shares
-    return Memory(state, gathered, kept, head_tokens * vocabulary * logit_bytes // layout.tensor)
-
-
-def count_logit_bytes(parameters: Mapping[str, Any]) -> int:
-    """Peak bytes per logit: logit, fp32 copy and gradient; if compiled with the loss, logit and gradient in its own
-    format."""
-    own = 2 if parameters["precision"] == "bf16" else 4
-    return own + 8 if parameters["compile"] == "no" else 2 * own
-
-
-def check_memory(memory: Memory, limit: float | None, ranks_on_machine: int = 1) -> None:
-    """Reject a run whose ranks on one machine (or device) need more than `limit` bytes; None: unknown."""
-    needed = memory.total * ranks_on_machine
-    if limit is not None and needed > limit:
-        ranks = f" x {ranks_on_machine} ranks" if ranks_on_machine > 1 else ""
-        raise LayoutError(
-            f"the model needs about {memory}{ranks}, and there are {_gib(limit)}",
-            "Spread it over more ranks (--set parallel=fsdp2), use a smaller micro_batch or sequence_length,"
-            " checkpoint activations (--set activation_checkpointing=full), or a smaller model.",
-        )
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB" if size < 2**33 else f"{size / 2**30:.0f} GiB"

@@ -24,7 +24,7 @@ from task_images.harness.elastic import ElasticCheckpoints
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
-from task_images.harness.language.layout import Layout, Memory
+from task_images.harness.language.layout import Layout
 from task_images.harness.language.parallel import check_optimizer
 from task_images.harness.language.sharded import ShardedUpdate
 from task_images.harness.language.tokens import map_tensors
@@ -149,7 +149,6 @@ class Pretraining(Generic[B]):
     passes: int
     flops: float
     flops_formula: str
-    memory: Memory
     identity: Mapping[str, Any]
     unit: Unit
     details: Mapping[str, object] = field(default_factory=dict)
@@ -255,7 +254,7 @@ class PretrainingTrainer(Trainer[B]):
         facts = dict(super()._facts(updates_per_second))
         sent = planned_communication(it.layout, it.settings, count_parameters(it.model.parameters()), it.passes)
         facts["communication"] = {**sent, **facts["communication"]}
-        facts["memory"] = {"estimated_bytes": it.memory.total, "peak_bytes": used}
+        facts["memory"] = {"peak_bytes": used}
         facts["data_epochs"] = self.position.total / it.workload.updates_per_epoch
         facts["tokens_per_second"] = updates_per_second and updates_per_second * it.workload.tokens
         facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size

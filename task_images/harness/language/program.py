@@ -18,7 +18,7 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.language.attention import choose_attention
-from task_images.harness.language.layout import Layout, LayoutError, Memory, check_memory
+from task_images.harness.language.layout import Layout, LayoutError
 from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
 from task_images.harness.language.pretraining import Batch, Pretraining, Workload
 from task_images.harness.language.tokens import Corpus
@@ -69,10 +69,6 @@ class PretrainingPlan(Protocol):
     @property
     def micro_batch(self) -> int:
         """Sequences per pass."""
-
-    @property
-    def memory(self) -> Memory:
-        """The estimated memory of one rank."""
 
 
 P = TypeVar("P", bound=PretrainingPlan)
@@ -137,8 +133,6 @@ class Program(Generic[S, P, M, B]):
             seed_all(contract.seed, contract.rank)  # initial values use separate generators
             corpus, make_workload = self.load(settings, contract, plan)
             report.data_identity(corpus.identify())
-            refuse_on_device(plan.memory, world.device)
-            report.say(f"memory: about {plan.memory}, estimated")
             self.check(settings, plan, world)
             dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
             size = plan.shape.width // plan.shape.heads
@@ -158,7 +152,6 @@ class Program(Generic[S, P, M, B]):
                 passes=plan.passes,
                 flops=self.flops(plan, settings),
                 flops_formula=self.formula,
-                memory=plan.memory,
                 identity={
                     "shape": asdict(plan.shape),
                     "seed": contract.seed,
@@ -225,14 +218,6 @@ def layout_errors_as_usage() -> Iterator[None]:
         yield
     except LayoutError as error:
         raise TaskUsageError(str(error), error.hint) from None
-
-
-def refuse_on_device(memory: Memory, device: torch.device) -> None:
-    """Raises TaskUsageError if the GPU has less memory than the estimate; CPU memory is checked before the start."""
-    if device.type != "cuda":
-        return
-    with layout_errors_as_usage():
-        check_memory(memory, float(torch.cuda.get_device_properties(device).total_memory))
 
 
 def require_data_dir(contract: Contract, what: str) -> Path:

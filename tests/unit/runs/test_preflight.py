@@ -9,7 +9,7 @@ import pytest
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import Machine, resolve
-from mlbench_cli.runs.preflight import find_too_many_workers, local_memory, parse_memory
+from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.request import Request
 
 LOCAL = Cluster("local", "local")
@@ -17,8 +17,8 @@ REMOTE = Cluster("far", "attached", details={"registry": "ghcr.io/me"})
 MACHINE = Machine(cores=8, gpus=0)
 
 
-def request(preset: str, *workers: int, memory: str | None = None, **changes: Any) -> Request:
-    return Request(name="x", workers=workers or (1,), task="gpt_pretraining", preset=preset, set=changes, memory=memory)
+def request(preset: str, *workers: int, **changes: Any) -> Request:
+    return Request(name="x", workers=workers or (1,), task="gpt_pretraining", preset=preset, set=changes)
 
 
 def test_a_mesh_that_does_not_fit_the_workers_is_refused_with_the_way_out() -> None:
@@ -26,18 +26,6 @@ def test_a_mesh_that_does_not_fit_the_workers_is_refused_with_the_way_out() -> N
         resolve(request("tiny", 4, 3, parallel="tp+fsdp2"), LOCAL, MACHINE)
     assert caught.value.exit_code == 2
     assert "--set tensor_parallel=1" in str(caught.value.hint)
-
-
-def test_a_model_too_large_for_this_machine_is_refused_with_the_numbers() -> None:
-    with pytest.raises(UsageError, match=r"the model needs about .* per rank .* x 2 ranks, and there are .* GiB"):
-        resolve(request("8B", 2), LOCAL, MACHINE)
-
-
-def test_on_a_cluster_the_memory_of_a_worker_counts_if_it_is_given() -> None:
-    assert resolve(request("8B", 16), REMOTE)
-    assert resolve(request("8B", 16, memory="64Gi"), REMOTE)
-    with pytest.raises(UsageError, match=r"there are 8(\.00)? GiB"):
-        resolve(request("8B", 16, memory="8Gi"), REMOTE)
 
 
 def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> None:
@@ -60,20 +48,3 @@ def test_a_checkpoint_that_is_not_here_is_refused_before_anything_starts(tmp_pat
 
 def test_a_fitting_run_passes() -> None:
     assert [spec.workers for spec in resolve(request("tiny", 1, 2, 4), LOCAL, MACHINE)] == [1, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("8Gi", 2**33), ("500M", 5e8), ("1.5Ti", 1.5 * 2**40), ("1024", 1024), (None, None), ("x", None)]
-)
-def test_quantities_of_memory(text: str | None, size: float | None) -> None:
-    assert parse_memory(text) == size
-
-
-def test_a_control_group_limits_the_memory(tmp_path: Path) -> None:
-    whole = local_memory(str(tmp_path))
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    assert local_memory(str(tmp_path)) == whole
-    (group / "memory.max").write_text("1048576\n")
-    assert local_memory(str(tmp_path)) == 2**20
