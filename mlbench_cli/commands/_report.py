@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.progress import Progress
 
 LAST_LINES = 3  # of the log of a failed rank
+ESTIMATING = "estimating time left"
 FINISHED = "finished"  # the phase in which ranks write their results
 BAR_COLUMNS = 20
 
@@ -80,8 +81,8 @@ class Reporter:
 def describe(progress: "Progress", name: str = "", width: int | None = None, *, reports: bool = True) -> str:
     """One line of progress in `width` columns (None: a line of a pipe, of any length and without a bar):
     "x-2: training, epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s, about 40 s left [=====>   ]". If it is too
-    long, the bar, step, loss, metric and elapsed time are dropped, in this order. `reports` is False for a program that
-    may never report anything.
+    long, a time left that is not known, the bar, step, loss, metric and elapsed time are dropped, in this order.
+    `reports` is False for a program that may never report anything.
     """
     phase = _phase(progress, reports)
     parts = [(f"{name}: {phase}" if name else phase, 1)]
@@ -98,7 +99,8 @@ def describe(progress: "Progress", name: str = "", width: int | None = None, *, 
     if progress.loss is not None:
         parts.append((f"loss {console.significant(progress.loss)}", 5))
     parts.append((f"elapsed {console.rough_duration(progress.elapsed)}", 3))
-    parts.append((format_eta(progress.eta, progress.eta_high) or "", 0))
+    left = format_eta(progress.eta, progress.eta_high) or ""
+    parts.append((left, 8 if left == ESTIMATING else 0))
     if width is not None:
         parts.append((_bar(progress), 7))
     return console.fit_parts(parts, width)
@@ -109,11 +111,11 @@ def format_eta(low: float | None, high: float | None) -> str | None:
     are a factor of two or more apart; None if both are unknown.
     """
     if low is None:
-        return None if high is None else "estimating time left"
+        return None if high is None else ESTIMATING
     if high is not None and high < 1:
         return "almost done"
     if high is None or high >= 2 * low:
-        return "estimating time left"
+        return ESTIMATING
     if high <= 1.25 * low:
         return f"about {console.rough_duration(low)} left"
     return f"{console.rough_duration(low)} to {console.rough_duration(high)} left"

@@ -1,5 +1,6 @@
 """`mlbench compare`: two results side by side."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -127,6 +128,14 @@ def _name(word: str, archives: Sequence[Archive]) -> str:
     return word if len(archives) > 1 else str(archives[0].run["name"])
 
 
+def _format_setting(value: object) -> str | None:
+    """A setting as people write it: a command line, a list of values; "-" for none."""
+    if isinstance(value, list | tuple):
+        words = list(map(str, value))
+        return shlex.join(words) if all(isinstance(item, str) for item in value) else ", ".join(words)
+    return None if value is None or value == "" else str(value)
+
+
 def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(f"{found.verdict}\n")
@@ -145,9 +154,13 @@ def _show(found: Comparison) -> None:
         console.out_table([title, found.a, found.b, "B AGAINST A"], cells)
     if found.differences:
         console.out("")
-        console.out_table(
-            ["DIFFERENCE", found.a, found.b], [[name, str(a), str(b)] for name, (a, b) in found.differences.items()]
-        )
+        has_one_task = "task" not in found.differences
+        settings = [
+            [name, _format_setting(a), _format_setting(b)]
+            for name, (a, b) in found.differences.items()
+            if has_one_task or not name.startswith("parameters.")  # those of two tasks have nothing in common
+        ]
+        console.out_table(["DIFFERENCE", found.a, found.b], settings)
     _warn(found)
     if found.left_out:
         ended = [f"{name} ({how})" for name, how in found.left_out.items()]

@@ -5,6 +5,7 @@ Request + Cluster -> candidates (one spec per point, size and repeat) -> plan (n
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -277,7 +278,7 @@ def _contradiction(experiment: Experiment, differences: Sequence[str], advice: s
 def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two specs as JSON values: 'backend was "gloo", now "mpi"'."""
     found = []
-    for key in sorted({*before, *after}):
+    for key in sorted({*before, *after}, key=lambda key: (key not in ("task", "argv"), key)):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += [f"{key}.{text}" for text in find_differences(old, new)]
@@ -287,6 +288,8 @@ def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = shlex.join(map(str, value))
     return "not given" if value is None else shorten(f'"{value}"' if isinstance(value, str) else str(value))
 
 

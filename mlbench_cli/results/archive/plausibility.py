@@ -309,6 +309,9 @@ def _check_settings(
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
                 yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, but the run has {asked}"
+        threads = None if spec.cpus is None else max(1, int(spec.cpus) // spec.processes_per_worker)
+        if spec.runs_task_program and None not in (threads, facts.get("threads")) and facts["threads"] != threads:
+            yield f"rank {rank} reported {one_line(str(facts['threads']), 40)} threads, but the run gives it {threads}"
         device = facts.get("device")
         if spec.runs_task_program and isinstance(device, str) and device.startswith("cpu") != (spec.device == "cpu"):
             yield f"rank {rank} reported device {one_line(device, 40)}, but the run has {spec.device}"

@@ -218,6 +218,7 @@ POWERSGD = honest_spec(method={"name": "powersgd"})
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, world_size=4)))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, seed=7)))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, backend="nccl")))),
+        ("settings", Story(honest_spec(cpus=2.0), logs=add(1, event("environment", 1, 101.0, threads=64)))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, device="cuda")))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, method={"name": "powersgd"})))),
         ("settings", Story(POWERSGD, logs=add(1, event("environment", 1, 101.0, method={})))),
