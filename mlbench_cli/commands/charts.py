@@ -27,7 +27,7 @@ def charts(
         ),
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="add the curves that the original MLBench published for the all-reduce")
+        bool, typer.Option("--published", help="add the results that the original MLBench published")
     ] = False,
     min_runs: Annotated[
         int,
@@ -43,9 +43,10 @@ def charts(
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Draw total time, speedup and time per phase of finished runs as PNG and SVG, with a CSV of the data.
+    """Draw figures of finished runs as PNG and SVG, with a CSV of the data.
 
-    Collectives also get latency and bandwidth by message size. Without ARCHIVE and --run, mlbench asks on a terminal
+    Always total time, speedup and time per phase; cost, price index, metrics over time, resources and the curves of
+    collectives where runs have them. Without ARCHIVE and --run, mlbench asks on a terminal
     which runs to draw; with --yes or without a terminal, it draws all.
     """
     _refuse_results(folder)

@@ -162,8 +162,8 @@ def _show(found: Comparison) -> None:
         ]
         console.out_table(["DIFFERENCE", found.a, found.b], settings)
     _warn(found)
-    if found.left_out:
-        ended = [f"{name} ({how})" for name, how in found.left_out.items()]
+    if found.excluded:
+        ended = [f"{name} ({how})" for name, how in found.excluded.items()]
         console.warn(f"Left out of all figures: {list_some(ended)}.")
     if found.energy_sources:
         console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")

@@ -148,19 +148,21 @@ class _Pages:
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
     def run(self, request: Request) -> Response:
-        from mlbench_cli.results.report.collect import collect
+        from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures
 
         handle = find_run(self._config, request.path_params["name"])
         status = handle.status()
         archive = open_checked(handle) if handle.is_sealed else None
-        report = collect([archive]) if archive else None
+        data = [RunData(archive)] if archive else []
+        curves, used = list(metric_figures(data, "run-")), list(resource_figures(data, "machine-"))
         provenance = (archive.run.get("provenance") or {}) if archive else {}
         failed = status["first_failed"] or 0
         is_bad = archive is not None and status["outcome"] not in SUCCESSFUL
         values: JsonObject = {
             "run": status,
-            "report": report,
-            "svgs": _pictures(report),
+            "curves": curves,
+            "used": used,
+            "svgs": _draw([*curves, *used]),
             "resources": latest_resources(handle),
             "is_over": handle.is_sealed,
             "command": " ".join(handle.run.spec.argv),
@@ -239,7 +241,7 @@ class _Pages:
 
         handles = {run.run.id: run for name in (a, b) for run in find_runs(self._config, name) if run.is_sealed}
         sections = collect([open_checked(run) for run in handles.values()]).sections
-        return next((section.figures for section in sections if section.heading == "Figures"), ())
+        return next((section.figures for section in sections if section.figures), ())
 
     def clusters(self, request: Request) -> Response:
         return self._render_clusters(request, "clusters.html.j2")

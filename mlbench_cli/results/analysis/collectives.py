@@ -53,12 +53,6 @@ class Curve:
     key: ComparisonKey | None = None  # None: published
 
 
-def read_rows(archive: Archive) -> list[Mapping[str, Any]]:
-    """The rows as the task wrote them; none if it is of another task. Raises DamagedArchive for foreign rows."""
-    names = [name for name in archive.names if _ROWS.fullmatch(name)] if read(archive) else []
-    return [row for name in names[:1] for row in json.loads(archive.read(name))["rows"]]
-
-
 def read(archive: Archive) -> list[Curve]:
     """The curves in a verified archive; none if it is of another task. Raises DamagedArchive for foreign rows."""
     name = next((name for name in archive.names if _ROWS.fullmatch(name)), None)

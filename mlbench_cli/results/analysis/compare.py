@@ -108,7 +108,7 @@ def be(name: str) -> str:
 class Comparison:
     """Two sides with a row for each figure.
 
-    `obstacles` say why the figures mean little together, without those that the user accepted (`across`). `left_out`
+    `obstacles` say why the figures mean little together, without those that the user accepted (`across`). `excluded`
     names the runs that have no figures, with how they ended; `failed` those of B that did not succeed. `about` is the
     only figure that the comparison has been reduced to; empty: all.
     """
@@ -119,7 +119,7 @@ class Comparison:
     obstacles: tuple[Obstacle, ...]
     rows: Mapping[str, Row]
     sessions: Sessions
-    left_out: Mapping[str, str]
+    excluded: Mapping[str, str]
     failed: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
     conditions: Mapping[str, str] | None = None
@@ -177,7 +177,7 @@ class Comparison:
             "verdict": self.verdict,
             "rows": {name: row.to_dict() for name, row in self.rows.items()},
             "runs": [len(self.sessions.a), len(self.sessions.b)],
-            "left_out": dict(self.left_out),
+            "excluded": dict(self.excluded),
             "sessions": {
                 "a": len(set(self.sessions.a)),
                 "b": len(set(self.sessions.b)),

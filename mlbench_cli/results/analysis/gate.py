@@ -114,7 +114,7 @@ def _describe_failed(found: Comparison) -> str:
     first = found.failed[0]
     count = len(found.failed)
     more = f" ({count} runs failed)" if count > 1 else ""
-    return f"{first} ended as {found.left_out[first]}{more}."
+    return f"{first} ended as {found.excluded[first]}{more}."
 
 
 def parse_limit(text: str, what: str) -> float:

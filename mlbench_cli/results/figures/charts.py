@@ -1,7 +1,7 @@
-"""`mlbench charts`: total_time, speedup and time_for_all_phases of a set of runs, each as PNG and SVG, and a CSV.
+"""`mlbench charts`: pictures of a set of runs as PNG and SVG files, and a CSV of their numbers.
 
-Runs with a time budget also get accuracy_after_time, and those that measured collectives latency and bandwidth. Runs
-share a panel by the same rules as in the report.
+Total time, speed-up and phases are always drawn; cost, price index, metrics over time, resources, collectives and the
+rest where runs have them. Runs share a panel by the same rules as in the report.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,23 +11,29 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
+from mlbench_cli.results.analysis.figures import COST
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Measurement, Series, collect
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.collectives import collective_sheets
+from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures
 from mlbench_cli.results.figures.model import Figure, Sheet
 from mlbench_cli.results.figures.png import write_sheets
+from mlbench_cli.results.figures.published import published_sources
 from mlbench_cli.results.figures.scaling import (
     Job,
     after_time_figure,
     phase_figures,
+    published_phases_figures,
+    scaling_figures,
     speedup_figure,
     split_jobs,
     time_figure,
 )
 from mlbench_cli.util.text import counted, list_some, shorten
 
+MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest first
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
 
@@ -43,7 +49,7 @@ def draw(
     Runs and paths are verified first, Archives are not. Raises UsageError without archives, DamagedArchive for a
     damaged or unsealed one, UnprovenArchive for an unproven one.
     With a single number of workers, the figure of speed-up says what to run instead.
-    `published` adds MLBench 3's published curves of collectives.
+    `published` adds MLBench 3's published results.
     `min_runs`: fewest successful runs of a size for a speed-up.
     """
     opened = [
@@ -58,20 +64,26 @@ def draw(
     series = collect(opened, min_runs)
     curves = [curve for archive in opened for curve in collectives.read(archive)]
     if published:
-        curves += collectives.select_published(curves)
+        has_others = any(published_sources(group.task) for group in series.groups)
+        curves += (collectives.find_published if has_others else collectives.select_published)(curves)
+    together = collectives.label_curves(curves)
+    sheets = [*list_sheets(series, [RunData(archive) for archive in opened], published=published)]
+    sheets += collective_sheets(together)
     for archive in opened:
         archive.close()
-    together = collectives.label_curves(curves)
-    sheets = [*list_sheets(series), *collective_sheets(together)]
     tables = {"summary.csv": series.to_csv()}
     if curves:
         tables["collectives.csv"] = collectives.to_csv(together)
     return write_sheets(sheets, folder, tables)
 
 
-def list_sheets(series: Series) -> Iterator[Sheet]:
-    """The sheets of `mlbench charts` for a set of runs."""
-    jobs = split_jobs(series, {}, published=False)
+def list_sheets(series: Series, runs: Sequence[RunData] = (), *, published: bool = False) -> Iterator[Sheet]:
+    """The sheets of `mlbench charts` for a set of runs; `runs` are those whose curves are drawn."""
+    measured = [run for group in series.groups for point in group.points for run in (*point.good, *point.bad)]
+    order = {run.source: number for number, run in enumerate(measured)}
+    runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
+    prices = {run.source: price for run in measured if (price := run.get(COST)) is not None}
+    jobs = split_jobs(series, prices, published=published)
     to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
     title = "Total time to the goal" if to_goal else "Total time"
     yield _sheet(series, "total_time", title, [time_figure(job, "") for job in jobs], "\n".join(_list_times(jobs)))
@@ -81,12 +93,29 @@ def list_sheets(series: Series) -> Iterator[Sheet]:
         message = "Runs with a time budget have no speed-up;\nsee accuracy_after_time instead."
     yield _sheet(series, "speedup", "Speed-up", speedups, message)
     phases = [figure for job in jobs for figure in phase_figures(job, "")]
+    phases += [figure for job in jobs for figure in published_phases_figures(job, "") if published]
     yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, "No run reported its phases.")
     after = [figure for job in jobs if (figure := after_time_figure(job, "")) is not None]
     if any(group.after_time for group in series.groups):
         budgets = {group.facts["budget"] for group in series.groups if group.after_time}
         title = f"Accuracy after {budgets.pop()} s" if len(budgets) == 1 else "Accuracy after time"
         yield _sheet(series, "accuracy_after_time", title, after, "\n".join(_list_values(jobs)))
+    more: dict[str, list[Figure]] = {}
+    for number, job in enumerate(jobs):
+        own = [run for run in runs if str(run.archive.path) in _sources_of(job)]
+        for figure in (*scaling_figures(job, number), *metric_figures(own, f"job{number}-")):
+            more.setdefault(figure.key.partition("-")[2], []).append(figure)
+    largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
+    for figure in resource_figures(largest, "machine-"):
+        more.setdefault(figure.key, []).append(figure)
+    for key, figures in more.items():
+        if key not in ("time", "speedup", "phases", "after-time"):
+            title = figures[0].title.partition(": ")[0]
+            yield _sheet(series, key.replace("-", "_"), title, figures, "")
+
+
+def _sources_of(job: Job) -> set[str]:
+    return {run.source for group in job.groups for point in group.points for run in point.shown}
 
 
 def _sheet(series: Series, name: str, title: str, figures: Sequence[Figure | None], message: str) -> Sheet:
@@ -139,7 +168,7 @@ def _footnote(series: Series) -> str:
     if any(run.whole_run for run in shown):
         notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
-        notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t); pale bars: ranges of two runs.")
+        notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t).")
     labeled = [run for run in shown if run.conditions.labels]
     if labeled:
         notes.append(f"{_conditions(labeled)}.")

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.comparability import key_of
-from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
+from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
-from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, thin
 from mlbench_cli.util.text import counted
-from mlbench_cli.util.times import parse_timestamp
 
 MAX_RUNS = MAX_LOOKS  # in a figure over time: each has its own color and mark
 MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
@@ -363,121 +362,3 @@ def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple
         if known:
             found.append((rank, known))
     return found
-
-
-# --- steps and stragglers -------------------------------------------------------------------------------------------
-
-
-def step_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
-    """The distribution of step times, and the spread over ranks by phase."""
-    shown, caption = _limit(runs)
-    lines = [replace(line, panel=_panel(run, shown)) for run in shown if (line := _step_line(run)) is not None]
-    if lines:
-        yield Figure(
-            f"{prefix}steps",
-            "Distribution of step times",
-            Axis("milliseconds per step", Scale.LOG10),
-            Axis("share of steps that are not longer", from_zero=True),
-            tuple(lines),
-            f"Means over the steps between two reports of rank 0 within an epoch, weighted by steps. {caption}".strip(),
-            Kind.STEPS,
-        )
-    yield from _straggler_figures(runs, prefix)
-
-
-def _step_line(run: RunData) -> Line | None:
-    """The cumulative distribution of step times, in milliseconds."""
-    found: list[tuple[float, float]] = []
-    before: tuple[float, float | None, float] | None = None
-    for time, phase, epoch, step in run.phases:
-        if phase != "training" or step is None:
-            before = None
-            continue
-        if before is not None and before[1] == epoch and step > before[2] and time > before[0]:
-            count = step - before[2]
-            found.append((1e3 * (time - before[0]) / count, count))
-        before = (time, epoch, step)
-    if len(found) < 2:
-        return None
-    found.sort()
-    total, passed = sum(count for _, count in found), 0.0
-    ys: list[float | None] = []
-    for _, count in found:
-        passed += count
-        ys.append(passed / total)
-    xs, thinned = thin([each for each, _ in found], ys, 300)
-    return Line(run.name, tuple(xs), tuple(thinned))
-
-
-def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
-    several, cut = _limit([run for run in runs if run.archive.result["world_size"] > 1])
-    names = list(dict.fromkeys(name for run in several for name in run.archive.result["timings"]))
-    if not names:
-        return
-    lines = []
-    for run, (color, mark) in zip(several, _looks_of(several), strict=True):
-        spreads: Mapping[str, Mapping[str, float]] = run.archive.result["timings"]
-        own = [(index, spreads[name]) for index, name in enumerate(names) if name in spreads]
-        if own:
-            lines.append(
-                Line(
-                    run.name,
-                    tuple(float(index) for index, _ in own),
-                    tuple(spread["mean"] for _, spread in own),
-                    tuple(spread["min"] for _, spread in own),
-                    tuple(spread["max"] for _, spread in own),
-                    panel=_panel(run, several),
-                    color=color,
-                    shape=mark,
-                )
-            )
-    axis = Axis("phase", Scale.CATEGORIES, categories=tuple(name.replace("_", " ") for name in names))
-    caption = "Marks: means over the ranks. Bars: from the fastest to the slowest rank; long bars are stragglers."
-    caption = f"{caption} {cut}".strip()
-    seconds = Axis("seconds", from_zero=True, unit=SECONDS)
-    yield Figure(f"{prefix}ranks", "Spread over ranks", axis, seconds, tuple(lines), caption, Kind.RANGES)
-
-
-# --- timeline -------------------------------------------------------------------------------------------------------
-
-STAGES = {
-    "waiting to start": "other",
-    "starting": "evaluation",
-    "loading": "data",
-    "training and validation": "compute",
-    "ending": "engine",
-}
-
-
-def timeline_figure(runs: Sequence[RunData], key: str) -> Figure | None:
-    """From the request to the archive: how each run spent its time, stacked."""
-    shown = runs[: 2 * MAX_RUNS]
-    spent = [_stages(run) for run in shown]
-    if not any(any(stages) for stages in spent):
-        return None
-    xs = tuple(float(index) for index in range(len(shown)))
-    lines = tuple(
-        Line(stage, xs, tuple(stages[number] for stages in spent), color=color)
-        for number, (stage, color) in enumerate(STAGES.items())
-        if any(stages[number] for stages in spent)
-    )
-    axis = Axis("run", Scale.CATEGORIES, categories=tuple(run.name for run in shown))
-    caption = "Waiting includes the queue of the experiment and, on clusters, scheduling and pulling images."
-    return Figure(
-        key, "Timeline of the runs", axis, Axis("seconds", from_zero=True, unit=SECONDS), lines, caption, Kind.BARS
-    )
-
-
-def _stages(run: RunData) -> tuple[float, ...]:
-    result = run.archive.result
-    moments: list[float] = [parse_timestamp(str(run.archive.run["created"]))]
-    started = result["started"]
-    moments.append(moments[0] if started is None else parse_timestamp(started))
-    first = run.phases[0][0] if run.phases else None
-    end = parse_timestamp(result["finished"])
-    ends = result["task_seconds"]["wall"]
-    moments.append(first if first is not None else moments[-1])
-    moments.append(run.begun if run.begun is not None else moments[-1])
-    moments.append(min(end, moments[-1] + ends) if ends and run.begun is not None else end)
-    moments.append(end)
-    return tuple(max(0.0, after - before) for before, after in pairwise(moments))

@@ -22,7 +22,6 @@ class Kind(StrEnum):
     STEPS = "steps"  # lines without marks
     BARS = "bars"  # lines are stacked to bars
     SPANS = "spans"  # each point is a bar from low to high
-    RANGES = "ranges"  # like SPANS, but each line has its own lane, with a mark at y
 
 
 class Scale(StrEnum):

@@ -123,7 +123,7 @@ class _Cell(NamedTuple):
         if self.figure is None:
             return legend
         is_plot = self.figure.kind in (Kind.LINES, Kind.STEPS)
-        return (_PLOT if is_plot else _ROW * _count_lanes(self.figure)) + _AROUND + legend
+        return (_PLOT if is_plot else _ROW * max(2, len(self.figure.x.categories))) + _AROUND + legend
 
 
 def _cells(sheet: Sheet) -> Iterator[_Cell]:
@@ -185,11 +185,6 @@ def _title(picture: "Picture", sheet: Sheet, x: float, y: float) -> None:
         shown = picture.text(
             x, y, f"   {mark}", va="top", fontsize=13, fontweight="bold", color=read_colors()["overlap"]
         )
-
-
-def _count_lanes(figure: Figure) -> float:
-    rows = max(2, len(figure.x.categories))
-    return rows * max(1.0, 0.4 * len(figure.parts)) if figure.kind is Kind.RANGES else rows
 
 
 def _panel(axes: "Axes", cell: _Cell, letters: int, handles: dict[str, Any], *, is_named: bool) -> None:
@@ -286,7 +281,7 @@ def _rows(axes: "Axes", figure: Figure, whole: Figure, letters: int) -> dict[str
     """Draw bars or lanes; the handles of their parts by label."""
     names = [textwrap.fill(shorten(name, 60), max(16, letters // 3)) for name in figure.x.categories]
     top = max(values_of(whole)[1], default=0.0) or 1.0
-    drawn = {line.label: _part(axes, figure, line, index, len(figure.parts)) for index, line in enumerate(figure.parts)}
+    drawn = {line.label: _part(axes, figure, line, index) for index, line in enumerate(figure.parts)}
     for row in range(len(names)):
         text, end = _row_text(figure, float(row))
         axes.annotate(text, (end, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
@@ -301,7 +296,7 @@ def _rows(axes: "Axes", figure: Figure, whole: Figure, letters: int) -> dict[str
     return drawn
 
 
-def _part(axes: "Axes", figure: Figure, line: Line, index: int, count: int) -> Any:
+def _part(axes: "Axes", figure: Figure, line: Line, index: int) -> Any:
     from matplotlib.patches import Patch
 
     color = _color(line, index)
@@ -314,12 +309,7 @@ def _part(axes: "Axes", figure: Figure, line: Line, index: int, count: int) -> A
                 reach = [[value - max(low, 0.0)], [high - value]]
                 axes.errorbar(value, at, xerr=reach, color=read_colors()["ink"], linewidth=1, capsize=0 if few else 3)
         elif low is not None and high is not None:
-            lane = at if figure.kind is Kind.SPANS else at - 0.35 + 0.7 * (index + 0.5) / count
-            height = 0.62 if figure.kind is Kind.SPANS else 0.5 / count
-            alpha = None if figure.kind is Kind.SPANS else 0.35
-            axes.barh(lane, high - low, height, low, color=color, alpha=alpha, edgecolor="white", linewidth=0.4)
-            if figure.kind is Kind.RANGES:
-                axes.plot(value, lane, color=color, marker=_marker(line, index), markersize=4.5, markeredgewidth=0)
+            axes.barh(at, high - low, 0.62, low, color=color, edgecolor="white", linewidth=0.4)
     return Patch(facecolor=color)
 
 
@@ -341,8 +331,6 @@ def _row_text(figure: Figure, row: float) -> tuple[str, float]:
         end = max([total, *(high for _, _, _, high, _, _ in found if high is not None)], default=0.0)
         return "  ".join(filter(None, (format_value(total, figure.y.unit) if found else "–", note))), end
     end = max((high for _, _, _, high, _, _ in found if high is not None), default=0.0)
-    if figure.kind is Kind.RANGES:
-        return note, end
     total = sum((high or 0.0) - (low or 0.0) for _, _, low, high, _, _ in found)
     return note or format_value(total, figure.y.unit), end
 

@@ -191,10 +191,8 @@ def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
     made = (
         time_figure(job, key),
         speedup_figure(job, key),
-        _efficiency(job, key),
         _compute_speedup(job, key),
         phases_figure(job, key),
-        *_published_phases(job, key),
         _share(job, key),
         _cost(job, key),
         _price_index(job, key),
@@ -237,14 +235,6 @@ def _wide(lines: Sequence[Line], scale: Scale) -> Scale:
     """`scale` for values that differ by a large factor, else linear."""
     values = [y for line in lines for y in line.ys if y is not None and y > 0]
     return scale if values and max(values) > 16 * min(values) else Scale.LINEAR
-
-
-def _efficiency(job: Job, key: str) -> Figure | None:
-    if not any(group.has_speedup for group in job.groups):
-        return None
-    lines = _collect_lines(job, _efficiency_of)
-    caption = "Speed-up divided by the increase in workers; 1 is ideal."
-    return _figure(job, f"{key}efficiency", f"Efficiency: {job.name}", "efficiency", lines, caption, from_zero=True)
 
 
 def _compute_speedup(job: Job, key: str) -> Figure | None:
@@ -339,7 +329,7 @@ def _note(point: Point) -> str:
     return ", ".join(word.replace("_", " ") for word in words if word)
 
 
-def _published_phases(job: Job, key: str) -> Iterator[Figure]:
+def published_phases_figures(job: Job, key: str) -> Iterator[Figure]:
     """MLBench 3's bars, a figure per series, separate from ours because they are from other machines."""
     for index, (variant, counts, lines) in enumerate(published_phases(job.task)):
         yield Figure(
@@ -451,13 +441,6 @@ def after_time_figure(job: Job, key: str) -> Figure | None:
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
-
-
-def _efficiency_of(group: Group, point: Point) -> Estimate | None:
-    speedup, baseline = group.speedup(point), group.baseline
-    if speedup is None or baseline is None:
-        return None
-    return _scale(speedup, baseline.workers / point.workers)
 
 
 def _price_index_of(group: Group, point: Point) -> Estimate | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
+from typing import NamedTuple
 
 from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.figures.look import MARKS, Look, look_of
@@ -77,7 +78,7 @@ def _stroke(figure: Figure, line: Line) -> str:
 
 def _has_marks(figure: Figure, line: Line) -> bool:
     is_plain = (line.reference and not line.color) or not line.is_named
-    is_marked = figure.kind in (Kind.LINES, Kind.RANGES) and line.spread is not Spread.BAND
+    is_marked = figure.kind is Kind.LINES and line.spread is not Spread.BAND
     return is_marked and not is_plain and len(line.xs) <= MAX_MARKS
 
 
@@ -231,10 +232,8 @@ def _rows(figure: Figure, whole: Figure) -> str:
     for index, name in enumerate(figure.x.categories):
         if figure.kind is Kind.BARS:
             body, total = _bar(figure, parts, float(index), top)
-        elif figure.kind is Kind.SPANS:
-            body, total = _spans(figure, parts, float(index), top)
         else:
-            body, total = _lanes(figure, parts, float(index), top), ""
+            body, total = _spans(figure, parts, float(index), top)
         rows.append(f'<span>{escape(name)}</span>{body}<span class="total">{escape(total)}</span>')
     ends = (
         f'<span></span><span class="ends"><span>0</span><span>{escape(format_value(top, figure.y.unit))}</span></span>'
@@ -286,22 +285,17 @@ def _spans(figure: Figure, parts: Sequence[Line], category: float, top: float) -
     return f'<svg aria-hidden="true">{"".join(drawn)}</svg>', note or format_value(total, figure.y.unit)
 
 
-def _lanes(figure: Figure, parts: Sequence[Line], category: float, top: float) -> str:
-    drawn = []
-    for index, line in enumerate(parts):
-        height = _percent((index + 0.5) / len(parts))
-        for at, value, low, high, few, note in line.points():
-            if at != category:
-                continue
-            if low is not None and high is not None:
-                ends = f'x1="{_percent(low / top)}" x2="{_percent(high / top)}"'
-                drawn.append(f'<line {ends} y1="{height}" y2="{height}" class="range {_color(line, index)}"/>')
-            title = _title(figure, line, at, value, note)
-            drawn.append(f"<g><title>{title}</title>{_mark(index, line, _percent(value / top), height, few=few)}</g>")
-    return f'<svg aria-hidden="true">{"".join(drawn)}</svg>'
-
-
 # --- parts of tables ------------------------------------------------------------------------------------------------
+
+
+class Spent(NamedTuple):
+    """A part of a bar in a row; `begin` and `share` from 0 to 1."""
+
+    name: str
+    color: str
+    begin: float
+    share: float
+    label: str
 
 
 def render_mark(look: Look) -> str:
@@ -310,7 +304,21 @@ def render_mark(look: Look) -> str:
     return f'<svg class="chip" aria-hidden="true">{_mark(0, line, "8", "8")}</svg>'
 
 
-def render_share(share: float, look: Look) -> str:
-    """A bar in a cell of a table: `share`, from 0 to 1, of its width."""
-    width = _percent(max(0.0, min(1.0, share)))
-    return f'<svg class="share" aria-hidden="true"><rect class="c-{look[0]} k" width="{width}" height="100%"/></svg>'
+def render_spent(spent: Sequence[Spent], low: float | None, high: float | None, ideal: float | None) -> str:
+    """The plot cell of a row: a bar of parts, the interval of their sum, and a dashed mark where it should end."""
+    drawn = []
+    for part in spent:
+        place = f'x="{_percent(part.begin)}" width="{_percent(part.share)}"'
+        text = escape(part.label)
+        title = f"<title>{escape(part.name)}: {text}</title>"
+        drawn.append(f'<rect class="c-{part.color}" {place} height="100%">{title}</rect>')
+        if part.color in ("compute", "communication") and 100 * part.share >= _MIN_WRITTEN:
+            drawn.append(
+                f'<text x="{_percent(part.begin)}" dx="6" y="50%" dy=".35em" class="on-{part.color}">{text}</text>'
+            )
+    if low is not None and high is not None:
+        ends = f'x1="{_percent(low)}" x2="{_percent(min(1.0, high))}"'
+        drawn.append(f'<line {ends} y1="88%" y2="88%" class="interval c-engine"/>')
+    if ideal is not None:
+        drawn.append(f'<line x1="{_percent(ideal)}" x2="{_percent(ideal)}" y1="-20%" y2="120%" class="ideal"/>')
+    return f'<svg class="spent" aria-hidden="true">{"".join(drawn)}</svg>'

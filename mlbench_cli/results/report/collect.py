@@ -1,7 +1,6 @@
 """From verified archives to a report."""
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, describe
+from mlbench_cli.results.analysis.compare import compare_runs
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.numbers import (
@@ -18,37 +18,40 @@ from mlbench_cli.results.analysis.numbers import (
     SAMPLES_PER_SECOND,
     SECONDS,
     format_estimate,
-    format_factor,
     format_goal,
     format_percent,
     format_value,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.series import Point, Series
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.faults import PARTS
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.collectives import collective_figures
-from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures, step_figures, timeline_figure
+from mlbench_cli.results.figures.curves import RunData, metric_figures
 from mlbench_cli.results.figures.faults import draw_faults
+from mlbench_cli.results.figures.look import PHASES
 from mlbench_cli.results.figures.model import Figure
 from mlbench_cli.results.figures.published import published_sources
-from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
-from mlbench_cli.results.report.model import Note, Report, ReportTable, Section, Tone
+from mlbench_cli.results.figures.scaling import Job, split_jobs
+from mlbench_cli.results.figures.svg import Spent
+from mlbench_cli.results.report.model import Note, Report, ReportTable, RowPlot, Section, Tone
 from mlbench_cli.results.report.summary import (
     Finding,
+    Place,
     badges_of,
-    best_of,
+    base_of,
+    comparable_with,
     find,
-    numbers_of,
+    places_of,
     sentences_of,
     title_of,
 )
 from mlbench_cli.util.text import counted, list_some, shorten
 
-MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest of each group first
-NOT_PUBLISHED = "loss over time and learning rate: the original did not publish numbers"
-_LEADING = ("time", "after-time", "phases", "way")  # figures in a job's section, by suffix of their keys
+MAX_FIGURES = 2  # of a job
+RUNS = 6  # the column that counts runs
+MAX_FAULTED = 4  # runs whose faults are drawn
 
 
 def collect(
@@ -63,33 +66,32 @@ def collect(
     """
     series = collect_series(archives)
     runs = [RunData(archive) for archive in _in_order(archives, series)]
-    jobs = split_jobs(series, _prices(runs))
-    verdicts = [find(job, runs) for job in jobs]
-    drawn = [_draw(job, number, runs) for number, job in enumerate(jobs, 1)]
-    lead = _one_job(jobs[0], drawn[0]) if len(jobs) == 1 else _several_jobs(jobs, drawn, verdicts)
+    jobs = split_jobs(series, {}, published=False)
+    findings = [find(job, runs) for job in jobs]
     sections = [
-        *lead,
+        *(
+            _job_section(job, number, finding, runs, len(jobs))
+            for number, (job, finding) in enumerate(zip(jobs, findings, strict=True), 1)
+        ),
         *_fault_sections(archives),
         *_collective_sections(archives),
         _finding_section(runs, left_out),
+        *(_metric_section(job, len(jobs)) for job in jobs),
         _difference_section(jobs, runs),
-        *_more_figures(jobs, drawn),
-        *_machine_sections(runs),
         _setting_section(series, jobs),
         _platform_section(runs),
         _run_section(runs),
         _method_section(jobs),
     ]
-    is_one = len(jobs) == 1
     return Report(
-        title or _title(jobs, verdicts, runs),
-        tuple(_headline(jobs, verdicts, runs)),
+        title or _title(jobs, findings, runs),
+        tuple(_headline(jobs, findings, runs)),
         (*_warnings(runs), *left_out),
         tuple(section for section in sections if not section.is_empty),
         tuple(run.name for run in runs),
         context=_context(series, runs),
         badges=tuple(badges_of(runs, {run.name: method_of(_spec(run)) for run in runs})),
-        numbers=tuple(numbers_of(jobs[0], verdicts[0])) if is_one else (),
+        csv=series.to_csv(),
     )
 
 
@@ -101,24 +103,15 @@ def _in_order(archives: Sequence[Archive], series: Series) -> list[Archive]:
     return sorted(unique.values(), key=lambda archive: order.get(str(archive.path), len(order)))
 
 
-def _prices(runs: Sequence[RunData]) -> dict[str, float]:
-    found = {}
-    for run in runs:
-        amount = (run.archive.result["price"] or {}).get("amount")
-        if isinstance(amount, int | float):
-            found[str(run.archive.path)] = float(amount)
-    return found
-
-
 def _spec(run: RunData) -> Mapping[str, Any]:
     found: Mapping[str, Any] = run.archive.run["spec"]
     return found
 
 
-def _title(jobs: Sequence[Job], verdicts: Sequence[Finding | None], runs: Sequence[RunData]) -> str:
+def _title(jobs: Sequence[Job], findings: Sequence[Finding | None], runs: Sequence[RunData]) -> str:
     if len(runs) == 1:
         return str(runs[0].archive.result["summary"]).rstrip(".")
-    return title_of(jobs[0], verdicts[0]) if len(jobs) == 1 else f"{len(jobs)} jobs, {len(runs)} runs"
+    return title_of(jobs[0], findings[0]) if len(jobs) == 1 else f"{len(jobs)} jobs, {len(runs)} runs"
 
 
 def _context(series: Series, runs: Sequence[RunData]) -> str:
@@ -135,11 +128,11 @@ def _context(series: Series, runs: Sequence[RunData]) -> str:
 # --- result ---------------------------------------------------------------------------------------------------------
 
 
-def _headline(jobs: Sequence[Job], verdicts: Sequence[Finding | None], runs: Sequence[RunData]) -> Iterator[str]:
+def _headline(jobs: Sequence[Job], findings: Sequence[Finding | None], runs: Sequence[RunData]) -> Iterator[str]:
     """The sentences below the title: details of a single job, or that several jobs are not compared."""
     if len(jobs) == 1 and len(runs) > 1:
-        title = title_of(jobs[0], verdicts[0])
-        yield from (text for text in sentences_of(jobs[0], verdicts[0]) if text.rstrip(".") not in title)
+        title = title_of(jobs[0], findings[0])
+        yield from (text for text in sentences_of(jobs[0], findings[0]) if text.rstrip(".") not in title)
     elif len(jobs) > 1:
         yield "Only runs of one job are compared: equal task, preset, goal and data."
 
@@ -177,84 +170,125 @@ def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
         yield f"{count}{rest}", f"{list_some(names)}."
 
 
-def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
-    """The sections of a single job: figures first, then the table of all sizes."""
-    yield Section("Figures", _comparison_note(job), (), _leading(drawn))
-    yield _result_section(job)
-    yield Section("Metrics", (), _metric_tables(job))
+def _job_section(job: Job, number: int, finding: Finding | None, runs: Sequence[RunData], count: int) -> Section:
+    """The table of a job, whose rows are its figure, and at most two curves."""
+    figures = tuple(_curves(job, number, runs))
+    table = _answer(job)
+    if count == 1:
+        return Section(table.title, _comparison_note(job), (table,), figures)
+    is_finding = finding is not None and finding.ratio is not None and finding.ratio.is_different
+    heading = f"{job.name}: {finding.title}" if finding is not None and is_finding else job.name
+    return Section(heading, tuple(sentences_of(job, finding)), (table,), figures)
 
 
-def _several_jobs(
-    jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]], verdicts: Sequence[Finding | None]
-) -> Iterator[Section]:
-    """The sections of several jobs: a table with a row per job, then a short section per job."""
-    head = ("job", "what differs", "runs", "best", "by", "conditions")
-    rows = tuple(_job_row(job) for job in jobs)
-    yield Section("Jobs", (), (ReportTable("Jobs", head, rows, (2, 3)),))
-    for job, figures, verdict in zip(jobs, drawn, verdicts, strict=True):
-        places = sum(len(group.points) for group in job.groups)
-        sentences = tuple(sentences_of(job, verdict)) or (f"{title_of(job, verdict)}.",)
-        tables = (*(_result_section(job).tables if places > 1 else ()), *_metric_tables(job))
-        yield Section(job.name, sentences, tables, _leading(figures) if places > 1 else ())
-
-
-def _job_row(job: Job) -> tuple[str, ...]:
-    points = [point for group in job.groups for point in group.points]
-    runs = [run for point in points for run in (*point.good, *point.bad)]
-    methods = {group.facts.get("method", "") for group in job.groups}
-    networks = {group.facts.get("network", "") for group in job.groups}
-    differs = [f"{len(methods)} methods"] if len(methods) > 1 else []
-    differs += [f"{len(networks)} networks"] if len(networks) > 1 else []
-    counts = job.workers
-    differs.append(counted(counts[0], "worker") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} workers")
-    best = best_of(job)
-    failed = sum(not run.good for run in runs)
-    labels = Counter(label.replace("_", "-") for run in runs for label in run.conditions.labels)
-    conditions = [f"{count} {label}" for label, count in labels.items()] + ([f"{failed} failed"] if failed else [])
-    value = NO_VALUE
-    if best is not None:
-        is_value = best.group.after_time and best.point.value is not None
-        value = (
-            format_value(best.point.value.mean, unit_of(best.group.metric))
-            if is_value and best.point.value
-            else format_value(best.point.seconds.mean, SECONDS)
-        )
-    name = (best.name if len(job.groups) > 1 else best.size) if best is not None else NO_VALUE
-    return job.name, ", ".join(differs), str(len(runs)), value, name, ", ".join(conditions) or NO_VALUE
-
-
-def _leading(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """The leading figures, in order."""
-    return tuple(figure for end in _LEADING for figure in figures if figure.key.partition("-")[2] == end)
-
-
-def _result_section(job: Job) -> Section:
-    """A row per configuration; columns with equal values are left out."""
-    places = [(index, group, point) for index, group in enumerate(job.groups) for point in group.points]
-    metric = name_metric(job.groups[0].metric) if job.groups[0].metric else "result"
-    names = ("series", "workers", "runs", "time", "interval", "speed-up", "efficiency", "throughput")
-    head = (*names, metric, "conditions")
-    rows = [_result_row(group, point) for _, group, point in places]
+def _answer(job: Job) -> ReportTable:
+    """A row per configuration: what its time was spent on, the time, and how it compares. Columns without any value,
+    or with the same in all rows, are left out."""
+    places = [Place(group, point) for group in job.groups for point in group.points]
+    if len(job.groups) > 1:
+        places.sort(key=lambda place: (place.point.workers, not place.point.good, place.point.seconds.mean))
+    bases = [_base(place, job) for place in places]
+    rows = [_answer_row(place, base, job) for place, base in zip(places, bases, strict=True)]
+    counts = {row[RUNS] for row in rows}
+    what = name_metric(job.groups[0].metric) if job.groups[0].metric else "result"
+    pairs = [(place, base) for place, base in zip(places, bases, strict=True) if base is not None]
+    labels = {base.size if base.group is place.group else base.subject for place, base in pairs}
+    against = f"against {labels.pop()}" if len(labels) == 1 else "against the baseline"
+    head = ("configuration", "time", against, "efficiency", "throughput", what, "runs", "conditions")
     kept = [
         index
-        for index, name in enumerate(head)
-        if name in ("workers", "runs", "time")
-        or (name == "series" and len(job.groups) > 1)
-        or (name != "series" and any(row[index] not in ("", NO_VALUE) for row in rows))
+        for index in range(len(head))
+        if index < 2 or (any(row[index] != NO_VALUE for row in rows) and (index != RUNS or len(counts) > 1))
     ]
-    longest = max((point.seconds.mean for _, _, point in places if point.good), default=0.0) or 1.0
-    tones = [Tone.BAD if point.bad else Tone.WARN if point.labels else Tone.PLAIN for _, _, point in places]
-    table = ReportTable(
-        "Results by series and number of workers",
+    top = _top([place.point for place in places])
+    key = [
+        (words, color)
+        for words, color, parts in PHASES
+        if any(place.point.parts.get(part) for place in places for part in parts)
+    ]
+    tones = [Tone.BAD if place.point.bad else Tone.WARN if place.point.labels else Tone.PLAIN for place in places]
+    is_goal = job.groups[0].metric and not job.groups[0].key.measure and not job.groups[0].after_time
+    return ReportTable(
+        f"Time{' to the goal' if is_goal else ''}{', by what it was spent on' if len(key) > 1 else ''}",
         tuple(head[index] for index in kept),
-        tuple(tuple(row[index] or NO_VALUE for index in kept) for row in rows),
-        tuple(kept.index(index) for index in (1, 2, 3, 5, 6, 7, 8) if index in kept),
-        looks=tuple(job.looks[index] for index, _, _ in places),
-        shares=tuple(point.seconds.mean / longest if point.good else 0.0 for _, _, point in places),
-        bar_column=kept.index(3),
-        tones=tuple(tones) if 9 in kept else (),
+        tuple(tuple(row[index] for index in kept) for row in rows),
+        tuple(kept.index(index) for index in (1, 3, 4, 5, 6) if index in kept),
+        plots=tuple(_plot(place, top) for place in places),
+        key=tuple(key) if len(key) > 1 else (),
+        tones=tuple(tones) if 7 in kept else (),
     )
-    return Section("All sizes" if len(job.workers) > 1 else "Results", (), (table,))
+
+
+def _base(place: Place, job: Job) -> Place | None:
+    """What a row is compared with: the baseline method of its size, else the fewest workers. None for itself."""
+    if place.group.after_time or not place.point.good:
+        return None
+    alike = [each for each in comparable_with(place, places_of(job)) if each.point.workers == place.point.workers]
+    if len(alike) > 1:
+        base = base_of(alike)
+    elif place.group.baseline is not None:
+        base = Place(place.group, place.group.baseline)
+    else:
+        return None
+    return None if base.point is place.point else base
+
+
+def _answer_row(place: Place, base: Place | None, job: Job) -> tuple[str, ...]:
+    group, point = place.group, place.point
+    name = place.size if len(job.groups) == 1 else group.label if len(job.workers) == 1 else place.name
+    change = NO_VALUE
+    if base is not None:
+        rows, _ = compare_runs(base.point.good, point.good)
+        change = rows["seconds"].words
+    speedup, efficiency = group.speedup(point), NO_VALUE
+    if speedup is not None and group.baseline is not None and group.has_speedup:
+        efficiency = format_percent(speedup.mean * group.baseline.workers / point.workers)
+    total = len(point.good) + len(point.bad)
+    outcomes = sorted({run.outcome.replace("_", " ") for run in point.bad})
+    bad = ["failed"] if point.bad and point.good else outcomes
+    return (
+        name,
+        format_estimate(point.seconds, SECONDS) if point.good else NO_VALUE,
+        change,
+        efficiency,
+        format_estimate(point.throughput, SAMPLES_PER_SECOND).partition(" (")[0] if point.good else NO_VALUE,
+        format_estimate(point.value, unit_of(group.metric)).partition(" (")[0] if point.value else NO_VALUE,
+        str(total) if not point.bad else f"{len(point.good)} of {total}",
+        ", ".join((*bad, *(label.replace("_", "-") for label in point.labels))) or NO_VALUE,
+    )
+
+
+def _top(points: Sequence[Point]) -> float:
+    """The end of the axis: beyond the longest interval, but not so far that bars cannot be told apart."""
+    means = [point.seconds.mean for point in points if point.good]
+    ends = [point.seconds.high or 0.0 for point in points if point.good]
+    longest = max(means, default=0.0)
+    return max(1.02 * longest, min(max(ends, default=0.0), 1.6 * longest)) or 1.0
+
+
+def _plot(place: Place, top: float) -> RowPlot:
+    point, begin, spent = place.point, 0.0, []
+    if not point.good:
+        return RowPlot((), None, None, None)
+    parts = [(words, color, sum(point.parts.get(name, 0.0) for name in names)) for words, color, names in PHASES]
+    if not any(seconds for _, _, seconds in parts):
+        parts = [("time", "other", point.seconds.mean)]
+    for words, color, seconds in parts:
+        if seconds > 0:
+            spent.append(Spent(words, color, begin / top, seconds / top, format_value(seconds, SECONDS)))
+            begin += seconds
+    base, found = place.group.baseline, point.seconds
+    ideal = base.seconds.mean * base.workers / point.workers / top if base and base is not point else None
+    low, high = (None if end is None else end / top for end in (found.low, found.high))
+    return RowPlot(tuple(spent), low, high, ideal)
+
+
+def _metric_section(job: Job, count: int) -> Section:
+    """What the programs reported: folded where the goal's metric is in the table already."""
+    tables = _metric_tables(job)
+    names = list(dict.fromkeys(row[tables[0].head.index("metric")] for row in tables[0].rows)) if tables else []
+    heading = "Metrics" if count == 1 else f"Metrics of {job.name}"
+    return Section(heading, (), tables, is_folded=bool(job.groups[0].metric), summary=list_some(names, 6))
 
 
 def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
@@ -279,30 +313,6 @@ def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
     return (ReportTable("Metrics of rank 0", head, tuple(row[first:] for row in rows), numeric),)
 
 
-def _result_row(group: Group, point: Point) -> tuple[str, ...]:
-    speedup = group.speedup(point)
-    is_baseline = group.baseline is point
-    efficiency = ""
-    if speedup is not None and group.baseline is not None and group.has_speedup:
-        efficiency = format_percent(speedup.mean * group.baseline.workers / point.workers)
-    total = len(point.good) + len(point.bad)
-    time, _, ends = format_estimate(point.seconds, SECONDS).partition(" (") if point.good else (NO_VALUE, "", "")
-    value = format_estimate(point.value, unit_of(group.metric)).partition(" (")[0] if point.value else ""
-    throughput = format_estimate(point.throughput, SAMPLES_PER_SECOND).partition(" (")[0] if point.good else ""
-    return (
-        group.label,
-        str(point.workers),
-        str(total) if not point.bad else f"{len(point.good)} of {total}",
-        time,
-        ends.rstrip(")") or ("one run" if len(point.good) == 1 else ""),
-        ("1×" if is_baseline else format_factor(speedup)) if group.has_speedup and speedup is not None else "",
-        efficiency,
-        throughput,
-        value,
-        ", ".join((*(["failed"] if point.bad else []), *(label.replace("_", "-") for label in point.labels))),
-    )
-
-
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +333,15 @@ def _difference_section(jobs: Sequence[Job], runs: Sequence[RunData]) -> Section
     lines = [(run.archive.run.get("provenance") or {}).get("command_line") or [] for run in runs]
     commands = dict.fromkeys(shorten(shlex.join(map(str, line)), 400) for line in lines if line[:1] == ["mlbench"])
     table = ReportTable("What differs", ("what differs", "values"), tuple(rows))
-    return Section("Settings", (), (table,) if rows else (), commands=tuple(commands)[:6])
+    shown = ", ".join(name for name, _ in rows)
+    return Section(
+        "Settings and commands",
+        (),
+        (table,) if rows else (),
+        commands=tuple(commands)[:6],
+        is_folded=True,
+        summary=shown,
+    )
 
 
 def _setting_name(name: str) -> str:
@@ -391,20 +409,17 @@ def _gigabytes(value: object) -> str:
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def _draw(job: Job, number: int, runs: Sequence[RunData]) -> list[Figure]:
-    """All figures of a job, without its name in the titles."""
-    own = _runs_of(job, runs)
-    prefix = f"job{number}-"
+def _curves(job: Job, number: int, runs: Sequence[RunData]) -> Iterator[Figure]:
+    """How the runs learned: the way to the goal, else the first metrics that the program reports."""
+    own, prefix = _runs_of(job, runs), f"job{number}-"
     way = _way_figure(job, own, prefix)
-    made = [
-        *scaling_figures(job, number),
-        *([way] if way else []),
-        *metric_figures(own, prefix),
-        *step_figures(own, prefix),
-    ]
-    if way is not None and len(own) == len(_largest(job)):  # the figure of all runs shows the same
-        made = [figure for figure in made if figure.key != f"{prefix}goal-metric"]
-    return [replace(figure, title=figure.title.removesuffix(f": {job.name}")) for figure in made]
+    made = [way] if way else [figure for figure in metric_figures(own, prefix) if _has_curve(figure)][:MAX_FIGURES]
+    for figure in made:
+        yield replace(figure, title=figure.title.removesuffix(f": {job.name}"))
+
+
+def _has_curve(figure: Figure) -> bool:
+    return any(len(line.xs) > 1 for line in figure.lines if not line.reference)
 
 
 def _largest(job: Job) -> dict[str, int]:
@@ -455,26 +470,10 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
     )
 
 
-def _more_figures(jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]]) -> Iterator[Section]:
-    """The folded figures: everything that the jobs' sections do not show."""
-    for job, figures in zip(jobs, drawn, strict=True):
-        places = sum(len(group.points) for group in job.groups)
-        shown = {figure.key for figure in _leading(figures)} if len(jobs) == 1 or places > 1 else set()
-        rest = tuple(figure for figure in figures if figure.key not in shown)
-        heading = "More figures" if len(jobs) == 1 else f"More figures: {job.name}"
-        titles = ", ".join(figure.title[:1].lower() + figure.title[1:] for figure in rest[:3])
-        summary = f"{len(rest)}: {titles}" + (" …" if len(rest) > 3 else "")
-        yield Section(heading, (), (), rest, is_folded=True, summary=summary)
-
-
 def _comparison_note(job: Job) -> tuple[str, ...]:
-    sources = published_sources(job.task)
-    if not sources or not job.groups[0].metric:
+    if not published_sources(job.task) or not job.groups[0].metric:
         return ()
-    return (
-        f"Published figures of the original MLBench are dashed ({'; '.join(sources)}), on other machines and with "
-        f"other software; ≈ is read off plots. {NOT_PUBLISHED.capitalize()}.",
-    )
+    return ("mlbench charts --published draws the original MLBench's published results next to these.",)
 
 
 def _runs_of(job: Job, runs: Sequence[RunData]) -> list[RunData]:
@@ -490,17 +489,6 @@ def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
     figures = tuple(collective_figures(together))
     text = (collectives.ABOUT_PUBLISHED,) if any(curve.published for curve in together) else ()
     yield Section("Collectives by message size", text, (), figures)
-
-
-def _machine_sections(runs: Sequence[RunData]) -> Iterator[Section]:
-    timeline = timeline_figure(runs, "timeline")
-    largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
-    drawn = (*([timeline] if timeline else []), *resource_figures(largest, "machine-"))
-    if drawn:
-        left = len(runs) - len(largest)
-        text = (f"Machines of the {len(largest)} largest runs; {left} more are in their archives.",) if left else ()
-        summary = f"{len(drawn)}: from start to archive, CPU, memory and traffic"
-        yield Section("Runs and machines over time", text, (), drawn, is_folded=True, summary=summary)
 
 
 def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
@@ -520,7 +508,7 @@ def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
         rows.append((str(archive.result["run"]), *counts, goodput, recovery, *parts))
     table = ReportTable("Where the time of runs with faults went", head, tuple(rows), tuple(range(1, len(head))))
     text = "Goodput is the share of the wall time that contributed to the result, relative to each run's own speed."
-    drawn = enumerate(faulted[:MAX_MACHINE_RUNS])
+    drawn = enumerate(faulted[:MAX_FAULTED])
     figures = tuple(draw_faults(archive, f"faults{number}") for number, archive in drawn)
     yield Section("Faults", (text,), (table,), figures)
 
@@ -601,6 +589,6 @@ def _method_section(jobs: Sequence[Job]) -> Section:
         f"{apart}Runs share a figure only if task, goal, data and time budget are equal; labels name what else "
         "differs. Means are geometric, with 95 % intervals (Student's t, on logarithms) of three runs or more. "
         "Speed-ups and comparisons are the rows of mlbench compare. "
-        "A CSV file beside this page holds the data of each figure."
+        "CSV files beside this page hold the numbers of the rows and of each figure; mlbench charts draws more figures."
     )
     return Section("How to read this page", (text,), is_folded=True)

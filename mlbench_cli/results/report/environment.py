@@ -12,8 +12,8 @@ from mlbench_cli.results.analysis.stats import Estimate, EstimateDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from mlbench_cli.results.figures.look import Look
     from mlbench_cli.results.figures.model import Figure
+    from mlbench_cli.results.report.model import RowPlot
 
 FOLDER = Path(__file__).parent
 MAX_ROWS = 400  # rows of a figure's table; the CSV has all
@@ -49,8 +49,8 @@ def make_environment(*folders: Path) -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters["rows_of"] = rows_of
-    environment.filters["mark"] = _draw_mark
-    environment.filters["share"] = _draw_share
+    environment.filters["drawn"] = _draw_row
+    environment.filters["swatch"] = _draw_swatch
     environment.filters["icon"] = _draw_icon
     environment.filters["measured"] = format_value
     environment.filters["unit_of"] = unit_of
@@ -76,20 +76,18 @@ def _draw_icon(tone: str) -> str:
     return Markup(f'<svg class="i" viewBox="0 0 16 16" aria-hidden="true"><path d="{path}"/></svg>')
 
 
-def _draw_mark(look: "Look") -> str:
+def _draw_row(plot: "RowPlot") -> str:
     from markupsafe import Markup
 
-    from mlbench_cli.results.figures.svg import render_mark
+    from mlbench_cli.results.figures.svg import render_spent
 
-    return Markup(render_mark(look))
+    return Markup(render_spent(*plot))
 
 
-def _draw_share(share: float, look: "Look") -> str:
+def _draw_swatch(color: str) -> str:
     from markupsafe import Markup
 
-    from mlbench_cli.results.figures.svg import render_share
-
-    return Markup(render_share(share, look))
+    return Markup(f'<svg aria-hidden="true"><rect class="c-{color}" width="22" height="12"/></svg>')  # a word of ours
 
 
 def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:

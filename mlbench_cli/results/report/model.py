@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from mlbench_cli.results.figures.look import Look
 from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.svg import Spent
 
 
 class Tone(StrEnum):
@@ -25,15 +26,6 @@ class Badge:
 
 
 @dataclass(frozen=True)
-class KeyNumber:
-    """One of at most four numbers below the title; `notes` are its interval and its subject."""
-
-    name: str
-    value: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Note:
     """A finding: the sentence `lead`, more `text`, and the `command` that helps."""
 
@@ -43,21 +35,29 @@ class Note:
     tone: Tone = Tone.PLAIN
 
 
+class RowPlot(NamedTuple):
+    """The plot of a row: the parts of its bar, its interval and where it should end, from 0 to 1."""
+
+    spent: tuple[Spent, ...]
+    low: float | None
+    high: float | None
+    ideal: float | None
+
+
 @dataclass(frozen=True)
 class ReportTable:
     """A table of strings. `numeric` columns are right-aligned.
 
-    `looks` are color and mark before the first cell of each row; `shares`, from 0 to 1, are the lengths of bars behind
-    the cells of column `bar_column`; `tones` color the cells of the last column.
+    `plots` stand behind the first cell of each row, and `key` names the colors of their parts; `tones` color the cells
+    of the last column.
     """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...] = ()
-    looks: tuple[Look, ...] = ()
-    shares: tuple[float, ...] = ()
-    bar_column: int = -1
+    plots: tuple[RowPlot, ...] = ()
+    key: tuple[tuple[str, str], ...] = ()
     tones: tuple[Tone, ...] = ()
 
 
@@ -78,11 +78,6 @@ class Section:
     commands: tuple[str, ...] = ()
 
     @property
-    def count(self) -> int:
-        """The number of items, for the navigation; 0: not counted."""
-        return len(self.notes) or len(self.figures) or sum(len(table.rows) for table in self.tables)
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
         return not (self.paragraphs or self.tables or self.figures or self.notes or self.commands)
@@ -100,7 +95,7 @@ class Report:
     runs: tuple[str, ...] = ()
     context: str = ""
     badges: tuple[Badge, ...] = ()
-    numbers: tuple[KeyNumber, ...] = ()
+    csv: str = ""  # the numbers of all rows
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -1,6 +1,6 @@
-"""The top of a report: a verdict as the title, a sentence, badges, and at most four numbers."""
+"""The top of a report: the finding as the title, its interval, where the time went, and what deviates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.model.goals import name_metric
@@ -8,19 +8,18 @@ from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import CHOICES, conditions_of
 from mlbench_cli.results.analysis.compare import Comparison, Row, be, compare
 from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.numbers import SECONDS as SECONDS_UNIT
 from mlbench_cli.results.analysis.numbers import (
-    SAMPLES_PER_SECOND,
     format_estimate,
     format_percent,
     format_value,
     unit_of,
 )
-from mlbench_cli.results.analysis.numbers import SECONDS as SECONDS_UNIT
-from mlbench_cli.results.analysis.series import Group, Point
-from mlbench_cli.results.analysis.stats import Estimate, Ratio
+from mlbench_cli.results.analysis.series import Group, Point, relate_runs
+from mlbench_cli.results.analysis.stats import Ratio
 from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.scaling import Job
-from mlbench_cli.results.report.model import Badge, KeyNumber, Tone
+from mlbench_cli.results.report.model import Badge, Tone
 from mlbench_cli.util.text import counted
 
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
@@ -116,9 +115,11 @@ def find(job: Job, runs: Sequence[RunData]) -> Finding | None:
         by_size.setdefault(place.point.workers, []).append(place)
     sizes = [size for size, found in by_size.items() if len(found) > 1]
     if sizes:
-        found = sorted(by_size[max(sizes)], key=lambda place: place.point.seconds.mean)
-        base = min(found, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
-        other = found[0] if found[0] is not base else found[1]
+        alike = by_size[max(sizes)]
+        most = max((comparable_with(place, alike) for place in alike), key=len)
+        found = sorted(most if len(most) > 1 else alike, key=lambda place: place.point.seconds.mean)
+        base = base_of(found)
+        other = _most_different(base, [place for place in found if place is not base])
         names = base.subject, other.subject
     elif len(by_size) > 1 and len(job.groups) == 1:
         base, other = by_size[min(by_size)][0], by_size[max(by_size)][0]
@@ -128,6 +129,31 @@ def find(job: Job, runs: Sequence[RunData]) -> Finding | None:
     archives = {str(run.archive.path): run.archive for run in runs}  # names of runs repeat across stores
     sides = [[archives[run.source] for run in place.point.good if run.source in archives] for place in (base, other)]
     return Finding(base, other, compare(sides[0], sides[1], names, CHOICES))
+
+
+def _most_different(base: Place, others: Sequence[Place]) -> Place:
+    """The fastest of the others; if it does not differ from the baseline, the one that does, as one of several."""
+    ratios = [relate_runs(base.point.good, place.point.good, SECONDS) for place in others]
+    if ratios[0] is not None and ratios[0].is_different:
+        return others[0]
+
+    def distance(found: Ratio | None) -> float:
+        ends = None if found is None or found.is_confounded else found.interval(len(others))
+        return 0.0 if found is None or ends is None or ends[0] <= 1 <= ends[1] else abs(found.log)
+
+    farthest = max(range(len(others)), key=lambda index: distance(ratios[index]))
+    return others[farthest] if distance(ratios[farthest]) else others[0]
+
+
+def comparable_with(place: Place, places: Iterable[Place]) -> list[Place]:
+    """The configurations that differ from one in nothing but settings that people choose."""
+    own = place.group.key
+    return [each for each in places if all(one.word in CHOICES for one in own.differences(each.group.key))]
+
+
+def base_of(places: Sequence[Place]) -> Place:
+    """The baseline of configurations of one size: a method that is one, else the slowest."""
+    return min(places, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
 
 
 def _rank_as_baseline(group: Group) -> int:
@@ -184,40 +210,6 @@ def _waiting(place: Place) -> float | None:
     return parts["communication"] / total if total > 0 and "communication" in parts else None
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
-
-
-def numbers_of(job: Job, finding: Finding | None) -> Iterator[KeyNumber]:
-    """At most three: time, and the comparison with its efficiency, or the throughput."""
-    best = best_of(job)
-    if best is None:
-        return
-    group, point = best.group, best.point
-    if group.after_time:
-        yield _number(name_metric(group.metric).capitalize(), point.value, unit_of(group.metric), best.name)
-    else:
-        name = "Time to goal" if group.metric and not group.key.measure else "Time"
-        yield _number(name, point.seconds, SECONDS_UNIT, best.name)
-    if finding is not None and finding.ratio is not None and finding.row is not None and finding.ratio.low is not None:
-        value, _, ends = finding.row.words.partition(" (")
-        value, _, note = value.partition(",")
-        notes = (ends.rstrip(")"), note.strip(), finding.found.counts)
-        yield KeyNumber(f"{finding.found.b} against {finding.found.a}", value, tuple(filter(None, notes)))
-        growth = finding.other.point.workers / finding.base.point.workers
-        if finding.is_across_sizes:
-            efficiency = format_percent(finding.ratio.inverse.mean / growth)
-            yield KeyNumber("Efficiency", efficiency, (f"speed-up over {growth:g}× the workers",))
-    elif point.throughput is not None:
-        yield _number("Throughput", point.throughput, SAMPLES_PER_SECOND, "of all ranks")
-
-
-def _number(name: str, found: Estimate | None, unit: str, place: str) -> KeyNumber:
-    value, _, ends = format_estimate(found, unit).partition(" (")
-    count = found.count if found else 0
-    spread = f"{ends.rstrip(')')} · n\u00a0=\u00a0{count}" if ends else "one run" if count == 1 else ""
-    return KeyNumber(name, value, tuple(text for text in (spread, place) if text))
-
-
 # --- badges ---------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +237,8 @@ def _divisions(runs: Sequence[RunData], names: Mapping[str, str]) -> Iterator[st
     for run in runs:
         found.setdefault(str(run.archive.result["division"].get("word") or "no"), set()).add(names.get(run.name, ""))
     if len(found) == 1:
-        yield f"{next(iter(found))} division"
+        if (word := next(iter(found))) != "no":
+            yield f"{word} division"
     elif len(found) > 1:
         yield from (
             f"{', '.join(sorted(methods))}: {word} division" if len(methods) < 3 else f"some: {word} division"

@@ -27,7 +27,8 @@ def check_target(path: Path) -> None:
 
 
 def write_report(report: Report, path: Path) -> list[Path]:
-    """Write the page in the format of its suffix, and NAME-data/FIGURE.csv next to it; returns the written paths."""
+    """Write the page in the format of its suffix, and the numbers next to it: NAME-data/results.csv with a row for each
+    configuration, and FIGURE.csv; returns the written paths."""
     check_target(path)
     is_markdown = path.suffix.lower() in SUFFIXES[2:]
     data = path.with_name(f"{path.stem}-data")
@@ -37,11 +38,11 @@ def write_report(report: Report, path: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
     with layout.naming_file_on_os_error(path, "written"):
-        if report.figures:
-            data.mkdir(exist_ok=True)
-        written = [data / f"{figure.key}.csv" for figure in report.figures]
-        for figure, target in zip(report.figures, written, strict=True):
-            files.write_atomically(target, figure_csv(figure).encode())
+        tables = {"results": report.csv} | {figure.key: figure_csv(figure) for figure in report.figures}
+        data.mkdir(exist_ok=True)
+        written = [data / f"{name}.csv" for name in tables]
+        for target, table in zip(written, tables.values(), strict=True):
+            files.write_atomically(target, table.encode())
         files.write_atomically(path, text.encode())
     return [path, *written]
 

@@ -39,7 +39,7 @@ def test_every_figure_is_drawn_without_network_and_without_complaint(page: Path)
             ".filter(f => f.getBoundingClientRect().width > 200 && f.querySelector('path, rect, circle')).length"
         )
         browser.run("document.querySelectorAll('details.fold').forEach(fold => { fold.open = true; })")
-        assert browser.run(drawn) == count > 10
+        assert browser.run(drawn) == count > 0
         assert browser.run("return document.scripts.length") == 0
         assert browser.foreign_requests() == []
         assert browser.console() == []
@@ -61,22 +61,19 @@ def test_text_in_charts_has_one_size_at_every_width(page: Path) -> None:
         assert browser.run(heights) == pytest.approx(wide, abs=1)
 
 
-def test_every_figure_has_a_name_and_a_table_that_opens_by_keyboard(page: Path) -> None:
+def test_the_first_figure_is_a_table_and_every_curve_has_a_name_and_its_numbers(page: Path) -> None:
     with open_browser() as browser:
         browser.open(page.as_uri())
         script = """return Array.from(document.querySelectorAll('figure')).filter(f =>
-            !f.querySelector('[role=img][aria-label]') || !f.querySelector('table thead th[scope=col]') ||
-            f.querySelectorAll('tbody tr').length === 0).length"""
+            !f.querySelector('[role=img][aria-label]') || !f.querySelector('a.csv[download]')).length"""
         assert browser.run(script) == 0
-        browser.run("document.querySelector('#figure-job1-time summary').focus()")
-        browser.press(ENTER)
-        assert browser.wait_for("return document.querySelector('#figure-job1-time details').open")
-        cells = "return Array.from(document.querySelectorAll('#figure-job1-time tbody tr')).map(r => r.innerText)"
-        assert [" ".join(row.split()) for row in browser.run(cells)][:3] == [
-            "gloo 1 90.0 s",
-            "gloo 2 45.0 s",
-            "gloo 4 22.5 s",
-        ]
+        rows = "return Array.from(document.querySelectorAll('table.answer tbody tr'))"
+        times = browser.run(f"{rows}.map(row => row.querySelector('td[data-label=time]').innerText)")
+        assert {" ".join(time.split()) for time in times} >= {"90.0 s", "45.0 s", "22.5 s"}
+        drawn = browser.run(f"{rows}.filter(row => row.querySelector('td.drawn rect')).length")
+        assert drawn == len(times)
+        assert browser.run("return document.querySelector('table.answer').getBoundingClientRect().top") < 900
+        assert browser.run("return document.querySelectorAll('*').length") < 2000
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(page: Path) -> None:
@@ -105,7 +102,7 @@ def test_the_command_writes_page_and_data(page: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().out == f"{tmp_path / 'out.html'}\n"
     assert run(["report", str(tmp_path / "out.md"), *archives, "--title", "Mine"]) == 0
     assert (tmp_path / "out.md").read_text().startswith("# Mine\n")
-    assert (tmp_path / "out-data" / "job1-time.csv").is_file()
+    assert (tmp_path / "out-data" / "results.csv").is_file()
 
 
 @pytest.mark.parametrize(

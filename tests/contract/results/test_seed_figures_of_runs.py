@@ -1,6 +1,5 @@
 """The figures of the documentation's table from real runs of shipped tasks, on this machine."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,11 +13,10 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.figures.model import Figure
-from mlbench_cli.results.report.collect import collect
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from tests.contract.local_runs import Lab
-from tests.unit.results.report.test_seed_figures import read_table
+from tests.unit.results.report.test_seed_figures import draw_all, read_table
 
 PRICE = {"per_hour": 1.5, "currency": "USD", "source": "a table"}
 # Of clusters that were made and removed, and of ranks with a network interface each, as pods have: no run on this
@@ -64,10 +62,7 @@ def archives(lab: Lab) -> list[Archive]:
 @pytest.fixture(scope="module")
 def drawn(archives: list[Archive]) -> dict[str, list[Figure]]:
     """The figures of all tasks by their key."""
-    found: dict[str, list[Figure]] = {}
-    for figure in collect(archives).figures:
-        found.setdefault(re.sub(r"^(job|collective|cluster)\d+-", "", figure.key), []).append(figure)
-    return found
+    return draw_all(archives)
 
 
 @pytest.mark.nightly

@@ -49,7 +49,7 @@ def test_what_makes_a_comparison_void_is_said(tmp_path: Path) -> None:
     b = Archive.open(sealed_run(tmp_path / "b", "failed", task="two", synthetic=True))
     found = compare([a], [b])
     text = " ".join(obstacle.text for obstacle in found.obstacles)
-    assert (found.failed, found.left_out) == (("run-2",), {"run-2": "failed"})
+    assert (found.failed, found.excluded) == (("run-2",), {"run-2": "failed"})
     assert found.verdict == "No verdict on run-2 and run-2: no run of run-2 succeeded."
     kind = Archive.open(sealed_run(tmp_path / "c", functional_only="one machine"))
     first, second = compare([kind], [kind]).obstacles

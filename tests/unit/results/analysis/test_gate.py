@@ -24,7 +24,7 @@ def between(low: float, high: float) -> Ratio:
 
 def comparison(found: Ratio | None, higher_is_better: bool | None = False, **changes: object) -> Comparison:
     row = Row("seconds", "s", higher_is_better, True, False, (1.0,) * 3, (1.0,) * 3, found)
-    fields: dict[str, object] = {"obstacles": (), "rows": {"seconds": row}, "left_out": {}}
+    fields: dict[str, object] = {"obstacles": (), "rows": {"seconds": row}, "excluded": {}}
     sessions = Sessions((1, 1, 1), (1, 1, 1))
     return Comparison("a", "b", {}, sessions=sessions, **{**fields, **changes})  # type: ignore[arg-type]
 
@@ -71,7 +71,7 @@ def test_obstacles_leave_nothing_to_tell_and_failed_runs_fail() -> None:
     found = decide(comparison(between(0.4, 0.6), obstacles=(obstacle,)), 1.1)
     assert found.verdict is Verdict.CANNOT_TELL
     assert "The machines differ: x and y. Accept it with --across machine." in found.reason
-    failed = comparison(between(0.4, 0.6), failed=("b-1",), left_out={"b-1": "goal missed"})
+    failed = comparison(between(0.4, 0.6), failed=("b-1",), excluded={"b-1": "goal missed"})
     assert decide(failed, 1.1).reason == "b-1 ended as goal missed."
 
 

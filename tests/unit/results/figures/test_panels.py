@@ -10,7 +10,7 @@ import pytest
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.charts import list_sheets
 from mlbench_cli.results.figures.look import FAMILIES
-from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Scale, Sheet, split_panels
+from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Sheet, split_panels
 from mlbench_cli.results.figures.png import draw_sheets
 from mlbench_cli.results.figures.scaling import split_jobs
 from mlbench_cli.results.figures.svg import render_svg
@@ -22,14 +22,9 @@ NETWORKS = ("100mbit,5ms", "1gbit,1ms", "50mbit,5ms")  # in the order of series,
 
 
 def many(count: int, kind: Kind = Kind.LINES) -> Figure:
-    is_plot = kind is not Kind.RANGES
-    x = Axis("x") if is_plot else Axis("phase", Scale.CATEGORIES, categories=("forward", "backward"))
-    lines = [
-        Line(f"s{n}", (0.0, 1.0), (1.0 + n, 2.0 + n), () if is_plot else (1.0, 2.0), () if is_plot else (3.0 + n, 20.0))
-        for n in range(count)
-    ]
-    goal = [Line("goal", (0.0, 1.0), (3.0, 3.0), reference=True)] if is_plot else []
-    return Figure("k", "t", x, Axis("y", from_zero=True), (*lines, *goal), kind=kind)
+    lines = [Line(f"s{n}", (0.0, 1.0), (1.0 + n, 2.0 + n)) for n in range(count)]
+    goal = Line("goal", (0.0, 1.0), (3.0, 3.0), reference=True)
+    return Figure("k", "t", Axis("x"), Axis("y", from_zero=True), (*lines, goal), kind=kind)
 
 
 def page(figure: Figure) -> ElementTree.Element:
@@ -40,7 +35,7 @@ def texts(item: ElementTree.Element) -> list[str]:
     return [text for each in item.iter() if (text := (each.text or "").strip())]
 
 
-@pytest.mark.parametrize("kind", [Kind.LINES, Kind.STEPS, Kind.RANGES])
+@pytest.mark.parametrize("kind", [Kind.LINES, Kind.STEPS])
 def test_few_series_share_a_plot_and_many_are_split_evenly(kind: Kind) -> None:
     assert split_panels(many(MAX_SERIES, kind)).figures == (many(MAX_SERIES, kind),)
     panels, legend = split_panels(many(18, kind))
@@ -48,7 +43,7 @@ def test_few_series_share_a_plot_and_many_are_split_evenly(kind: Kind) -> None:
     assert not legend  # 18 names: each panel has the six that it shows
     names = [line.label for panel in panels for line in panel.lines if line.label != "goal"]
     assert names == [f"s{n}" for n in range(18)]
-    assert all(("goal" in [line.label for line in panel.lines]) == (kind is not Kind.RANGES) for panel in panels)
+    assert all("goal" in [line.label for line in panel.lines] for panel in panels)
     looks = [(line.color, line.shape) for panel in panels for line in panel.lines if line.label != "goal"]
     assert len(set(looks)) == 18  # as in one plot
 

@@ -39,12 +39,11 @@ def test_intervals_of_ratios_are_turned_with_them(measured: Measurement) -> None
     one = [run(measured, f"a{each}", 1, each) for each in (90.0, 100.0, 110.0)]
     two = [run(measured, f"b{each}", 2, each) for each in (50.0, 50.0, 50.0)]
     found = figures(*one, *two)
-    speedup, efficiency, index = (found[key].lines[0] for key in ("speedup", "efficiency", "price-index"))
+    speedup, index = (found[key].lines[0] for key in ("speedup", "price-index"))
     low, high = speedup.low[1], speedup.high[1]
     assert low is not None
     assert high is not None
     assert low < 2.0 < high
-    assert [efficiency.low[1], efficiency.high[1]] == pytest.approx([low / 2, high / 2])
     assert [index.low[1], index.high[1]] == pytest.approx([2 / high**2, 2 / low**2])
     assert index.ys[1] == pytest.approx(0.5 / 0.99666**2, rel=1e-3)
     assert found["time"].caption.endswith("Bars: 95 % intervals.")
