@@ -11,6 +11,7 @@ from task_images import contract
 EVIDENCE_WIDTH = 300
 GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED")
 INTERFACE = re.compile(r"Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found", re.IGNORECASE)
+SMALL_WORLD = re.compile(r"rank < size\. \d+ vs (\d+)")  # of gloo
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
 # Connections that broke later are not among them: they follow from a rank that ended.
 _ADDRESS = r"[(\[]?([\w.:-]+?)[\])]?(?:, |:)(\d+)\)?"
@@ -46,6 +47,21 @@ def explain_interface(who: str, lines: Sequence[str], evidence: Mapping[str, obj
         "wrong_interface",
         f'{who} found no network interface "{found[1] or found[2]}", which GLOO_SOCKET_IFNAME names.',
         hint="Unset GLOO_SOCKET_IFNAME, or give it the name of one interface (ip addr); ^ and lists are NCCL's syntax.",
+        evidence=evidence,
+    )
+
+
+def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose program counted fewer ranks than there are, as Lightning does by default."""
+    found = SMALL_WORLD.search(text)
+    if found is None:
+        return None
+    size = found[1]
+    return Finding(
+        "small_world",
+        f"{who} joined a world of {size} rank{'' if size == '1' else 's'}: its program counts processes itself and "
+        "ignores WORLD_SIZE.",
+        hint="Tell it how many there are: with Lightning, Trainer(num_nodes=WORKERS); see docs/how-to/launchers.md",
         evidence=evidence,
     )
 

@@ -102,6 +102,8 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         return found
     if found := crashes.explain_gpu_memory(f"Rank {rank}", "\n".join(lines), evidence):
         return found
+    if found := crashes.explain_small_world(f"Rank {rank}", "\n".join(lines), evidence):
+        return found
     if found := crashes.explain_unreachable(f"Rank {rank}", "\n".join(lines), evidence):
         return found
     if code == 127:

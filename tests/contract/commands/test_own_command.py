@@ -325,6 +325,15 @@ def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path) -> None:
     assert "cannot reach the other ranks at 127.0.0.2:1." in done.stderr
 
 
+def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(project: Path) -> None:
+    program = "import os, time, torch.distributed as dist\nos.environ['WORLD_SIZE'] = '1'\n"
+    (project / "one.py").write_text(program + "dist.init_process_group('gloo')\ntime.sleep(60)\n")
+    done = mlbench("run", "one", "2", "--share-machine", "--yes", "--command", f"{sys.executable} one.py")
+    assert done.returncode == 7
+    assert "Rank 1 joined a world of 1 rank: its program counts processes itself" in done.stderr
+    assert "num_nodes" in done.stderr
+
+
 def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
     """The deadline says that they hung and where to look, not to wait longer."""
     (project / "hang.py").write_text("import time\ntime.sleep(600)\n")
