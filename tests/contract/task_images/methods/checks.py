@@ -2,9 +2,11 @@
 
 import copy
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +21,13 @@ from task_images.harness.precision import LossScale
 from task_images.harness.replicas import check_identical
 from task_images.methods.base import Method
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.catalog import FILES, find_class
+from task_images.methods.catalog import FILES, find_class, load_file
 from task_images.methods.check import MethodWrongError, check_method
 from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors
 from task_images.methods.options import MethodError
 from tests.contract.task_images.methods.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
+from tests.documentation import ROOT, read_blocks
 
 DENSE = ("bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear")
 LOSSY = ("fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "dgc", "gtopk", "qsgd", "powersgd")
@@ -47,9 +50,18 @@ def list_possible(size: int) -> Iterator[Method]:
             yield method
 
 
-def every_methodpasses_the_self_check(world: World) -> None:
+def every_method_passes_the_self_check(world: World) -> None:
     for method in list_possible(world.size):
         check_method(world, method)
+
+
+def the_methods_of_the_how_to_pass_the_self_check(world: World) -> None:
+    for block in read_blocks(ROOT / "docs" / "how-to" / "write-a-method.md"):
+        if block.language == "python":
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "method.py")
+                file.write_text(block.text, "utf-8")
+                check_method(world, load_file(str(file))())
 
 
 def dense_methods_train_as_the_mean_by_hand(world: World) -> None:
@@ -351,7 +363,8 @@ def a_slow_rank_is_waited_for(world: World) -> None:
 
 
 CHECKS: list[Callable[[World], None]] = [
-    every_methodpasses_the_self_check,
+    every_method_passes_the_self_check,
+    the_methods_of_the_how_to_pass_the_self_check,
     dense_methods_train_as_the_mean_by_hand,
     torchs_engines_train_as_the_mean_by_hand,
     parameters_of_several_types_share_no_message,
