@@ -22,9 +22,8 @@ from task_images.harness.images import Normalize
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator
 from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
-from task_images.imagenet_resnet.folders import ImageFolders, Part, list_folders, pack_images
+from task_images.imagenet_resnet.folders import ImageFolders, load
 from task_images.imagenet_resnet.on_device import decode_batch, load_decoder
-from task_images.imagenet_resnet.packed import PackedPart
 
 # Per channel, of the training images, as everybody has them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -148,13 +147,8 @@ class FileData:
         return self._normalize(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def facts(self) -> dict[str, object]:
-        """For the result: what decoding took on this rank, and how images are stored."""
-        is_packed = isinstance(self._images.training, PackedPart)
-        return {
-            "storage": "packed" if is_packed else "files",
-            "decoders": self._decoders,
-            "decoded": self._decoding.facts(),
-        }
+        """For the result: what decoding took on this rank."""
+        return {"decoders": self._decoders, "decoded": self._decoding.facts()}
 
     def _ahead(self, labels: Labels, wanted: Iterator[Wanted], usual: int, most: int) -> Generator[Batch, None, None]:
         """The batches wanted, of `usual` images each, and of `most` at most. Every few images are decoded by another
@@ -232,7 +226,7 @@ class FakeData:
         return batch.inputs, batch.targets
 
     def facts(self) -> dict[str, object]:
-        return {"storage": "none"}
+        return {}
 
 
 def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed: int) -> Path:
@@ -258,12 +252,11 @@ def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed:
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Unpack the archives if there are any, list the images, and pack them into large files, once for all runs."""
-    return pack_images(folder, int(str(parameters["classes"])), print).identity
+    """Unpack the archives if there are any, and list the images, once for all runs."""
+    return load(folder, int(str(parameters["classes"])), print).identity
 
 
 def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:
     """Paths of the validation images [50000], which are files of several sizes, and their labels [50000]."""
-    part = list_folders(folder, len(list((folder / "val").iterdir())), print).validation
-    assert isinstance(part, Part)
+    part = load(folder, len(list((folder / "val").iterdir())), print).validation
     return np.array([str(part.path(index)) for index in range(len(part))]), np.asarray(part.labels, np.int64)

@@ -52,10 +52,10 @@ class Cut:
         """The file of an image, and what of it is cut out."""
         epoch, index = place
         if not epoch:
-            return images.validation.open(index), partial(validation_window, side=self.side, shorter=self.shorter)
+            return images.validation.path(index), partial(validation_window, side=self.side, shorter=self.shorter)
         stream = numpy_generator(self.seed, "crop", epoch, index)
         choose = partial(training_window, side=self.side, least=self.least_crop, stream=stream)
-        return images.training.open(index), choose
+        return images.training.path(index), choose
 
 
 class DecodingProcesses:

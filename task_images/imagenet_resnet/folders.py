@@ -16,7 +16,6 @@ from task_images.harness.cache import Arrays, Say, cached_arrays
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
 from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
-from task_images.imagenet_resnet.packed import PackedPart, Source, find_packed, pack, read_packed
 
 PARTS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
@@ -44,15 +43,11 @@ class Part:
         name = os.fsdecode(self.names[start : int(self.ends[index])].tobytes())
         return self.root / self.classes[int(self.labels[index])] / name
 
-    def open(self, index: int) -> Path:
-        """What Pillow opens."""
-        return self.path(index)
-
 
 @dataclass(frozen=True)
 class ImageFolders:
-    training: Part | PackedPart
-    validation: Part | PackedPart
+    training: Part
+    validation: Part
     digest: str  # of classes, labels and file names; the pixels are not read for it
 
     @property
@@ -65,24 +60,8 @@ class ImageFolders:
 def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) -> ImageFolders:
     """The images in `folder`, whose archives the first rank of the machine that comes has unpacked.
 
-    Packed images are preferred, and need nothing else. Raises EnvironmentUnfitError that says what is missing, or which
-    folder is not as it should be.
+    Raises EnvironmentUnfitError that says what is missing, or which folder is not as it should be.
     """
-    packed = find_packed(folder)
-    if packed is not None:
-        training, validation, digest = read_packed(packed)
-        _check_count(packed, training.classes, classes)
-        return ImageFolders(training, validation, digest)
-    return list_folders(folder, classes, say, official)
-
-
-def load_silently(folder: Path, classes: int) -> ImageFolders:
-    """As `load`, in another process: everything is there by now."""
-    return load(folder, classes, lambda line: None)
-
-
-def list_folders(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) -> ImageFolders:
-    """As `load`, of folders and archives alone."""
     place = _place(folder, official)
 
     def build() -> Arrays:
@@ -103,17 +82,9 @@ def list_folders(folder: Path, classes: int, say: Say, official: Official = OFFI
     return ImageFolders(training, validation, entry.digest)
 
 
-def pack_images(folder: Path, classes: int, say: Say) -> ImageFolders:
-    """Unpack archives, list the images, and pack them into large files; what is done already is kept."""
-    if find_packed(folder) is None:
-        listed = list_folders(folder, classes, say)
-        parts = [part for part in (listed.training, listed.validation) if isinstance(part, Part)]
-        sources = [
-            Source(name, part.labels, [part.path(index) for index in range(len(part))])
-            for name, part in zip(PARTS, parts, strict=True)
-        ]
-        pack(parts[0].root.parent, sources, parts[0].classes, listed.digest, say)
-    return load(folder, classes, say)
+def load_silently(folder: Path, classes: int) -> ImageFolders:
+    """As `load`, in another process: everything is there by now."""
+    return load(folder, classes, lambda line: None)
 
 
 def _place(folder: Path, official: Official) -> Path:

@@ -3,7 +3,6 @@
 import itertools
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,12 +16,10 @@ from PIL import Image
 
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL
-from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate, prepare_data
+from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
 from task_images.imagenet_resnet.decoding import Load
-from task_images.imagenet_resnet.folders import ImageFolders, Part, load, load_silently
+from task_images.imagenet_resnet.folders import ImageFolders, load, load_silently
 from task_images.imagenet_resnet.jpeg import read_square, validation_window
-from task_images.imagenet_resnet.packed import PackedPart, Source, read_packed
-from task_images.imagenet_resnet.packed import pack as pack_files
 from tests.contract.task_images.ranks import ROOT
 from tests.unit.task_images.harness.test_images import one_of
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
@@ -46,9 +43,9 @@ def check(images: ImageFolders) -> None:
     assert len(images.validation) == len(TRUTH)
     for part in (images.training, images.validation):
         for index, label in enumerate(part.labels):
-            with Image.open(part.open(index)) as image:
+            with Image.open(part.path(index)) as image:
                 assert abs(int(np.asarray(image)[5, 5, 2]) - 80 * label) < 20
-    assert len({images.training.open(index) for index in range(len(images.training))}) == len(images.training)
+    assert len({images.training.path(index) for index in range(len(images.training))}) == len(images.training)
     assert images.identity.official is False
 
 
@@ -280,7 +277,7 @@ def test_validation_covers_every_image_once(images: ImageFolders) -> None:
     batches = [batch for rank in range(3) for batch in data(images, rank, 3, loaders=2).validation()]
     assert torch.cat([batch.targets for batch in batches]).tolist() == images.validation.labels.tolist()
     middle = partial(validation_window, side=32, shorter=36)
-    expected = np.stack([read_square(images.validation.open(index), middle, 32, True) for index in range(13)])
+    expected = np.stack([read_square(images.validation.path(index), middle, 32, True) for index in range(13)])
     np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
 
 
@@ -295,53 +292,12 @@ def test_batches_are_normalized_with_channels_last(images: ImageFolders) -> None
 
 
 def test_a_damaged_file_reaches_the_reader_through_the_threads(images: ImageFolders) -> None:
-    path = images.training.open(7)
-    assert isinstance(path, Path)
+    path = images.training.path(7)
     content = path.read_bytes()
     path.write_bytes(content[:100])
     with pytest.raises(EnvironmentUnfitError, match=path.name):
         list(data(images, loaders=2).training(1))
     path.write_bytes(content)
-
-
-def test_packed_images_are_the_same_as_files(tmp_path: Path) -> None:
-    generate(tmp_path, 3, {"train": 20, "val": 7}, 32, 1)
-    [root] = [path for path in tmp_path.iterdir() if path.name.endswith(".cache")]
-    files = load(root, 3, lambda line: None)
-    identity = prepare_data(root, {"classes": 3})
-    for part in ("train", "val"):  # nothing else is needed any more
-        shutil.rmtree(root / part)
-    packed = load(root, 3, lambda line: None)
-    assert isinstance(packed.training, PackedPart)
-    assert packed.identity == identity == files.identity
-    names = [files.training.open(index) for index in range(20)]
-    assert len(set(map(str, names))) == 20
-    assert packed.training.labels.tolist() == files.training.labels.tolist()
-
-
-def test_packing_goes_on_where_it_stopped_and_finds_damage(images: ImageFolders, tmp_path: Path) -> None:
-    assert isinstance(images.training, Part)
-    paths = [images.training.path(index) for index in range(len(images.training))]
-    source = Source("train", images.training.labels, paths)
-    other = Source("val", images.training.labels[:2], paths[:2])
-    limit = 3 * paths[0].stat().st_size
-    place = pack_files(tmp_path, [source, other], images.training.classes, "sha256:x", print, limit)
-    made = sorted(place.glob("*.pack"))
-    assert len(made) > 3
-    training, validation, digest = read_packed(place)
-    assert digest == "sha256:x"
-    assert [training.open(index).read() for index in range(len(training))] == [path.read_bytes() for path in paths]
-    assert [validation.open(index).read() for index in range(2)] == [path.read_bytes() for path in paths[:2]]
-    # A second attempt writes only what is missing.
-    before = {path.name: path.stat().st_ino for path in made[1:]}
-    (place / "index.npz").unlink()
-    made[0].write_bytes(b"cut")
-    pack_files(tmp_path, [source, other], images.training.classes, "sha256:x", print, limit)
-    assert {path.name: path.stat().st_ino for path in made[1:]} == before
-    assert read_packed(place)[0].open(0).read() == paths[0].read_bytes()
-    made[0].write_bytes(b"cut")
-    with pytest.raises(EnvironmentUnfitError, match="has no readable packed images"):
-        read_packed(place)
 
 
 def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
@@ -356,7 +312,6 @@ def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
     decoded = whole.facts()["decoded"]
     assert isinstance(decoded, dict)
     assert decoded["images"] >= 3 * len(images.training)
-    assert whole.facts()["storage"] == "files"
 
 
 def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: Path) -> None:
@@ -391,8 +346,7 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
 def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images: ImageFolders) -> None:
     """Also a PNG, four inks and gray, which are among the real images; the damaged file is named."""
     for index, (mode, form) in enumerate((("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "JPEG"))):
-        path = images.training.open(index)
-        assert isinstance(path, Path)
+        path = images.training.path(index)
         with Image.open(path) as image:
             converted = image.convert(mode)
         converted.save(path, form)
@@ -407,7 +361,7 @@ def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images:
     here, there = (torch.cat([batch.inputs for batch in one.validation()]).int() for one in (source, plain))
     assert (here - there).abs().max() <= 2
     assert source.facts()["decoders"] == "device"
-    damaged = images.validation.open(2)
+    damaged = images.validation.path(2)
     assert isinstance(damaged, Path)
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(EnvironmentUnfitError, match=damaged.name):

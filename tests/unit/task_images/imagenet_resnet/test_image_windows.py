@@ -1,57 +1,17 @@
-"""ImageNet's files in detail: how images are packed into large files, listed, and missed; windows of an image."""
+"""ImageNet's files in detail: how images are listed; windows of an image."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from task_images.imagenet_resnet.folders import Part, load
+from task_images.imagenet_resnet.folders import load
 from task_images.imagenet_resnet.jpeg import Window, training_window, validation_window
-from task_images.imagenet_resnet.packed import Source, pack, read_packed
 from tests.unit.task_images.imagenet_resnet.imagenet_files import CLASSES, write, write_folders
 
 
 def quiet(_: str) -> None:
     pass
-
-
-def make_source(folder: Path, name: str, *sizes: int) -> Source:
-    paths = []
-    for number, size in enumerate(sizes):
-        path = folder / f"{name}-{number}"
-        path.write_bytes(bytes([number + 1]) * size)
-        paths.append(path)
-    return Source(name, np.arange(len(sizes)), paths)
-
-
-# --- packed ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "files"),
-    [
-        ([5, 5, 5], [10, 5]),  # just as much as fits
-        ([5, 6, 5], [5, 6, 5]),
-        ([3, 3, 3, 3], [9, 3]),
-        ([25, 1, 1], [25, 2]),  # an image larger than a file is allowed has its own
-        ([1, 25, 1], [1, 25, 1]),
-        ([10], [10]),
-    ],
-)
-def test_files_hold_whole_images_up_to_their_limit(tmp_path: Path, sizes: list[int], files: list[int]) -> None:
-    source, other = make_source(tmp_path, "train", *sizes), make_source(tmp_path, "val", 4, 4)
-    place = pack(tmp_path, [source, other], ["a", "b"], "sha256:x", quiet, limit=10)
-    assert [path.stat().st_size for path in sorted(place.glob("train-*.pack"))] == files
-    assert [path.name for path in sorted(place.glob("val-*.pack"))] == ["val-000.pack"]
-    training, validation, digest = read_packed(place)
-    assert (digest, training.classes, len(training)) == ("sha256:x", ["a", "b"], len(sizes))
-    for index, size in enumerate(sizes):
-        image = training.open(index)
-        assert image.read() == bytes([index + 1]) * size
-        file = int(np.searchsorted(training.firsts, index, side="right")) - 1
-        assert str(image) == f"image {index} in {place / f'train-{file:03d}.pack'}"
-    assert [validation.open(index).read() for index in (0, 1)] == [b"\x01" * 4, b"\x02" * 4]
-    assert training.labels.tolist() == list(range(len(sizes)))
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -62,7 +22,6 @@ def test_images_are_told_by_their_endings(tmp_path: Path, name: str) -> None:
     write_folders(tmp_path)
     write(tmp_path / "train" / CLASSES[1], {name: b"", ".hidden.jpg": b"", "x.gif": b"", "jpeg": b""})
     part = load(tmp_path, 3, quiet).training
-    assert isinstance(part, Part)
     assert len(part) == 10
     names = [part.path(index).name for index in range(10) if part.labels[index] == 1]
     assert name in names
