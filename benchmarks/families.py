@@ -40,10 +40,8 @@ def plan_gke() -> Iterator[Row]:
     """Each machine of the table, and some without GPUs."""
     from google.cloud import container_v1
 
-    from providers.gke import GkeProvider
-    from providers.gke.families import FABRICS
-    from providers.gke.machines import ATTACHED_TO, SHAPED
-    from providers.gke.options import GkeOptions
+    from providers.gke.options import ATTACHED_TO, FABRICS, SHAPED, GkeOptions
+    from providers.gke.provider import GkeProvider
     from providers.gke.resources import WorkerPool
     from tests.fakes.gke import World
     from tests.fakes.gke_facts import ApiError
@@ -73,8 +71,8 @@ def plan_gke() -> Iterator[Row]:
 
 def plan_eks() -> Iterator[Row]:
     """Each machine of the table, with and without its fast network cards."""
-    from providers.eks import EksProvider
-    from providers.eks.machines import GPU_MACHINES
+    from providers.eks.options import GPU_MACHINES
+    from providers.eks.provider import EksProvider
 
     for machine, facts in GPU_MACHINES.items():
         ways: list[tuple[str, Options]] = [("on demand", {}), ("spot", {"spot": True})]
@@ -86,9 +84,8 @@ def plan_eks() -> Iterator[Row]:
 
 def plan_aks() -> Iterator[Row]:
     """Each machine of the table, on demand, as spot and close together."""
-    from providers.aks import AksProvider
-    from providers.aks.machines import MACHINES
-    from providers.aks.options import AksOptions
+    from providers.aks.options import MACHINES, AksOptions
+    from providers.aks.provider import AksProvider
     from providers.aks.resources import WorkerPool
     from tests.fakes.azure_arm import World
     from tests.fakes.azure_facts import SIZES

@@ -82,9 +82,9 @@ def _gke(folder: Path, every: int, only: str) -> Iterator[Row]:
             "providers.gke.end",
             "providers.gke.repository",
             "providers.lifecycle",
-            "providers.gke.plan",
-            "providers.gke.discovery",
-            "providers.gke.networks",
+            "providers.gke.provider",
+            "providers.gke.discover",
+            "providers.gke.fabric",
             "google.cloud.container_v1",
         ),
         *("google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
@@ -190,7 +190,7 @@ def _aks(folder: Path, every: int) -> Iterator[Row]:
     double = AzureDouble(folder / "azure")
     zygote = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("providers.lifecycle", "providers.aks.plan", "providers.aks.discovery", "providers.workload_cleanup"),
+        *("providers.lifecycle", "providers.aks.provider", "providers.aks.discover", "providers.workload_cleanup"),
         *("azure.core", "azure.identity", "msal", "requests", "urllib3", "yaml", "jinja2", "kubernetes.client"),
     )
     create = ["create-cluster", "aks", "2", "ref", "--yes", "--ttl", "2h", "--registry", "auto", "--gpu-type", "t4"]

@@ -266,8 +266,6 @@ class Provider(ABC):
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
-        from providers.operation_errors import delete_command
-
         command = f"{delete_command(cluster)}, then mlbench create-cluster {self.name} {nodes} RELEASE"
         raise UsageError(
             f'The cluster "{cluster.name}" cannot be scaled: {self.name} has no machines that mlbench can add.',
@@ -447,6 +445,11 @@ def identity_options(cluster: Cluster) -> str:
         flag = "--zone" if re.fullmatch(r".*\d-?[a-z]", cluster.location) else "--region"
         words.append(f"{flag} {cluster.location}")
     return "".join(f" {word}" for word in words)
+
+
+def delete_command(cluster: Cluster) -> str:
+    """The command that deletes exactly this cluster, and no other of the same name."""
+    return f"mlbench delete-cluster {cluster.provider} {cluster.name}{identity_options(cluster)}"
 
 
 def check_ranges(ranges: Sequence[str]) -> None:

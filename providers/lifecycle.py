@@ -25,14 +25,8 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
-from providers.base import BusyError, Resource, ResourceStatus, TransientError, foreign_resource_error
-from providers.operation_errors import (
-    delete_command,
-    explain_error,
-    failure_record,
-    incomplete_deletion_error,
-    leftover_entry,
-)
+from providers.base import BusyError, Resource, ResourceStatus, TransientError, delete_command, foreign_resource_error
+from providers.operation_errors import explain_error, failure_record, incomplete_deletion_error, leftover_entry
 from providers.operation_lock import hold_operation_lock
 from providers.timeline import Timeline
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError, Stopped
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import Resource, identity_options
+from providers.base import Resource, delete_command
 
 
 def as_mlbench_error(error: BaseException) -> Explanation:
@@ -62,8 +62,3 @@ def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]
 def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
     """A resource that stays, in an error's document: kind, name, reason and the command that deletes it."""
     return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
-
-
-def delete_command(cluster: Cluster) -> str:
-    """The command that deletes exactly this cluster, and no other of the same name."""
-    return f"mlbench delete-cluster {cluster.provider} {cluster.name}{identity_options(cluster)}"

@@ -8,10 +8,10 @@ from providers.base import Provider
 # A new provider is one line here and one folder, whose class overrides what its clusters have (see `base`).
 PROVIDERS = {
     "local": "providers.machines:LocalProvider",
-    "kind": "providers.kind:KindProvider",
-    "gke": "providers.gke:GkeProvider",
-    "eks": "providers.eks:EksProvider",
-    "aks": "providers.aks:AksProvider",
+    "kind": "providers.kind.provider:KindProvider",
+    "gke": "providers.gke.provider:GkeProvider",
+    "eks": "providers.eks.provider:EksProvider",
+    "aks": "providers.aks.provider:AksProvider",
     "attached": "providers.attached:AttachedProvider",
     "slurm": "providers.machines:SlurmProvider",
     "hosts": "providers.machines:HostsProvider",

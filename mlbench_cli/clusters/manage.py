@@ -19,8 +19,7 @@ from mlbench_cli.model.run import Cluster, ClusterIdentity
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import PartialSearchError, Plan, Provider, Resource
-from providers.operation_errors import delete_command
+from providers.base import PartialSearchError, Plan, Provider, Resource, delete_command
 from providers.operation_lock import hold_operation_lock, is_operation_running
 
 if TYPE_CHECKING:

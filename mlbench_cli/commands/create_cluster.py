@@ -29,8 +29,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import AUTO, Provider
-from providers.operation_errors import delete_command
+from providers.base import AUTO, Provider, delete_command
 
 if TYPE_CHECKING:
     from providers.helm.install import Installation

@@ -24,7 +24,7 @@ def _release(branch: int, family: str, plugin: str, program: str | None = None) 
     return Release(branch, f"{REPOSITORY}/{family}/{plugin}", beside)
 
 
-# By kind of network (`providers/gke/families.py`), oldest branch first. TCPX and TCPXO plugins have the same name.
+# By kind of network (`providers/gke/options.py`), oldest branch first. TCPX and TCPXO plugins have the same name.
 RELEASES: dict[str, tuple[Release, ...]] = {
     "tcpx": (_release(580, "gpudirect-tcpx", "nccl-plugin-gpudirecttcpx-dev:v3.1.12", "v2.0.12"),),
     "tcpxo": (

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from providers import doctor
 from providers.aks import api
 from providers.aks.api import Azure
-from providers.aks.compute import ALL_CPUS, SPOT_CPUS, list_offers, list_quotas
-from providers.aks.discovery import discover_clusters
+from providers.aks.discover import discover_clusters
 from providers.aks.errors import QUOTAS, Message, register_command
-from providers.aks.machines import GPU_MACHINES
-from providers.aks.options import DEFAULT_REGION
-from providers.aks.plan import list_versions
+from providers.aks.options import DEFAULT_REGION, GPU_MACHINES
+from providers.aks.provider import list_versions
+from providers.aks.quota import ALL_CPUS, SPOT_CPUS, list_offers, list_quotas
 from providers.checks import Check
 from providers.doctor import Checklist, load_policy
 

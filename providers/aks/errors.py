@@ -106,6 +106,8 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
         match = ASSIGNMENT.search(words)
         name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
         ask = f"ask the subscription's administrator for an exemption from {name}: az policy assignment list -o table"
+        if re.search(r"local accounts", words, re.IGNORECASE):
+            return UsageError(message, hint=f"disable local accounts with --aad GROUP (an Entra group), or {ask}")
         if re.search(r"\btags?\b", words, re.IGNORECASE):
             return UsageError(message, hint=f"add the required tag with --tag NAME=VALUE, or {ask}")
         if re.search(r"location|region", words, re.IGNORECASE):

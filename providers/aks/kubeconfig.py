@@ -1,13 +1,17 @@
 """Access to the Kubernetes API of an AKS cluster, with the kubeconfig from Azure, kept in memory."""
 
 import base64
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Credential, CredentialSource
-from providers.aks.api import Azure
+from providers.aks.api import Azure, get_token
 from providers.base import TransientError
+
+AKS_SERVER = "6dae42f8-4368-4678-94ff-3960e28e3630"  # in Entra, as kubelogin's documentation has it
 
 
 def access_to(azure: Azure, path: str) -> Access:
@@ -18,15 +22,15 @@ def access_to(azure: Azure, path: str) -> Access:
 
     def fetch() -> Credential:
         document = first.pop() if first else _read_kubeconfig(azure, path)
-        # A client certificate, a token, or both; without local accounts, a program to run.
-        certificate, key, token = (
-            document["users"][0]["user"].get(name) for name in ("client-certificate-data", "client-key-data", "token")
-        )
+        # A client certificate, a token, or both; without local accounts, a program that asks Entra for a token.
+        user = document["users"][0]["user"]
+        certificate, key, token = (user.get(name) for name in ("client-certificate-data", "client-key-data", "token"))
+        if not token and not certificate and user.get("exec"):
+            token = get_token(f"{_entra_server(user['exec'].get('args') or [])}/.default")
         if not token and not certificate:
             raise CredentialError(
                 "The cluster's kubeconfig has neither a certificate nor a token: its local accounts are disabled.",
-                hint="A policy may demand that. az aks get-credentials, kubelogin convert-kubeconfig -l azurecli, then "
-                "mlbench attach-cluster NAME: runs work there, and delete-cluster still deletes this one.",
+                hint="mlbench create-cluster aks ... --aad GROUP   makes one that members of an Entra group log in to",
             )
         return Credential(
             token=token or None,
@@ -35,6 +39,11 @@ def access_to(azure: Azure, path: str) -> Access:
         )
 
     return Access(cluster["server"], ca=ca, token=CredentialSource(fetch))
+
+
+def _entra_server(args: Sequence[str]) -> str:
+    """The application that tokens are for: what kubelogin is told, and the same for all AKS clusters."""
+    return next((after for word, after in pairwise(args) if word == "--server-id"), AKS_SERVER)
 
 
 def _read_kubeconfig(azure: Azure, path: str) -> Any:

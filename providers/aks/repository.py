@@ -13,8 +13,7 @@ from urllib.parse import urlencode
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from providers.aks import api
 from providers.aks.errors import Message
-from providers.aks.identities import assign_role, name_assignment
-from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup
+from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup, assign_role, name_assignment
 from providers.base import (
     KEPT_TAG,
     Readiness,

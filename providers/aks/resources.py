@@ -5,6 +5,7 @@ deletes everything. AKS allows one operation at a time on a cluster and rejects 
 """
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -16,8 +17,7 @@ from providers.aks import api
 from providers.aks.api import Azure, Operation
 from providers.aks.errors import AGAIN, Message
 from providers.aks.kubeconfig import access_to
-from providers.aks.machines import Machine
-from providers.aks.options import AksOptions
+from providers.aks.options import AksOptions, Machine
 from providers.base import (
     CLUSTER_TAG,
     ROLE_LABEL,
@@ -28,7 +28,10 @@ from providers.base import (
     ResourceStatus,
     ownership_tags,
 )
+from providers.kubernetes_calls import ClusterObjects, Document
+from providers.pins import require_pin
 from providers.ready_machines import list_ready_workers
+from templates import documents
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"  # pool names: at most 12 lowercase letters and digits
@@ -225,6 +228,9 @@ class ControlPlane(AzureResource):
         }
         if options.kubernetes_version:
             properties["kubernetesVersion"] = options.kubernetes_version
+        if options.aad:
+            properties["aadProfile"] = {"managed": True, "adminGroupObjectIDs": [options.aad]}
+            properties["disableLocalAccounts"] = True
         if options.allow_from:
             properties["apiServerAccessProfile"] = {"authorizedIPRanges": list(options.allow_from)}
         return {
@@ -385,3 +391,53 @@ def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
         "tags": tags,
     }
     return {**pool, "vnetSubnetID": options.subnet} if options.subnet else pool
+
+
+# --- managed identities and their built-in roles --------------------------------------------------------------------
+
+
+def make_identity(group: ResourceGroup, path: str, what: str) -> str:
+    """Create the identity `path` in the cluster's group; returns its principal ID."""
+    azure = group.azure
+    body: Message = {"location": azure.location, "tags": ownership_tags(group.cluster)}
+    azure.change("PUT", path, what, body)
+    return str(azure.get(path, what)["properties"]["principalId"])
+
+
+def name_assignment(scope: str, seed: str) -> str:
+    """The path of a role assignment on `scope`, whose GUID is derived from `seed`, so that it is found again."""
+    guid = uuid.uuid5(uuid.NAMESPACE_URL, seed.lower())
+    return f"{scope}/providers/Microsoft.Authorization/roleAssignments/{guid}"
+
+
+def assign_role(azure: Azure, assignment: str, role: str, principal: str, what: str) -> None:
+    """Assign the built-in role `role` (ID) to an identity. Raises CredentialError if the caller may not assign it."""
+    properties = {
+        "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{role}",
+        "principalId": principal,
+        "principalType": "ServicePrincipal",
+    }
+    azure.change("PUT", assignment, what, {"properties": properties})
+
+
+# --- NVIDIA's device plugin -----------------------------------------------------------------------------------------
+
+
+PLUGIN = "nvidia-device-plugin"
+SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "effect": "NoSchedule"}
+
+
+class DevicePlugin(ClusterObjects):
+    """NVIDIA's device plugin, which registers GPUs with Kubernetes: AKS installs only the driver.
+
+    It is ready once it exists; waiting for the machines includes waiting for their GPUs.
+    """
+
+    kind = "GPU device plugin"
+
+    def documents(self) -> Sequence[Document]:
+        """The DaemonSet, which also runs on spot machines."""
+        (manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {"image": require_pin("devices", PLUGIN)})
+        spec = manifest["spec"]["template"]["spec"]
+        spec["tolerations"] = [*spec.get("tolerations", []), SPOT]
+        return [manifest]

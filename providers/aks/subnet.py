@@ -8,8 +8,7 @@ docs/clouds-assumptions.md.
 from contextlib import suppress
 
 from mlbench_cli.errors import CredentialError, NotFoundError
-from providers.aks.identities import assign_role, make_identity, name_assignment
-from providers.aks.resources import ResourceGroup, network_identity_of
+from providers.aks.resources import ResourceGroup, assign_role, make_identity, name_assignment, network_identity_of
 from providers.base import Readiness, Resource, ResourceStatus
 
 NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in role's ID, the same everywhere

@@ -10,10 +10,10 @@ from mlbench_cli.errors import CredentialError, NotFoundError
 from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist, load_policy, policy_file
-from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
-from providers.eks.discovery import discover_clusters
-from providers.eks.machines import GPU_MACHINES
-from providers.eks.plan import QUOTAS
+from providers.eks.api import MORE_QUOTA, Aws, aws_in, region_of
+from providers.eks.discover import discover_clusters
+from providers.eks.options import GPU_MACHINES
+from providers.eks.provider import QUOTAS
 
 # A read request to each service that clusters need: without read permission, creating anything will fail, too.
 SERVICES: tuple[tuple[str, str, dict[str, object]], ...] = (

@@ -13,8 +13,8 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Part, Resource, ResourceStatus, TransientError
 from providers.cluster_end import EndMark
-from providers.eks.control_plane import ControlPlane, find_raw_cluster
 from providers.eks.nodes import NodeGroup
+from providers.eks.resources import ControlPlane, find_raw_cluster
 
 ACTION = "mlbench-end"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 
 PATTERN = r"subnet-[0-9a-f]{8,17}"
 BLOCK = "aws ec2 describe-subnets --query 'Subnets[].[SubnetId,VpcId,AvailabilityZone,AvailableIpAddressCount]'"

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from providers.base import BusyError
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 
 Item = Mapping[str, Any]  # an item of an EC2 response
 # Only its owner can delete such an interface, and does so with itself: the stack, or an endpoint.

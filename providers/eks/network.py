@@ -10,7 +10,7 @@ from typing import Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
-from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
+from providers.eks.api import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
 from providers.eks.given_subnets import find_subnets
 from providers.eks.leftovers import clear_cluster, clear_network, is_in_use, list_interfaces
 from templates import render

@@ -20,9 +20,11 @@ from providers.base import (
     TransientError,
     ownership_tags,
 )
-from providers.eks.aws import Aws, tag_list, tags_of
-from providers.eks.capacity import find_reservation
-from providers.eks.control_plane import (
+from providers.eks.api import Aws, tag_list, tags_of
+from providers.eks.network import PlacementGroup, Stack
+from providers.eks.options import Machine
+from providers.eks.quota import find_reservation
+from providers.eks.resources import (
     ControlPlane,
     EksResource,
     error_from_cause,
@@ -30,8 +32,6 @@ from providers.eks.control_plane import (
     error_from_message,
     find_raw_cluster,
 )
-from providers.eks.machines import Machine
-from providers.eks.network import PlacementGroup, Stack
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"

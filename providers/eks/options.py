@@ -1,11 +1,15 @@
 """The options of `create-cluster eks`, and the facts that only its clusters have."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import CloudOptions, option
+from providers.eks.api import ASK_RIGHTS, Aws
+from providers.machine_checks import GpuCatalog, check_count, describe_gpus
 
 
 @dataclass(frozen=True)
@@ -63,4 +67,198 @@ class EksOptions(CloudOptions):
     no_volumes: bool = option(False, "--no-volumes", help="omit the EBS driver and the default storage class")
     system_machine_type: str = option(
         "t3.medium", "--system-machine-type", help="instance type of the two system nodes (DNS, Helm charts)"
+    )
+
+
+# --- types of machines and their GPUs -------------------------------------------------------------------------------
+
+# Source: AWS' lists of accelerated instance types and of EFA (network cards), as of 2026-11. Types missing here are
+# looked up in EC2 when the cluster is planned.
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`gpu` as NVIDIA calls it, None for a machine without; `efa` is the number of network cards with EFA."""
+
+    name: str
+    vcpus: int
+    gpu: str | None = None
+    gpus: int = 0
+    efa: int = 0
+    gbits: int | None = None  # from EC2; None: use the table
+    plain_first: bool = False  # has an additional first network card without EFA
+
+    @property
+    def fabric_gbits(self) -> int | None:
+        """Total bandwidth of its EFA cards in Gbit/s; None without EFA, or if unknown."""
+        known = EFA_GBITS.get(self.name)
+        return (known or self.gbits) if self.efa else None
+
+
+# Source: AWS' pages on accelerated instance types, as of 2026-11. Machines with one card of less than 100 Gbit/s (g4dn,
+# g5, g6) are left out.
+EFA_GBITS = {
+    "g6e.24xlarge": 200,
+    "g6e.48xlarge": 400,
+    "p3dn.24xlarge": 100,
+    "p4d.24xlarge": 400,
+    "p4de.24xlarge": 400,
+    "p5.48xlarge": 3200,
+    "p5e.48xlarge": 3200,
+    "p5en.48xlarge": 3200,
+    "p6-b200.48xlarge": 3200,
+}
+
+
+def _sizes(family: str, gpu: str, sizes: str) -> dict[str, Machine]:
+    """From "size:vcpus:gpus:efa ..."."""
+    found = {}
+    for entry in sizes.split():
+        size, *numbers = entry.split(":")
+        vcpus, gpus, efa = map(int, numbers)
+        found[f"{family}.{size}"] = Machine(f"{family}.{size}", vcpus, gpu, gpus, efa)
+    return found
+
+
+_G_SIZES = "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1 24xlarge:96:4:1"
+GPU_MACHINES: dict[str, Machine] = {
+    **_sizes("g4dn", "T4", "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1"),
+    **_sizes("g4dn", "T4", "metal:96:8:1"),
+    **_sizes("g5", "A10G", f"{_G_SIZES} 48xlarge:192:8:1"),
+    **_sizes("g6", "L4", f"{_G_SIZES} 48xlarge:192:8:1"),
+    **_sizes("g6e", "L40S", f"{_G_SIZES.replace('96:4:1', '96:4:2')} 48xlarge:192:8:4"),
+    **_sizes("p3", "V100", "2xlarge:8:1:0 8xlarge:32:4:0 16xlarge:64:8:0"),
+    **_sizes("p3dn", "V100", "24xlarge:96:8:1"),
+    **_sizes("p4d", "A100", "24xlarge:96:8:4"),
+    **_sizes("p4de", "A100-80GB", "24xlarge:96:8:4"),
+    **_sizes("p5", "H100", "4xlarge:16:1:1 48xlarge:192:8:32"),
+    **_sizes("p5e", "H200", "48xlarge:192:8:32"),
+    **_sizes("p5en", "H200", "48xlarge:192:8:16"),
+    **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
+}
+# Available only as Capacity Blocks for ML or spot.
+NOT_ON_DEMAND = ("p5e.", "p5en.")
+MIN_FABRIC_GBITS = 100  # minimum EFA bandwidth for which a warning is worthwhile
+# CUDA 13 of current torch wheels does not support them.
+TOO_OLD = ("V100",)
+CATALOG = GpuCatalog("AWS", GPU_MACHINES)
+CPU_DEFAULT = "m5.xlarge"
+GPU_DEFAULT = "T4"
+_CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # vCPUs of burstable and general families; larger sizes: 4 for each "N"
+_ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|t4g|g5g|a1")
+TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
+
+
+def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+    """The machine selected by the options. Raises UsageError with valid alternatives for impossible combinations."""
+    check_count(num_gpus)
+    if machine_type is None:
+        if not num_gpus and gpu_type is None:
+            return machine_of(CPU_DEFAULT)
+        return CATALOG.choose_smallest(CATALOG.find_gpu(gpu_type or GPU_DEFAULT), num_gpus)
+    machine = machine_of(machine_type)
+    if is_gpu_family(machine_type) and not machine.gpus:
+        return replace(machine, gpu=gpu_type)  # looked up in EC2
+    return CATALOG.require_gpus(machine, num_gpus, CATALOG.find_gpu(gpu_type) if gpu_type else None)
+
+
+def machine_of(name: str) -> Machine:
+    """The machine with this name; without GPUs if it is not in the table and its family has none."""
+    if name in GPU_MACHINES:
+        return GPU_MACHINES[name]
+    match = TYPE_NAME.fullmatch(name)
+    if not match:
+        raise UsageError(f'"{name}" is not an instance type of EC2.', hint="For example: --machine-type g5.xlarge")
+    family, size = name.split(".")
+    if _ARM.fullmatch(family):
+        raise UsageError(
+            f"{name} is an ARM machine; the images of mlbench's tasks are for x86-64.",
+            hint=f"For example: --machine-type {CPU_DEFAULT}",
+        )
+    if re.fullmatch(r"(inf|trn|dl)\d.*|g4ad|vt1", family):
+        raise UsageError(
+            f"{name} has no NVIDIA GPUs.", hint=f"Available GPUs: {', '.join(CATALOG.gpus)}; for example --gpu-type L4"
+        )
+    multiple = re.fullmatch(r"(\d+)xlarge", size)
+    return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
+
+
+def is_gpu_family(name: str) -> bool:
+    """Whether machines of the type have GPUs: families G and P, such as g7e and p6-b300."""
+    return re.match(r"(g|gr|p)\d", name) is not None
+
+
+def require_supported(machine: Machine) -> None:
+    """Reject machines whose GPUs current task images cannot use. Not for existing clusters, which must be deletable."""
+    if machine.gpu in TOO_OLD:
+        newer = [gpu for gpu in CATALOG.gpus if gpu not in TOO_OLD]
+        raise UsageError(
+            f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA version of current images.",
+            hint=f"Choose another --gpu-type: {', '.join(newer)}",
+        )
+
+
+def equivalent_types(machine: Machine) -> list[str]:
+    """Equivalent types for a spot request, with the same GPUs and number of them; the machine itself first."""
+    if machine.gpu is None:
+        return [machine.name]
+    others = [
+        item.name
+        for item in GPU_MACHINES.values()
+        if (item.gpu, item.gpus) == (machine.gpu, machine.gpus) and not item.name.endswith(".metal")
+    ]
+    return [machine.name, *(name for name in others if name != machine.name)]
+
+
+def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
+    """The names of the machine and its alternatives, each once: auto scaling groups reject a type that is named twice.
+
+    Raises UsageError if one has other GPUs or another number of them.
+    """
+    for name in others:
+        other = machine_of(name)
+        if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
+            raise UsageError(
+                f"{name} ({describe_gpus(other)}) cannot replace {machine.name} ({describe_gpus(machine)}).",
+                hint=f"Equivalent types: {', '.join(equivalent_types(machine))}",
+            )
+    return list(dict.fromkeys([machine.name, *others]))
+
+
+def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
+    """The machine as described by EC2, with the table's name of its GPU; None without permission to ask.
+
+    Raises UsageError for a type unknown to EC2, or whose GPUs are not NVIDIA's.
+    """
+    try:
+        items = aws.call("ec2", "describe_instance_types", InstanceTypes=[machine.name])["InstanceTypes"]
+    except CredentialError as error:
+        if error.hint != ASK_RIGHTS:
+            raise
+        return None
+    except UsageError as error:
+        if not is_gpu_family(machine.name):
+            return None  # the search for its zone reports the error
+        near = did_you_mean(machine.name, list(GPU_MACHINES))
+        raise UsageError(f"{error.message}{near}", hint="Choose another --machine-type.") from None
+    if not items:
+        return None
+    item = items[0]
+    gpus = item.get("GpuInfo", {}).get("Gpus", [])
+    other = next((gpu for gpu in gpus if gpu.get("Manufacturer", "NVIDIA").upper() != "NVIDIA"), None)
+    if other:
+        raise UsageError(
+            f"The GPUs of {machine.name} are {other['Manufacturer']}'s, not NVIDIA's.", hint="--gpu-type L4"
+        )
+    network = item.get("NetworkInfo", {})
+    speed = re.match(r"(\d+) Gigabit", network.get("NetworkPerformance", ""))
+    efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1) if network.get("EfaSupported") else 0
+    return Machine(
+        machine.name,
+        int(item.get("VCpuInfo", {}).get("DefaultVCpus") or machine.vcpus),
+        machine.gpu or (str(gpus[0]["Name"]) if gpus else None),
+        sum(int(gpu.get("Count", 0)) for gpu in gpus),
+        efa,
+        int(speed[1]) if speed and int(speed[1]) >= MIN_FABRIC_GBITS else None,
+        plain_first=0 < efa < int(network.get("MaximumNetworkCards") or 0),
     )

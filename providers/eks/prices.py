@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError
-from providers.eks.aws import Aws, aws_in
+from providers.eks.api import Aws, aws_in
 
 SERVICE_REGION = "us-east-1"  # the price list is served in few regions, for all of them
 # Linux, shared tenancy, nothing preinstalled. Source: Karpenter's pricing provider.

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags, reason_to_keep_images
-from providers.eks.aws import Aws, tag_list, tags_of
+from providers.eks.api import Aws, tag_list, tags_of
 from providers.eks.network import Stack
 
 

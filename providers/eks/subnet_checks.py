@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, UsageError
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 from providers.eks.given_subnets import BLOCK, Subnets, find_subnets
 from providers.eks.network import zones_for, zones_with
 from providers.eks.nodes import Group

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from mlbench_cli.errors import CredentialError, UsageError
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 from providers.pins import ends_soon
 
 

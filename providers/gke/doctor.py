@@ -7,11 +7,10 @@ from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist, load_policy
 from providers.gke import api
-from providers.gke.api import Gke
-from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
-from providers.gke.discovery import discover_clusters
+from providers.gke.api import Gke, Project
+from providers.gke.discover import discover_clusters
 from providers.gke.options import DEFAULT_ZONE
-from providers.gke.project import Project
+from providers.gke.quota import ALL_GPUS, QUOTA_OF, Compute
 from providers.gke.repository import node_account
 
 # Roles with which machines can pull from the project's registries and write logs: GKE's own, and the one that older

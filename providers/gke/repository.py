@@ -21,9 +21,8 @@ from providers.base import (
     reason_to_keep_images,
 )
 from providers.gke import api
-from providers.gke.api import Gke, Message, region_of
-from providers.gke.networks import LOCATION_TAG
-from providers.gke.project import Project
+from providers.gke.api import Gke, Message, Project, region_of
+from providers.gke.fabric import LOCATION_TAG
 from providers.gke.resources import ControlPlane
 
 ENDPOINT = "https://artifactregistry.googleapis.com"

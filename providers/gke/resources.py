@@ -17,11 +17,8 @@ from mlbench_cli.util.times import timestamp
 from providers.base import CLUSTER_TAG, ROLE_LABEL, WORKER, Part, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke import api
 from providers.gke.api import Gke, Message
-from providers.gke.compute import Compute
-from providers.gke.families import configure_pool, count_networks, default_disk_type
-from providers.gke.machines import Machine
-from providers.gke.options import GkeOptions
-from providers.gke.reservations import parse_reservation
+from providers.gke.options import GkeOptions, Machine, configure_pool, count_networks, default_disk_type
+from providers.gke.quota import Compute, parse_reservation
 from providers.ready_machines import list_ready_workers
 
 SYSTEM_POOL = "system"

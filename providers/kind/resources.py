@@ -11,7 +11,7 @@ from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, Part, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
-from providers.kind.tools import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
+from providers.kind.api import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
 from templates import render
 
 NODES_LABEL = "mlbench-nodes"

@@ -1,4 +1,4 @@
-"""Which of AWS' services has which operation, for doubles of `providers.eks.aws.Aws` without boto3.
+"""Which of AWS' services has which operation, for doubles of `providers.eks.api.Aws` without boto3.
 
 The names are those of botocore's clients; the tests in tests/contract/providers send the same calls through boto3.
 """

@@ -62,6 +62,7 @@ class World(CloudDouble, PoolRules):
     pidfile: Path | None = None
     tokens: int = 0
     token_answer: Message | None = None
+    wants_entra: bool = False  # a policy refuses clusters with local accounts
     subscriptions: list[str] = field(default_factory=lambda: [SUBSCRIPTION])
     lock: Any = field(default_factory=threading.RLock)
     kubeconfig: Callable[[str], str] = lambda name: ""
@@ -146,6 +147,7 @@ class World(CloudDouble, PoolRules):
         name, group = path.split("/")[-1], path.split("/")[4]
         self.require_group(group)
         self.check_cluster(name, body)
+        self.check_accounts(name, body["properties"])
         if path.lower() in self.clusters:
             self.alone(path)
         for pool in body["properties"]["agentPoolProfiles"]:
@@ -197,6 +199,15 @@ class World(CloudDouble, PoolRules):
         if not any(role.get("principalId") in principals for role in roles):
             words = f"The cluster's identity does not have permission to perform {sorted(wanted)[-1]} on {subnet}."
             raise ApiError(400, "LinkedAuthorizationFailed", words)
+
+    def check_accounts(self, name: str, properties: Message) -> None:
+        """A policy may demand that local accounts are disabled, which needs Entra. The second words are ASSUMED."""
+        disabled = bool(properties.get("disableLocalAccounts"))
+        if self.wants_entra and not disabled:
+            words = self.policy_words(name).replace("Tags", "Azure Kubernetes Clusters should disable local accounts")
+            raise ApiError(403, "RequestDisallowedByPolicy", words)
+        if disabled and not properties.get("aadProfile", {}).get("managed"):
+            raise ApiError(400, "BadRequest", "disableLocalAccounts requires that the cluster is AAD enabled.")
 
     def find_cluster(self, path: str, look: bool = False) -> Message:
         self.find_group(path.split("/")[4])

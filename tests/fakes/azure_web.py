@@ -18,6 +18,7 @@ from tests.fakes.kube_workloads import Workloads
 
 CLIENT, SECRET = "99999999-0000-0000-0000-000000000001", "not-a-secret"
 SERVICES = ("Microsoft.ContainerService", "Microsoft.Compute", "Microsoft.Network", "Microsoft.ManagedIdentity")
+SERVER_ID = "6dae42f8-0000-0000-0000-3960e28e3630"  # of the application that tokens of clusters are for
 VERBS = {"GET": "read", "PUT": "write", "PATCH": "write", "DELETE": "delete"}
 DAEMON_SET = ("daemonsets", "kube-system", "mlbench-nvidia-device-plugin")
 Answer = tuple[int, Any, Operation | None]
@@ -37,7 +38,7 @@ class AzureDouble:
         self._http.socket = server_context(pem).wrap_socket(self._http.socket, server_side=True)
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.url = f"https://127.0.0.1:{self._http.server_port}"
-        self.kube = Workloads(pem, allowed=lambda authorization: authorization == "Bearer of-the-cluster")
+        self.kube = Workloads(pem, allowed=self.may_enter)
         self.environment = {
             "MLBENCH_AZURE_ENDPOINT": self.url,
             "MLBENCH_AZURE_PRICES_ENDPOINT": self.url,
@@ -81,11 +82,23 @@ class AzureDouble:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": name, "cluster": {"certificate-authority-data": ca, "server": server}}],
-            "users": [{"name": f"clusterUser_{name}", "user": {"token": "of-the-cluster"}}],
+            "users": [{"name": f"clusterUser_{name}", "user": self._user_of(name)}],
             "contexts": [{"name": name, "context": {"cluster": name, "user": f"clusterUser_{name}"}}],
             "current-context": name,
         }
         return base64.b64encode(json.dumps(document).encode()).decode()
+
+    def _user_of(self, name: str) -> Message:
+        """A token while local accounts are enabled, else the program that asks Entra for one."""
+        named = [item["properties"] for item in self.world.clusters.values() if item["name"] == name]
+        if not any(properties.get("disableLocalAccounts") for properties in named):
+            return {"token": "of-the-cluster"}
+        return {"exec": {"command": "kubelogin", "args": ["get-token", "--environment", "x", "--server-id", SERVER_ID]}}
+
+    def may_enter(self, authorization: str) -> bool:
+        """Whether the API of the only cluster lets somebody in."""
+        disabled = any(item["properties"].get("disableLocalAccounts") for item in self.world.clusters.values())
+        return authorization == f"Bearer {'entra-token' if disabled else 'of-the-cluster'}"
 
 
 class _Arm(BaseHTTPRequestHandler):
@@ -146,7 +159,8 @@ class _Arm(BaseHTTPRequestHandler):
     def _token_for(self, given: dict[str, str]) -> str | None:
         """The tester's, or that of a managed identity that trusts the pod's account."""
         if (given.get("client_id"), given.get("client_secret")) == (CLIENT, SECRET):
-            return "token-of-the-tester"
+            is_of_cluster = given.get("scope", "").startswith(SERVER_ID)
+            return "entra-token" if is_of_cluster else "token-of-the-tester"
         for path, item in self.double.world.others.items():
             trusts = item["properties"].get("subject") == given.get("client_assertion")
             owner = self.double.world.others.get(path.rpartition("/federated")[0])

@@ -13,9 +13,9 @@ import pytest
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider
-from providers.eks.aws import aws_in, session
+from providers.eks.api import aws_in, session
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from providers.lifecycle import down, up
 from tests.fakes.aws_server import AwsClient
 

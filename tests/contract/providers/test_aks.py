@@ -9,8 +9,8 @@ import pytest
 from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.aks import AksProvider
 from providers.aks.options import AksOptions
+from providers.aks.provider import AksProvider
 from providers.base import CLUSTER_TAG
 from providers.lifecycle import down, up
 from tests.fakes.azure_arm import World
@@ -247,3 +247,17 @@ def remove_from_nothing(home: Path) -> None:
     home.mkdir()
     for cluster in AksProvider().discover({}):
         down(cluster, AksProvider().resources(cluster), Store(home), patience=1.0)
+
+
+def test_where_local_accounts_are_forbidden_members_of_a_group_log_in(mlbench: Any, world: World) -> None:
+    world.wants_entra = True
+    refused = mlbench(*CREATE)
+    assert refused.code == 2
+    assert "disable local accounts with --aad GROUP" in refused.err
+    assert mlbench(*CREATE, "--aad", "my group").code == 2
+    group = "11111111-2222-3333-4444-555555555555"
+    done = mlbench(*CREATE, "--aad", group, "--ttl", "2h")  # whose hold on the workers needs the Kubernetes API
+    assert done.code == 0, done.err
+    assert cluster_in(world)["properties"]["aadProfile"]["adminGroupObjectIDs"] == [group]
+    assert mlbench(*DELETE).code == 0
+    assert world.groups == {}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.storage.store import Store
-from providers.aks.machines import MACHINES
-from providers.aks.options import AksOptions
+from providers.aks.options import MACHINES, AksOptions
 from tests.contract.providers.test_aks import CREATE, DELETE, cluster_in, create, make_cluster
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_facts import SIZES, SUBSCRIPTION, Message

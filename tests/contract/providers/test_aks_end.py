@@ -12,8 +12,8 @@ import pytest
 from mlbench_cli import __version__
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
-from providers.aks import AksProvider
 from providers.aks.options import AksOptions
+from providers.aks.provider import AksProvider
 from providers.doctor import load_policy
 from tests.contract.providers.test_aks import CREATE, DELETE, GROUP, make_cluster
 from tests.fakes.azure_arm import World

@@ -36,7 +36,7 @@ PASSING = ("429-before", "500-after")
 def zygote() -> Iterator[Zygote]:
     started = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.aks.plan", "providers.aks.discovery"),
+        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.aks.provider", "providers.aks.discover"),
         *("azure.core", "azure.identity", "azure.core.pipeline.policies", "msal", "requests", "urllib3", "yaml"),
         *("kubernetes.client", "jinja2", "providers.workload_cleanup", "mlbench_cli.clusters.zone_failover"),
     )

@@ -8,8 +8,9 @@ import pytest
 
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider
-from providers.gke import GkeProvider, api
+from providers.eks.provider import EksProvider
+from providers.gke import api
+from providers.gke.provider import GkeProvider
 from tests.contract.providers.eks_world import REGION
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World

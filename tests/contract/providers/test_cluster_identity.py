@@ -11,8 +11,8 @@ from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from tests.contract.providers.eks_world import REGION, make
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World

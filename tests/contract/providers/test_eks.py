@@ -14,9 +14,9 @@ from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, Ml
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG, TransientError
-from providers.eks import EksProvider
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from providers.lifecycle import Step, down, up
 from tests.contract.providers.eks_world import become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient

@@ -7,8 +7,9 @@ import pytest
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider, network
+from providers.eks import network
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from providers.lifecycle import Step, down
 from tests.contract.providers.eks_world import make
 from tests.fakes.aws_server import AwsClient

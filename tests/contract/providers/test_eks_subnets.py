@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
-from providers.eks import EksProvider
-from providers.eks.aws import aws_in
+from providers.eks.api import aws_in
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from tests.contract.providers.eks_world import REGION, make, remove
 from tests.fakes.aws_server import AwsClient
 

@@ -14,8 +14,8 @@ from mlbench_cli.clusters.zone_failover import create_in_first_zone
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from providers.lifecycle import up
 from tests import NIGHTLY
 from tests.contract.providers.eks_world import PATIENCE, Case, forget, together, warm
@@ -44,7 +44,12 @@ def list_boundaries(log: Sequence[str], create: str, delete: str) -> list[int]:
 def zygote() -> Iterator[Zygote]:
     started = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("providers.lifecycle", "providers.gke.plan", "providers.gke.discovery", "mlbench_cli.clusters.zone_failover"),
+        *(
+            "providers.lifecycle",
+            "providers.gke.provider",
+            "providers.gke.discover",
+            "mlbench_cli.clusters.zone_failover",
+        ),
         *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
     yield started

@@ -11,8 +11,9 @@ from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, Mlb
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG
-from providers.gke import GkeProvider, api
+from providers.gke import api
 from providers.gke.options import GkeOptions
+from providers.gke.provider import GkeProvider
 from providers.lifecycle import down, up
 from tests import NIGHTLY
 from tests.fakes.gke import Google, World
@@ -174,7 +175,7 @@ def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World
 def zygote() -> Iterator[Zygote]:
     started = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.plan", "providers.gke.discovery"),
+        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.provider", "providers.gke.discover"),
         *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
     yield started

@@ -14,8 +14,8 @@ from mlbench_cli.results.archive.conditions import check_fabric
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
-from providers.gke import GkeProvider
-from providers.gke.compute import read_error
+from providers.gke.provider import GkeProvider
+from providers.gke.quota import read_error
 from tests import NIGHTLY
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
@@ -187,7 +187,7 @@ def test_what_others_have_in_a_network_is_waited_for_and_named(
     assert create(command, "a3-highgpu-8g").code == 0
     group = "zones/europe-west1-b/networkEndpointGroups/k8s1-4f2a-ingress"
     world.networks.used_by["mlbench-rel-2-net3"].add(group)
-    monkeypatch.setattr("providers.gke.networks.ComputeResource.delete_seconds", 2.0)
+    monkeypatch.setattr("providers.gke.fabric.ComputeResource.delete_seconds", 2.0)
     result = command(*DELETE)
     assert result.code == 8
     assert f"is already being used by '{group}'" in result.err
@@ -316,7 +316,7 @@ def test_names_of_networks_are_objects_of_clusters_with_multi_networking_only(co
 def zygote() -> Iterator[Zygote]:
     started = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.plan", "providers.gke.discovery"),
+        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.provider", "providers.gke.discover"),
         *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
     yield started

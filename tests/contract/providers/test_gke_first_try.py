@@ -9,9 +9,8 @@ import pytest
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
-from providers.gke import GkeProvider
-from providers.gke.machines import SHAPED
-from providers.gke.options import GkeOptions
+from providers.gke.options import SHAPED, GkeOptions
+from providers.gke.provider import GkeProvider
 from providers.lifecycle import up
 from tests import NIGHTLY
 from tests.fakes.gke import World

@@ -24,7 +24,8 @@ from mlbench_cli.errors import CleanupError
 from mlbench_cli.storage.store import Store
 from providers import file_locks
 from providers.base import CLUSTER_TAG
-from providers.gke import GkeProvider, api
+from providers.gke import api
+from providers.gke.provider import GkeProvider
 from providers.lifecycle import down
 from providers.workload_cleanup import WorkloadCleanup
 from tests import NIGHTLY

@@ -7,8 +7,8 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.run import Cluster
-from providers.eks import orphans
-from providers.eks.aws import aws_in
+from providers.eks import discover
+from providers.eks.api import aws_in
 from providers.workloads import WorkloadObject
 from tests.contract.providers.eks_world import REGION, become_for_a_test
 from tests.fakes.aws_server import AwsClient
@@ -47,7 +47,7 @@ def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest
     _volume(account, OTHERS)
     _list_balancers(account, OWNED, "mine")
     _list_balancers(account, OTHERS, "theirs")
-    found = orphans.list_orphans(CLUSTER, [WorkloadObject("PersistentVolume", "", "pv", seen)])
+    found = discover.list_orphans(CLUSTER, [WorkloadObject("PersistentVolume", "", "pv", seen)])
     assert {(item.kind, item.name) for item in found} == {
         ("volume", mine), ("volume", seen), ("load balancer", "mine-net"), ("load balancer", "mine"),
     }  # fmt: skip
@@ -66,7 +66,7 @@ def test_who_may_not_look_is_told_only_where_something_was(
 ) -> None:
     aws_server.order("me", "deny", action="elasticloadbalancing:.*", times=9)
     with pytest.raises(CredentialError, match="not authorized"):
-        orphans.list_orphans(CLUSTER, [])
+        discover.list_orphans(CLUSTER, [])
     assert run(["create-cluster", "eks", "0", "calm", "--yes"]) == 0
     assert run(["delete-cluster", "eks", "calm-0", "--yes"]) == 0
     captured = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_who_may_not_look_is_told_only_where_something_was(
 
 def test_commands_for_what_was_seen() -> None:
     volume = WorkloadObject("PersistentVolume", "", "pv", "vol-1")
-    assert orphans.orphan_command(CLUSTER, volume) == f"aws ec2 delete-volume --region {REGION} --volume-id vol-1"
+    assert discover.orphan_command(CLUSTER, volume) == f"aws ec2 delete-volume --region {REGION} --volume-id vol-1"
     service = WorkloadObject("Service", "default", "web", "x.elb.amazonaws.com")
-    assert "DNSName=='x.elb.amazonaws.com'" in orphans.orphan_command(CLUSTER, service)
-    assert f"kubernetes.io/cluster/{NAME}" in orphans.orphan_command(CLUSTER, None)
+    assert "DNSName=='x.elb.amazonaws.com'" in discover.orphan_command(CLUSTER, service)
+    assert f"kubernetes.io/cluster/{NAME}" in discover.orphan_command(CLUSTER, None)

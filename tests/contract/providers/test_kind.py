@@ -19,7 +19,9 @@ import yaml
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, tools
+from providers.kind import api
+from providers.kind.options import KindOptions
+from providers.kind.provider import KindProvider, image_of, kubeconfig_of
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
 from providers.operation_lock import hold_operation_lock
@@ -208,7 +210,7 @@ def test_a_kind_that_ends_between_two_looks_was_not_cut_off(world: World, monkey
 
         def wait_for_the_end(name: str) -> AbstractContextManager[int | None]:
             world.change(containers=containers)
-            return tools.creation_lock(name)
+            return api.creation_lock(name)
 
         monkeypatch.setattr("providers.kind.resources.creation_lock", wait_for_the_end)
         found = whole.find()
@@ -221,7 +223,7 @@ def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> N
     assert _make(_cluster()).state == "ready"
     (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
     world.change(containers={})
-    with tools.creation_lock("demo-2"):
+    with api.creation_lock("demo-2"):
         found = whole.find()
     assert found is not None
     assert found.busy == "another process is still creating or deleting it"
@@ -331,7 +333,7 @@ def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, value
 
 
 def test_the_most_and_the_least_of_everything_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.kind.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("providers.kind.provider.os.cpu_count", lambda: 4)
     for nodes in (1, 50):
         assert KindProvider().new_cluster("demo", nodes, KindOptions()).details["nodes"] == nodes
     for port in (1, 65535):
@@ -377,7 +379,7 @@ def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkey
 
 
 def test_known_complaints_have_hints(world: World) -> None:
-    from providers.kind.tools import tool_error
+    from providers.kind.api import tool_error
 
     error = tool_error(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
     assert isinstance(error, CapacityError)
@@ -406,7 +408,7 @@ def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, com
 )
 def test_a_kind_that_is_too_old_for_a_version_is_refused(kind: str, kubernetes: str, says: str | None) -> None:
     if says is None:
-        tools.require_image_support(kind, kubernetes)
+        api.require_image_support(kind, kubernetes)
         return
     with pytest.raises(UsageError, match=says):
-        tools.require_image_support(kind, kubernetes)
+        api.require_image_support(kind, kubernetes)

@@ -10,8 +10,8 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksProvider
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World

@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
-from providers.aks.machines import Machine
+from providers.aks.options import Machine
 from providers.base import (
     check_tags,
     details_from_tags,

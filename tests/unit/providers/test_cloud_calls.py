@@ -10,9 +10,9 @@ from google.auth import exceptions as auth_errors
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from providers.base import BusyError, TransientError
 from providers.gke import api as gke
-from providers.gke import compute
-from providers.gke.compute import Demand, Purchase
-from providers.gke.machines import Machine
+from providers.gke import quota
+from providers.gke.options import Machine
+from providers.gke.quota import Demand, Purchase
 
 # --- Google: answers ------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def test_the_quota_of_a_way_of_buying_is_googles(
 
 def quotas_of(**items: tuple[float, float]) -> Any:
     """A Compute Engine with these quotas: limit and usage."""
-    found = object.__new__(compute.Compute)
+    found = object.__new__(quota.Compute)
     found.project = "demo"
     listed = {name: {"metric": name, "limit": limit, "usage": usage} for name, (limit, usage) in items.items()}
     found.quotas = lambda region: listed  # type: ignore[method-assign]

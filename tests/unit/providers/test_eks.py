@@ -13,12 +13,11 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers import registry
 from providers.base import TransientError
-from providers.eks import EksProvider
-from providers.eks.aws import error_from_code, map_cloud_errors
-from providers.eks.control_plane import error_from_message
-from providers.eks.machines import GPU_MACHINES, choose_machine, equivalent_types, machine_of
+from providers.eks.api import error_from_code, map_cloud_errors
 from providers.eks.nodes import LaunchTemplate
-from providers.eks.options import EksOptions
+from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
+from providers.eks.provider import EksProvider
+from providers.eks.resources import error_from_message
 from providers.pins import require_pin
 
 ROOT = Path(__file__).parents[3]
@@ -128,7 +127,7 @@ def test_the_zone_tells_the_region() -> None:
 
 
 def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from providers.eks.aws import session
+    from providers.eks.api import session
 
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
@@ -337,8 +336,8 @@ def test_bottlerocket_brings_its_own_plugin() -> None:
 
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    from providers.eks.aws import Aws, session
-    from providers.eks.control_plane import sign_token
+    from providers.eks.api import Aws, session
+    from providers.eks.resources import sign_token
     from tests.fakes.aws_kube import refusal_of
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

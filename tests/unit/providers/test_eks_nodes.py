@@ -8,10 +8,10 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers.eks import EksProvider
 from providers.eks.leftovers import is_in_use
 from providers.eks.nodes import LaunchTemplate, NodeGroup
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from providers.eks.versions import Version, choose_version
 from tests.fakes.aws_operations import check_operation
 

@@ -9,11 +9,10 @@ from google.api_core import exceptions as google
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers.base import BusyError, TransientError
-from providers.gke import GkeProvider, api
-from providers.gke.compute import Purchase
-from providers.gke.families import FABRICS, default_disk_type
-from providers.gke.machines import SHAPED, Machine, choose_machine, is_gpu_family
-from providers.gke.options import GkeOptions
+from providers.gke import api
+from providers.gke.options import FABRICS, SHAPED, GkeOptions, Machine, choose_machine, default_disk_type, is_gpu_family
+from providers.gke.provider import GkeProvider
+from providers.gke.quota import Purchase
 from providers.gke.resources import is_queued
 from tests.needs import needs
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from providers.aks import plan as aks
-from providers.gke import plan as gke
-from providers.gke.compute import Purchase
+from providers.aks import provider as aks
+from providers.gke import provider as gke
 from providers.gke.options import GkeOptions
+from providers.gke.quota import Purchase
 
 # --- AKS ------------------------------------------------------------------------------------------------------------
 

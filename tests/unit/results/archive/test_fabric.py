@@ -13,8 +13,8 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, check_fabric
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from providers.eks import EksProvider
 from providers.eks.options import EksOptions
+from providers.eks.provider import EksProvider
 from tests.unit.results.archive.test_judge import SPEC, event, judge_run, observe_end
 
 EFA = {"name": "EFA", "gbits": 3200}

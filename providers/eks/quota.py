@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
-from providers.eks.aws import Aws
+from providers.eks.api import Aws
 
 BLOCK = "capacity-block"
 

@@ -27,7 +27,7 @@ from providers.base import (
     TransientError,
     ownership_tags,
 )
-from providers.eks.aws import Aws, error_from_code, session
+from providers.eks.api import Aws, error_from_code, session
 from providers.eks.network import Stack
 from providers.eks.versions import version_for
 from providers.pins import find_pin

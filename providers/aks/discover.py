@@ -7,7 +7,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import timestamp
 from providers.aks.api import Azure
 from providers.aks.errors import Message
-from providers.aks.machines import FABRICS, MACHINES
+from providers.aks.options import FABRICS, MACHINES
 from providers.aks.repository import IMAGES_SUFFIX, registry_of
 from providers.aks.resources import CREATED_TAG, SPOT_TOLERATION, WORKER_POOL, group_of, state_of
 from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, ROLE_LABEL, WORKER, details_from_tags, registry_details

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from providers.aks.api import Azure
 from providers.aks.errors import QUOTAS, Message
-from providers.aks.machines import Machine
+from providers.aks.options import Machine
 from providers.base import TransientError
 from providers.machine_checks import Shortage, make_quota_error
 

@@ -6,14 +6,7 @@ from functools import cache
 from typing import Any
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import (
-    CapacityError,
-    CredentialError,
-    MlbenchError,
-    NotFoundError,
-    UsageError,
-    did_you_mean,
-)
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, TransientError, call_timeout
 from providers.refusals import Cause, error_from_causes

@@ -1,0 +1,670 @@
+"""EKS, Kubernetes on AWS: a CloudFormation stack with network and roles, and node groups that EKS manages."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError, did_you_mean
+from mlbench_cli.kube.access import Access
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from providers import pricing
+from providers.base import (
+    ROLE_LABEL,
+    WORKER,
+    Plan,
+    PlanLine,
+    Provider,
+    Resource,
+    TransientError,
+    check_ranges,
+    check_tags,
+    read_options,
+    registry_details,
+    split_zones,
+)
+from providers.eks import discover
+from providers.eks.addons import Device, DevicePlugin, gpu_device, network_card_device, volume_resources
+from providers.eks.api import MORE_QUOTA, REGION_VARIABLES, Aws, account_of, aws_in, region_of
+from providers.eks.discover import discover_clusters
+from providers.eks.end import EndTag, EndTimer, timers
+from providers.eks.given_subnets import split_subnets
+from providers.eks.network import MAX_ZONES, PlacementGroup, Stack, zones_for
+from providers.eks.nodes import (
+    AL2023,
+    BOTTLEROCKET,
+    EFA,
+    HUGE_PAGES,
+    IMAGES,
+    Group,
+    LaunchTemplate,
+    NodeGroup,
+    NodeGroupSize,
+    worker_group,
+)
+from providers.eks.options import (
+    NOT_ON_DEMAND,
+    EksDetails,
+    EksOptions,
+    Machine,
+    choose_machine,
+    describe_machine,
+    equivalent_types,
+    is_gpu_family,
+    machine_of,
+    require_equivalent,
+    require_supported,
+)
+from providers.eks.prices import ask_price
+from providers.eks.quota import check_reservation, find_reservation
+from providers.eks.repository import ImageRepository, fetch_login
+from providers.eks.resources import AddOn, Admin, ControlPlane, access_to
+from providers.eks.subnet_checks import check_subnets
+from providers.eks.versions import check_version
+from providers.gpu_probe import NONE, GpuProbe
+from providers.machine_checks import check_forced, require_vcpus, settle_gpus
+from providers.workloads import OrphanedResource, WorkloadObject
+
+MAX_NODES = 450  # the quota of machines in one managed node group
+SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
+SYSTEM_DISK = 20
+SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
+BEFORE_NODES = ("vpc-cni", "kube-proxy")
+AFTER_NODES = "coredns"
+# AWS' mirror of the base image of task images.
+PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
+
+
+class EksProvider(Provider):
+    """The provider "eks": a stack for the network, a control plane, a system group and a group of workers."""
+
+    name = "eks"
+    summary = "Kubernetes on AWS, with or without GPUs; costs money"
+    options = EksOptions
+    finds_orphans = True
+
+    def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
+        """Check all options and return the cluster to create. Makes no calls.
+
+        `nodes` is the number of workers, at least 0. Raises UsageError for incompatible machines, disks, versions and
+        networks.
+        """
+        if not 0 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} workers: an EKS cluster can have 0 to {MAX_NODES}.")
+        machine = _machine(options)
+        require_supported(machine)
+        check_forced(options.gpus_per_node)
+        if machine.name.startswith(NOT_ON_DEMAND) and not (options.spot or options.capacity_reservation):
+            raise UsageError(
+                f"AWS does not sell {machine.name} on demand.",
+                hint="--spot, or --capacity-reservation cr-… of a Capacity Block for ML: "
+                "aws ec2 describe-capacity-block-offerings",
+            )
+        if not SMALLEST_DISK <= options.disk_size <= 16384:
+            raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
+        if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}", options.kubernetes_version):
+            raise UsageError(
+                f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y.',
+                hint="EKS chooses the patch: --kubernetes-version 1.34",
+            )
+        options = _with_first_zone(options)
+        _check_network(options, machine)
+        region = region_of(options.region, options.zone)
+        details = {
+            "nodes": nodes,
+            "region": region,
+            "location": options.zone or region,
+            "options": asdict(options),
+            "node_selector": {ROLE_LABEL: WORKER},
+            **_machine_details(options, machine),
+            **registry_details(options.registry),
+        }
+        return Cluster(name, self.name, "creating", details=details, location=region)
+
+    def describe_machines(self, cluster: Cluster) -> Cluster:
+        """The cluster with the GPUs, EFA cards and vCPUs of its machine type, as reported by EC2."""
+        options = read_options(cluster, EksOptions)
+        machine = _recorded_machine(cluster, options)
+        told = describe_machine(aws_in(_region(cluster)), machine)
+        machine = settle_gpus(
+            told or machine,
+            None if told is None else (told.gpu, told.gpus),
+            forced=options.gpus_per_node,
+            asked=options.num_gpus,
+            is_gpu_family=is_gpu_family(machine.name),
+        )
+        require_supported(machine)
+        _require_efa(options, machine)
+        return replace(cluster, details={**cluster.details, **_machine_details(options, machine)})
+
+    def find_account(self, cluster: Cluster) -> str:
+        """The account number of the credentials, from AWS. Raises CredentialError without credentials."""
+        return account_of(aws_in(_region(cluster)))
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
+        from providers.eks.provider import make_plan
+
+        options = read_options(cluster, EksOptions)
+        return make_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
+
+    def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with a region, which otherwise comes from environment or profile."""
+        if options.get("region") or options.get("zone") or any(os.environ.get(name) for name in REGION_VARIABLES):
+            return dict(options)
+        return {**options, "region": "us-east-1"}
+
+    def sketch(self, cluster: Cluster) -> Plan:
+        """Sizes and prices for users without an account. Makes no calls."""
+        from providers.eks.provider import sketch_plan
+
+        options = read_options(cluster, EksOptions)
+        return sketch_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
+
+    def groups(self, cluster: Cluster) -> tuple[Group, Group]:
+        """The groups of system machines and workers."""
+        options = read_options(cluster, EksOptions)
+        machine = _recorded_machine(cluster, options)
+        types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
+        system = Group(
+            f"{cluster.name}-system",
+            (options.system_machine_type,),
+            SYSTEM_MACHINES,
+            SYSTEM_DISK,
+            worker=False,
+            private=options.private_nodes,
+        )
+        workers = Group(
+            worker_group(cluster),
+            tuple(types) if options.spot and not options.efa else (machine.name,),
+            ClusterDetails.of(cluster).nodes or 0,
+            options.disk_size,
+            gpu=machine.gpu is not None,
+            spot=options.spot,
+            zone=options.zone,
+            zones=split_zones(options.zones),
+            reservation=options.capacity_reservation,
+            private=_private(options, machine),
+            efa=options.efa,
+            system=options.node_image,
+        )
+        return system, workers
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of creation: stack, control plane, add-ons, node groups, device plugins."""
+        options = read_options(cluster, EksOptions)
+        aws = aws_in(_region(cluster))
+        machine = _recorded_machine(cluster, options)
+        system, workers = self.groups(cluster)
+        stack = Stack(
+            *(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones),
+            split_subnets(options.subnets),
+            options.permissions_boundary,
+        )
+        plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
+        before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
+        # A cluster of which only the name is known may have any of the optional resources.
+        repository = [ImageRepository(stack)] if ClusterDetails.of(cluster).registry_made or not cluster.details else []
+        found: list[Resource] = [
+            stack,
+            *repository,
+            plane,
+            *before,
+            *(Admin(plane, principal) for principal in options.admin),
+        ]
+        template = None
+        # Clusters found only by their tags may have any of these.
+        wants_template = options.efa or options.placement_group or options.capacity_reservation
+        if wants_template or not options_known(cluster):
+            # EC2 has no capacity of a reservation for another placement group than the reservation's own.
+            placement = None if options.capacity_reservation else PlacementGroup(cluster, aws, stack)
+            cards = machine if options.efa else None
+            template = LaunchTemplate(
+                *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation),
+                private=workers.private,
+            )
+            found += [*([placement] if placement else []), template]
+        base = NodeGroup(plane, stack, system, before)
+        working = NodeGroup(plane, stack, workers, before, template)
+        found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
+        if not options.no_volumes:
+            found += volume_resources(plane, base)
+        found += timers(ClusterDetails.of(cluster), [base, working])
+        if not workers.count:
+            return found
+        devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
+        found += devices
+        if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
+            found.append(GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, gpus, devices, working))
+        return found
+
+    def list_zones(self, cluster: Cluster) -> Sequence[str]:
+        """The zones of --zones."""
+        return split_zones(read_options(cluster, EksOptions).zones)
+
+    def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
+        """The cluster with its node group in `zone`; network and control plane are unchanged."""
+        options = {**ClusterDetails.of(cluster).options, "zone": zone}
+        return replace(cluster, details={**cluster.details, "options": options, "location": zone})
+
+    def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
+        """The login for ECR, valid for twelve hours."""
+        return fetch_login(aws_in(_region(cluster)))
+
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources that store the cluster's expiry: the tag and a timer per node group, to be updated."""
+        aws = aws_in(_region(cluster))
+        system, workers = self.groups(cluster)
+        stack = Stack(cluster, aws, list(workers.types))
+        plane = ControlPlane(cluster, aws, stack)
+        expires = ClusterDetails.of(cluster).expires or 0
+        groups = [NodeGroup(plane, stack, group, ()) for group in (system, workers)]
+        return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
+
+    def describe_end(self, cluster: Cluster) -> str:
+        """Describe what AWS removes by itself at the expiry, and what remains and costs money."""
+        has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
+        gateway = " and NAT gateway" if has_gateway else ""
+        return (
+            f"Then AWS terminates the machines. The control plane{gateway} will remain"
+            f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or delete-cluster."
+        )
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
+        return discover_clusters(scope.get("location"))
+
+    def connect(self, cluster: Cluster) -> Access:
+        """Connect to the cluster's API with a token of the caller's AWS identity.
+
+        Raises NotFoundError if it does not exist.
+        """
+        return access_to(aws_in(_region(cluster)), cluster.name)
+
+    def list_orphans(self, cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+        """Load balancers and disks that the cluster's workloads have left."""
+        return discover.list_orphans(cluster, objects)
+
+    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
+        """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
+        return discover.orphan_command(cluster, item)
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """The resources that resize the worker group to `nodes` machines, including devices.
+
+        Raises UsageError above the maximum size.
+        """
+        if nodes > MAX_NODES:
+            raise UsageError(f"{nodes} workers: an EKS cluster can have at most {MAX_NODES}.")
+        aws = aws_in(_region(cluster))
+        _, workers = self.groups(cluster)
+        stack = Stack(cluster, aws, list(workers.types))
+        plane = ControlPlane(cluster, aws, stack)
+        working = NodeGroup(plane, stack, workers, ())
+        size = NodeGroupSize(working, nodes)
+        devices = _devices(cluster) if nodes else []
+        found: list[Resource] = [size]
+        found += [DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices]
+        return found
+
+
+def _devices(cluster: Cluster) -> list[Device]:
+    """The devices that each worker must show before the cluster is ready."""
+    details = ClusterDetails.of(cluster)
+    each, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
+    built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
+    return ([gpu_device(each, built_in=built_in)] if each else []) + ([network_card_device(cards)] if cards else [])
+
+
+def options_known(cluster: Cluster) -> bool:
+    """Whether the cluster's options were recorded; False for a cluster found only by its tags."""
+    return bool(ClusterDetails.of(cluster).options)
+
+
+def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]:
+    """The workers' machine details for the record and for runs."""
+    details: dict[str, object] = {
+        "gpus_per_node": machine.gpus,
+        "gpu": machine.gpu,
+        "machine_type": machine.name,
+        "arm": False,  # `machine_of` rejects such types
+        "machine": asdict(machine),
+    }
+    if machine.fabric_gbits:
+        details["fabric"] = {"name": "EFA", "gbits": machine.fabric_gbits}
+    if options.efa:
+        # The image with EFA's driver has 5,128 of these pages; NCCL's plugin uses them for its buffers.
+        pages = {HUGE_PAGES: 5120 << 20} if options.node_image == AL2023 else {}
+        details["devices_per_node"] = {EFA: machine.efa, **pages}
+    return details
+
+
+def _recorded_machine(cluster: Cluster, options: EksOptions) -> Machine:
+    """The workers' machine as recorded when the cluster was planned; for older records, from today's table."""
+    facts = EksDetails.of(cluster).machine
+    known = {item.name for item in fields(Machine)}
+    return Machine(**{key: facts[key] for key in known & set(facts)}) if "name" in facts else _machine(options)
+
+
+def _require_efa(options: EksOptions, machine: Machine) -> None:
+    if options.efa and not machine.efa:
+        raise UsageError(
+            f"{machine.name} has no EFA network interface.",
+            hint="Remove --efa, or choose a larger machine, e.g. g5.8xlarge or p4d.24xlarge.",
+        )
+
+
+def _machine(options: EksOptions) -> Machine:
+    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
+    return require_vcpus(machine, options.num_cpus)
+
+
+def _with_first_zone(options: EksOptions) -> EksOptions:
+    """The options with the workers in the first of --zones."""
+    zones = split_zones(options.zones)
+    if not zones:
+        return options
+    if options.zone or options.capacity_reservation:
+        other = "--zone" if options.zone else "--capacity-reservation"
+        raise UsageError(f"--zones and {other} exclude each other: {other} is in one zone.")
+    if len(zones) > MAX_ZONES:
+        raise UsageError(f"--zones names {len(zones)} zones: the network of a cluster can have at most {MAX_ZONES}.")
+    return replace(options, zone=zones[0])
+
+
+def _check_network(options: EksOptions, machine: Machine) -> None:
+    if machine.gpus or not is_gpu_family(machine.name):  # of others EC2 is asked
+        _require_efa(options, machine)
+    if options.node_image not in IMAGES:
+        raise UsageError(
+            f'--node-image "{options.node_image}" is not one of {", ".join(IMAGES)}.'
+            f"{did_you_mean(options.node_image, list(IMAGES))}"
+        )
+    if options.capacity_reservation and not re.fullmatch(r"cr-[0-9a-f]{8,17}", options.capacity_reservation):
+        raise UsageError(
+            f'--capacity-reservation "{options.capacity_reservation}" is not the ID of one.',
+            hint="For example cr-0123456789abcdef0: aws ec2 describe-capacity-reservations",
+        )
+    if options.capacity_reservation and options.spot:
+        raise UsageError("--capacity-reservation and --spot exclude each other.")
+    if options.capacity_reservation and options.placement_group:
+        raise UsageError(
+            "--capacity-reservation and --placement-group exclude each other: machines of a reservation are close to "
+            "each other if it was made so.",
+            hint="Leave out --placement-group.",
+        )
+    if options.capacity_reservation and not options.zone:
+        raise UsageError(
+            "--capacity-reservation needs its --zone.",
+            hint="aws ec2 describe-capacity-reservations   shows the zone",
+        )
+    if options.spot_type and not options.spot:
+        raise UsageError("--spot-type needs --spot: other machines have only one type.")
+    if options.spot_type and options.efa:
+        raise UsageError("--efa needs machines of a single type.")
+    if options.spot_type:
+        require_equivalent(machine, options.spot_type)
+    if machine_of(options.system_machine_type).gpu:
+        raise UsageError("--system-machine-type: system pods need no GPU.")
+    for arn in options.admin:
+        if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:(user|role)/.+", arn):
+            raise UsageError(
+                f'--admin "{arn}" is not the ARN of a user or role.', hint="aws sts get-caller-identity shows yours"
+            )
+    split_subnets(options.subnets)
+    if options.zones and options.subnets:
+        raise UsageError("--zones and --subnets exclude each other: the workers are in the first subnet, or in --zone.")
+    boundary = options.permissions_boundary
+    if boundary and not re.fullmatch(r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/.+", boundary):
+        raise UsageError(
+            f'--permissions-boundary "{boundary}" is not the ARN of a policy.',
+            hint="For example arn:aws:iam::123456789012:policy/boundary: aws iam list-policies --scope Local",
+        )
+    check_ranges(options.allow_from)
+    check_tags(options.tag, r"[\w .:/+@-]{1,128}")
+
+
+def _private(options: EksOptions, machine: Machine) -> bool:
+    """Whether machines are private, also because EC2 assigns no public address to machines with several interfaces."""
+    return options.private_nodes or (options.efa and machine.efa > 1)
+
+
+def _region(cluster: Cluster) -> str:
+    return cluster.location or ClusterDetails.of(cluster).region or region_of(None)
+
+
+# --- the plan: parts, prices, and whether AWS will allow it ---------------------------------------------------------
+
+
+# Quotas count vCPUs of running machines by family. Source: Service Quotas of EC2, as of 2026-11.
+@dataclass(frozen=True)
+class FamilyQuota:
+    """The on-demand and spot quotas of machines whose names begin with one of `prefixes`."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    on_demand: str
+    spot: str
+
+
+# The first match counts. P5 and later have their own spot quota.
+QUOTAS = (
+    FamilyQuota("P5 and later", ("p5", "p6"), "L-417A185B", "L-C4BD4855"),
+    FamilyQuota("G and VT", ("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
+    FamilyQuota("P", ("p",), "L-417A185B", "L-7212CCBC"),
+    FamilyQuota("standard", ("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
+)
+EFA_WARNING = (
+    "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
+    "uses them (mlbench images push --base efa); all others go over TCP, and results are labeled slow_network."
+)
+
+
+def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
+    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
+    aws = aws_in(cluster.location)
+    aws.call("sts", "get_caller_identity")
+    workers = groups[1]
+    zone = zones_for(aws, list(workers.types), options.zone)[0]
+    for other in workers.zones[1:]:
+        zones_for(aws, list(workers.types), other)
+    warnings = check_version(aws, options.kubernetes_version)
+    given = split_subnets(options.subnets)
+    if given:
+        zone, more = check_subnets(aws, given, groups)
+        warnings += more
+    else:
+        _check_public_access(aws, groups)
+    if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
+        warnings += check_reservation(
+            find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
+        )
+    else:
+        warnings += _quota(aws, groups, machine)
+    warnings += _fabric_warnings(options, workers, machine)
+    if options.spot and len(workers.types) > 1:
+        warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
+    workers_line = _spot(aws, workers, zone)
+    return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given), ask=True)
+
+
+def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
+    """Raises UsageError if the account blocks internet gateways, which machines need to reach the cluster."""
+    try:
+        told = aws.call("ec2", "describe_vpc_block_public_access_options")["VpcBlockPublicAccessOptions"]
+    except TransientError:
+        raise
+    except MlbenchError:
+        return  # the permission is optional
+    mode = str(told.get("InternetGatewayBlockMode") or "off")
+    if mode == "block-bidirectional":
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {aws.region}: machines in a network created by mlbench would "
+            "not join.",
+            hint="Use a network with another route out: --subnets subnet-…,subnet-…",
+        )
+    if mode == "block-ingress" and not all(group.private for group in groups):
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {aws.region}: machines can reach the internet only through a "
+            "NAT gateway.",
+            hint="Use --private-nodes, or your own network: --subnets subnet-…,subnet-…",
+        )
+
+
+UNCHECKED = (
+    "Not checked, because there are no credentials: versions, quotas, and which zone has these machines. To check "
+    "them: aws configure or aws sso login"
+)
+
+
+def sketch_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
+    """The plan for somebody without an account: nothing is asked."""
+    workers = groups[1]
+    line = None
+    if workers.spot:
+        line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
+    warnings = [UNCHECKED, *_fabric_warnings(options, workers, machine)]
+    zone = options.zone or cluster.location
+    return _price(groups, cluster.location, zone, warnings, line, is_given=bool(options.subnets))
+
+
+def _fabric_warnings(options: EksOptions, workers: Group, machine: Machine) -> list[str]:
+    """What to know of the machines' fast network before money is spent."""
+    if options.efa:
+        return [EFA_WARNING]
+    gbits = machine.fabric_gbits
+    if not gbits or workers.count < 2:
+        return []
+    return [
+        f"{workers.types[0]} has {gbits} Gbit/s of EFA, which this cluster does not set up (--efa): between machines, "
+        "NCCL will use TCP over one network card, and results are labeled slow_network."
+    ]
+
+
+def _price(
+    groups: tuple[Group, Group],
+    region: str,
+    zone: str,
+    warnings: list[str],
+    workers_line: PlanLine | None,
+    *,
+    is_given: bool,
+    ask: bool = False,
+) -> Plan:
+    """The priced parts. `workers_line`: the workers at the current price; None: at the table's price.
+
+    `is_given`: the network already exists, so its gateways are not included. `ask`: look up prices of machines missing
+    in the table in AWS.
+    """
+    system, workers = groups
+    prices = pricing.load_prices("eks")
+    if ask:
+        machines = [system.types[0], *([] if workers_line else [workers.types[0]])]
+        asked = dict.fromkeys((machine, False) for machine in machines)
+        prices = prices.ask_missing(list(asked), region, lambda machine, spot: ask_price(machine, region))
+    lines = [
+        prices.line("EKS control plane", 1, "control-plane", region),
+        prices.line(f"system machine {system.types[0]}", system.count, system.types[0], region),
+        workers_line or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
+        prices.line("GB of disk", system.count * system.disk + workers.count * workers.disk, "disk-gb", region),
+    ]
+    if public := sum(group.count for group in groups if not group.private):
+        lines.append(prices.line("public address", public, "public-address", region))
+    if workers.private and not is_given:
+        lines.append(prices.line("NAT gateway, without traffic", 1, "nat-gateway", region))
+    return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))
+
+
+def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
+    """Spot workers at EC2's current price, that of the most expensive allowed type; None for other workers."""
+    if not workers.spot:
+        return None
+    what = f"worker {workers.types[0]} (spot{', or alike' if len(workers.types) > 1 else ''})"
+    now = datetime.now(UTC)
+    try:
+        told = aws.call(
+            *("ec2", "describe_spot_price_history"),
+            InstanceTypes=list(workers.types),
+            ProductDescriptions=["Linux/UNIX"],
+            AvailabilityZone=zone,
+            StartTime=now,
+        )["SpotPriceHistory"]
+    except TransientError:
+        raise
+    except MlbenchError:
+        told = []  # the permission is optional
+    latest: dict[str, tuple[datetime, float]] = {}
+    for item in told:
+        entry = (item["Timestamp"], float(item["SpotPrice"]))
+        latest[item["InstanceType"]] = max(latest.get(item["InstanceType"], entry), entry)
+    if not latest:
+        return PlanLine(what, workers.count, None)
+    dearest = max(price for _, price in latest.values())
+    return PlanLine(what, workers.count, dearest, f"now, {now:%Y-%m-%d}")
+
+
+def _quota(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list[str]:
+    """Check the vCPU quotas. Returns warnings; raises CapacityError if a quota is too small.
+
+    System machines are on demand, and count together with workers of the same quota.
+    """
+    system, workers = groups
+    vcpus = {kind: machine.vcpus if kind == machine.name else machine_of(kind).vcpus for kind in workers.types}
+    needs: Counter[str] = Counter()
+    parts: dict[str, list[str]] = {}
+    for code, group, each in (
+        (_quota_code(workers), workers, vcpus[workers.types[0]]),
+        (_quota_code(system), system, machine_of(system.types[0]).vcpus),
+    ):
+        if code and group.count * each:
+            needs[code] += group.count * each
+            parts.setdefault(code, []).append(f"{group.count} × {group.types[0]}")
+    warnings = []
+    for code, needed in needs.items():
+        largest = max(vcpus.values()) * workers.count if code == _quota_code(workers) else 0
+        warnings += _check_quota(aws, code, needed, " and ".join(parts[code]), workers, vcpus, largest)
+    return warnings
+
+
+def _quota_code(group: Group) -> str | None:
+    """The quota of a group's machines; None if unknown."""
+    family = group.types[0].partition(".")[0]
+    entry = next((item for item in QUOTAS if family.startswith(item.prefixes) and not family.startswith("trn")), None)
+    if entry is None:
+        return None
+    return entry.spot if group.spot else entry.on_demand
+
+
+def _check_quota(
+    aws: Aws, code: str, needed: int, machines: str, workers: Group, vcpus: Mapping[str, int], largest: int
+) -> list[str]:
+    try:
+        quota = aws.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
+    except TransientError:
+        raise
+    except MlbenchError as error:
+        return [
+            f"The quota {code} cannot be read, so mlbench cannot check whether it allows {needed} vCPUs: "
+            f"{error.message}"
+        ]
+    limit = quota["Value"]
+    what = f'quota "{quota.get("QuotaName", code)}" ({code}) in {aws.region}'
+    if needed > limit:
+        raise CapacityError(
+            f"The {what} allows {limit:.0f} vCPUs; {machines} need {needed}.",
+            hint=f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+            f"--region {aws.region} --desired-value {needed}\n{MORE_QUOTA}",
+            details={"quota": code, "limit": limit, "needed": needed},
+        )
+    if largest > limit:  # any of the spot types may be used
+        named = ", ".join(kind for kind, each in vcpus.items() if workers.count * each > limit)
+        return [
+            f"The {what} allows {limit:.0f} vCPUs, too few if these machines come: {named} (--spot-type limits them)."
+        ]
+    if needed > limit / 2:
+        return [f"The {what} allows {limit:.0f} vCPUs, of which these machines take {needed}, if no others take them."]
+    return []

@@ -1,0 +1,237 @@
+"""Finds GKE clusters with mlbench's tags, also those created on other machines."""
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.times import parse_timestamp
+from providers.base import (
+    AUTO,
+    CLUSTER_TAG,
+    FABRIC_TAG,
+    ROLE_LABEL,
+    WORKER,
+    PartialSearchError,
+    details_from_tags,
+    registry_details,
+)
+from providers.gke import api
+from providers.gke.api import Gke, Message, region_of
+from providers.gke.fabric import LOCATION_TAG, NetworkMark, find_marks
+from providers.gke.options import FabricKind, GkeDetails, fabric_facts
+from providers.gke.quota import Compute
+from providers.gke.repository import list_repositories, registry_of
+from providers.gke.resources import WORKER_POOL
+from providers.workloads import OrphanedResource, WorkloadObject
+
+YOUNG_SECONDS = 900.0  # within which a cluster appears after its networks
+STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
+
+
+def discover_clusters(project: str, location: str) -> list[Cluster]:
+    """All clusters of a project, in one location or everywhere ("-"), including those of which only networks remain.
+
+    Raises PartialSearchError if a zone does not respond.
+    """
+    answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
+    found = [_cluster(item, project) for item in answer.clusters if item.resource_labels.get(CLUSTER_TAG) == item.name]
+    if answer.missing_zones:  # clusters there may own networks that seem to have none
+        missing = ", ".join(answer.missing_zones)
+        raise PartialSearchError(f"Google did not answer for {missing}, so clusters there are unknown.", found)
+    # Also clusters of others: a network has the name of a cluster that mlbench created, or was about to create.
+    there = {(item.name, item.location) for item in answer.clusters}
+    try:
+        repositories = list_repositories(project)
+    except CredentialError as error:
+        remains = list(_list_remains(project, location, there, []))
+        raise PartialSearchError(
+            f"Image repositories of deleted clusters are unknown: {error.message}", [*found, *remains]
+        ) from None
+    return [*found, *_list_remains(project, location, there, repositories)]
+
+
+def _list_remains(
+    project: str, location: str, there: set[tuple[str, str]], repositories: Sequence[Message]
+) -> Iterator[Cluster]:
+    """Clusters that do not exist, found by their remaining (or not yet used) networks and image repositories."""
+    listed: set[tuple[str, str]] = set()
+    for found in repositories:
+        tags = found["labels"]
+        identity = name, place = tags[CLUSTER_TAG], tags.get(LOCATION_TAG) or str(found["name"]).split("/")[3]
+        if identity in there | listed or location not in ("-", place):
+            continue
+        listed.add(identity)
+        details = {**details_from_tags(tags), **registry_details(AUTO, registry_of(project, place, name))}
+        remains = _remains(name, project, place, details, registry=AUTO)
+        yield replace(remains, created=str(found.get("createTime") or ""))
+    for mark in find_marks(project):
+        identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
+        if identity in there | listed or location not in ("-", place):
+            continue
+        listed.add(identity)
+        remains = _remains(name, project, place, details_from_tags(mark.tags), fast_network=True)
+        yield replace(remains, state="creating" if _is_young(mark) else "failed", created=mark.created)
+
+
+def _remains(name: str, project: str, place: str, details: Mapping[str, object], **options: object) -> Cluster:
+    """The record of a cluster of which only other resources are found, with what they tell."""
+    located = {"region" if region_of(place) == place else "zone": place, "project": project, **options}
+    known = {"project": project, "location": place, "nodes": 0, "options": located, **details}
+    return Cluster(name, "gke", "failed", details=known, account=project, location=place)
+
+
+def _is_young(mark: NetworkMark) -> bool:
+    """Whether the network is so new that its cluster may still be being created."""
+    try:
+        return time.time() - parse_timestamp(mark.created) < YOUNG_SECONDS
+    except ValueError:
+        return False
+
+
+def _cluster(found: Any, project: str) -> Cluster:
+    pool = next((pool for pool in found.node_pools if pool.name == WORKER_POOL), None)
+    place = "region" if region_of(found.location) == found.location else "zone"
+    options: dict[str, Any] = {place: found.location, "project": project}
+    details: dict[str, Any] = {
+        "project": project,
+        "location": found.location,
+        "nodes": 0,
+        "gpus_per_node": 0,
+        "options": options,
+        **details_from_tags(found.resource_labels),
+    }
+    state = STATES.get(found.status.name, "ready")
+    if pool is None:
+        state = "failed" if state == "ready" else state
+    else:
+        accelerator = pool.config.accelerators[0] if pool.config.accelerators else None
+        options["worker_zone"] = tuple(pool.locations)
+        system = sum(other.initial_node_count for other in found.node_pools if other.name != WORKER_POOL)
+        details["nodes"] = max(0, found.current_node_count - system)
+        details["node_selector"] = {ROLE_LABEL: WORKER}
+        details["gpu"] = accelerator.accelerator_type if accelerator else None
+        details["gpus_per_node"] = int(accelerator.accelerator_count) if accelerator else 0
+        details["machine_type"] = options["machine_type"] = pool.config.machine_type
+        options["spot"] = bool(pool.config.spot)
+        setup = found.resource_labels.get(FABRIC_TAG)
+        options["fast_network"] = bool(setup)
+        details["fabric"] = fabric_facts(pool.config.machine_type, setup)
+        if pool.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
+            state = "failed"
+    return Cluster(found.name, "gke", state, found.create_time, details, project, found.location)
+
+
+# --- disks, load balancers and networks that workloads or GKE have left ---------------------------------------------
+
+
+BALANCER_RULE, MACHINE_TAG = "k8s-fw-", r"gke-(.+)-[0-9a-f]{8}-node"  # names of firewall rules, tags of machines
+LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"  # labels of disks
+
+
+def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+    """The resources that still exist. Raises MlbenchError if Google cannot be asked."""
+    compute = Compute(_project(cluster))
+    orphans = []
+    paths = {item.handle.partition("/zones/")[2] for item in objects if item.kind == "PersistentVolume"}
+    for disk in [
+        *_list_labeled_disks(compute, cluster),
+        *(_find_disk(compute, f"/zones/{path}") for path in paths if path),
+    ]:
+        if disk is not None:
+            zone = str(disk["zone"]).rpartition("/")[2]
+            remove = f"gcloud compute disks delete {disk['name']} --zone {zone} --project {_project(cluster)}"
+            orphans.append(
+                OrphanedResource("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove)
+            )
+    if GkeDetails.of(cluster).fabric.get("setup") == FabricKind.GIB:
+        orphans += _list_gke_networks(compute, cluster)
+    named = [name for name, owner in list_balancers(_project(cluster)).items() if owner == cluster.name]
+    for name in named:
+        orphans += _list_forwarding_rules(compute, cluster, "name", name)
+    for address in {item.handle for item in objects if item.kind != "PersistentVolume" and item.handle}:
+        orphans += _list_forwarding_rules(compute, cluster, "IPAddress", address)
+    return list({(item.kind, item.name): item for item in orphans}.values())
+
+
+def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
+    """The `gcloud` command that deletes the disk or finds the load balancer; without an item, lists all candidates."""
+    project = _project(cluster)
+    if item is not None and item.kind == "PersistentVolume" and "/zones/" in item.handle:
+        zone, _, disk = item.handle.partition("/zones/")[2].partition("/disks/")
+        return f"gcloud compute disks delete {disk} --zone {zone} --project {project}"
+    if item is not None and item.handle:
+        return f"gcloud compute forwarding-rules list --project {project} --filter IPAddress={item.handle}"
+    return (
+        f"gcloud compute disks list --project {project} --filter labels.{LABEL}={cluster.name}; "
+        f"gcloud compute forwarding-rules list --project {project}"
+    )
+
+
+def _list_labeled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
+    """Disks in all zones (a regional cluster has machines in several), but not those of a cluster with the same name
+    elsewhere."""
+    wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
+    zones = compute.get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
+    return [disk for found in zones.values() for disk in found.get("disks") or ()]
+
+
+def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
+    """RDMA networks that GKE created for the cluster and did not delete with it.
+
+    Only those newer than the cluster, because a user's network may have such a name.
+    """
+    wanted = quote(f'name eq "gke-{cluster.name}-.*"')
+    orphans = []
+    for found in compute.get(f"/global/networks?filter={wanted}").get("items") or ():
+        if cluster.created and parse_timestamp(str(found["creationTimestamp"])) < parse_timestamp(cluster.created):
+            continue
+        remove = f"gcloud compute networks delete {found['name']} --project {_project(cluster)}"
+        reason = "GKE created it and has not deleted it; it is free, but counts toward the quota NETWORKS"
+        orphans.append(OrphanedResource("network", str(found["name"]), reason, remove))
+    return orphans
+
+
+def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:
+    try:
+        return compute.get(path)
+    except NotFoundError:
+        return None
+
+
+def list_balancers(project: str) -> dict[str, str]:
+    """Names of Services' load balancers -> names of their clusters.
+
+    Their parts have no labels, but a firewall rule has both names: in its own name and in the machines' tag. It
+    outlives the cluster. Source: docs/clouds-assumptions.md.
+    """
+    wanted = quote(f'name eq "{BALANCER_RULE}.*"')
+    rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()
+    marks = {str(rule["name"]): re.fullmatch(MACHINE_TAG, tag) for rule in rules for tag in rule.get("targetTags", ())}
+    return {name.removeprefix(BALANCER_RULE): mark[1] for name, mark in marks.items() if mark}
+
+
+def _list_forwarding_rules(compute: Compute, cluster: Cluster, key: str, value: str) -> list[OrphanedResource]:
+    """Forwarding rules: the part of a load balancer that has an address and costs money."""
+    region = api.region_of(_location(cluster))
+    orphans = []
+    for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
+        rules = compute.get(f"{place}/forwardingRules?filter={quote(f'{key}={value}')}")
+        for rule in rules.get("items") or ():
+            remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
+            orphans.append(
+                OrphanedResource("load balancer", str(rule["name"]), str(rule.get("IPAddress") or value), remove)
+            )
+    return orphans
+
+
+def _project(cluster: Cluster) -> str:
+    return cluster.account or GkeDetails.of(cluster).project or api.project_of(None)
+
+
+def _location(cluster: Cluster) -> str:
+    return cluster.location or GkeDetails.of(cluster).location or ""

@@ -1,0 +1,189 @@
+"""KIND: Kubernetes in Docker containers on this machine. For trials; timings are not meaningful."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from mlbench_cli.config import settings
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.model.run import Cluster
+from providers.base import Plan, PlanLine, Provider, Resource, read_options
+from providers.kind.api import call, check_tools, inspect, require_image_support
+from providers.kind.discover import discover_clusters
+from providers.kind.options import KindOptions
+from providers.kind.resources import (
+    KindCluster,
+    LoadedImage,
+    MarkerVolume,
+    Registry,
+    RegistryEntry,
+    control_plane_of,
+    count_running_nodes,
+    nodes_in,
+    platform_of,
+)
+from providers.pins import find_pin, pinned_versions
+
+MAX_NODES = 50
+INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_INSTANCES = 512  # recommended by kind; three nodes exhaust the usual 128
+
+
+class KindProvider(Provider):
+    """The provider "kind": nodes are containers of this machine's Docker."""
+
+    name = "kind"
+    summary = "Kubernetes in Docker on this machine, to try things out"
+    # The first edition's `-h` was a port of the dashboard's container.
+    notes = (
+        "NUM_WORKERS nodes take runs; one more is the control plane. KIND_EXPERIMENTAL_PROVIDER=podman or nerdctl uses "
+        "that instead of Docker. -h is this help: MLBench 3's -h (--host_port) was removed with its dashboard "
+        "container; use mlbench serve --port PORT."
+    )
+    options = KindOptions
+
+    def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
+        """Check all options and return the cluster to create.
+
+        `nodes` counts the workers; the control plane is one container more. Raises UsageError for options that do not
+        go together.
+        """
+        if not 1 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} workers: a KIND cluster can have 1 to {MAX_NODES}, all on this machine.")
+        if options.num_gpus:
+            raise UsageError(
+                "KIND clusters have no GPUs: kind does not support them.",
+                hint="Remove --num-gpus, or use a GKE, EKS or AKS cluster.",
+            )
+        if options.image and options.kubernetes_version:
+            raise UsageError("--image and --kubernetes-version exclude each other.", hint="Remove one of them.")
+        if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
+            raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
+        cpus = os.cpu_count() or 1
+        if options.num_cpus is not None and not 1 <= options.num_cpus <= cpus:
+            raise UsageError(
+                f"--num-cpus {options.num_cpus}: nodes are containers on this machine, which has {cpus} CPUs.",
+                hint="Use at least 1 and at most that many.",
+            )
+        image_of(options)
+        details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
+        if options.registry_port is not None:
+            details["registry"] = f"localhost:{options.registry_port}"  # if runs look for the catalog's images
+        return Cluster(name, self.name, "creating", details=details)
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """Check docker, kind and the images to load, and list the node containers, which cost nothing."""
+        version = check_tools()
+        options = read_options(cluster, KindOptions)
+        if options.kubernetes_version:
+            require_image_support(version, options.kubernetes_version.removeprefix("v"))
+        for image in options.load:
+            platform_of(image)
+        if options.registry_port is not None:
+            _check_registry(options)
+        nodes = nodes_in(cluster)
+        line = PlanLine(f"node container ({image_of(options) or 'the node image of kind ' + version})", nodes, 0.0)
+        return Plan((line,), location="this machine", warnings=tuple(_warnings(options, nodes)))
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of their creation: marker volume, nodes, registry, loaded images."""
+        options = read_options(cluster, KindOptions)
+        port = options.registry_port
+        mark = MarkerVolume(cluster, options.registry_name if port is not None else None)
+        reserved = (os.cpu_count() or 1) - options.num_cpus if options.num_cpus else 0
+        nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options), reserved)
+        found: list[Resource] = [mark, nodes]
+        if port is not None:
+            registry = Registry(cluster, mark, options.registry_name, port, options.registry_image)
+            found += [registry, RegistryEntry(nodes, registry)]
+        for image in options.load:
+            found.append(LoadedImage(nodes, image, needs=tuple(found[2:])))
+        return found
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the clusters whose marker volume is in this machine's Docker."""
+        return discover_clusters()
+
+    def connect(self, cluster: Cluster) -> Access:
+        """Open the cluster's API by its own kubeconfig, which is asked for from kind if it is missing."""
+        path = kubeconfig_of(cluster)
+        if not path.exists():
+            text = _kubeconfig(cluster)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            # It gives access: only this user may read it at any moment.
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        return Access.from_kubeconfig(path)
+
+
+def kubeconfig_of(cluster: Cluster) -> Path:
+    """The file of a cluster's kubeconfig in the data directory; never the user's own."""
+    return settings.data_dir() / "clusters" / cluster.name / "kubeconfig"
+
+
+def image_of(options: KindOptions) -> str | None:
+    """The requested node image; None for kind's default."""
+    if options.image or options.kubernetes_version is None:
+        return options.image
+    version = options.kubernetes_version.removeprefix("v")
+    parts = version.split(".")
+    if not all(part.isdecimal() for part in parts) or len(parts) not in (2, 3):
+        raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
+    pinned = find_pin("kind", "node", version)
+    if len(parts) == 2 and pinned is None:
+        raise UsageError(
+            f"It is not known which node image kind published for Kubernetes {version}; known are "
+            f"{', '.join(pinned_versions('kind'))}.",
+            hint="Use a version X.Y.Z, or pass the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
+        )
+    return pinned or f"kindest/node:v{version}"
+
+
+def _check_registry(options: KindOptions) -> None:
+    """Reject a port that is used by something other than the registry."""
+    if inspect("container", options.registry_name) is not None:
+        return  # the life-cycle checks whether it matches
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", options.registry_port or 0))
+        except OSError as error:
+            raise UsageError(
+                f"The registry cannot listen on 127.0.0.1:{options.registry_port}: {error.strerror}.",
+                hint="Choose another --registry-port.",
+            ) from None
+
+
+def _warnings(options: KindOptions, nodes: int) -> list[str]:
+    warnings = ["Timings on KIND are meaningless, because all nodes share this machine."]
+    image = image_of(options)
+    if image is not None and inspect("image", image) is None:
+        warnings.append(f"The node image {image} is not on this machine and will be pulled.")
+    if options.registry_port is not None and inspect("image", options.registry_image) is None:
+        warnings.append(f"The registry's image {options.registry_image} is not on this machine and will be pulled.")
+    if INOTIFY_LIMIT.exists() and int(INOTIFY_LIMIT.read_text()) < INOTIFY_INSTANCES:
+        running = count_running_nodes()
+        if nodes + running > 3:
+            beside = f" beside {running} of other clusters" if running else ""
+            warnings.append(
+                f"{nodes} nodes{beside} may run out of inotify instances on this machine and not become ready: "
+                f"sudo sysctl fs.inotify.max_user_instances={INOTIFY_INSTANCES}"
+            )
+    return warnings
+
+
+def _kubeconfig(cluster: Cluster) -> str:
+    try:
+        return call(["kind", "get", "kubeconfig", "--name", cluster.name])
+    except UsageError:
+        raise
+    except MlbenchError as error:
+        raise NotFoundError(
+            f'The KIND cluster "{cluster.name}" does not run (no {control_plane_of(cluster.name)}): {error.message}',
+            hint=f"mlbench delete-cluster kind {cluster.name}",
+        ) from None
