@@ -2,6 +2,7 @@
 
 import atexit
 import shutil
+import struct
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from mlbench_cli.errors import DamagedArchive, UsageError
 
 PIECE = 1 << 20
+_HEADER = struct.Struct("<4s5H3L2H")  # of an entry; the last but one is the length of its name
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of packing: the same archives give the same file
 _unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
 
@@ -30,13 +32,14 @@ def write_bundle(archives: Sequence[Path], target: Path) -> None:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a file holds archives of several runs."""
+    """Whether a file holds archives of several runs: its first entry is the zip of one, which no archive has there."""
     try:
-        with zipfile.ZipFile(path) as bundle:
-            names = bundle.namelist()
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+            name = file.read(_HEADER.unpack(header)[-2]) if len(header) == _HEADER.size else b""
+    except OSError:
         return False
-    return bool(names) and all(name.endswith(".zip") for name in names)
+    return header.startswith(b"PK\x03\x04") and b"/" not in name and name.endswith(b".zip")
 
 
 def unpack_bundle(path: Path) -> list[Path]:
@@ -44,7 +47,11 @@ def unpack_bundle(path: Path) -> list[Path]:
     folder = Path(tempfile.mkdtemp(prefix="mlbench-bundle-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = []
-    with zipfile.ZipFile(path) as bundle:
+    try:
+        bundle = zipfile.ZipFile(path)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise DamagedArchive(path, "", f"it cannot be read: {error}") from None
+    with bundle:
         room = path.stat().st_size
         for entry in bundle.infolist():
             target = folder / entry.filename
