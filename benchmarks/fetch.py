@@ -6,6 +6,7 @@ Needs a cluster with IMAGE (sh, coreutils) on its nodes, and kubectl. Without th
 """
 
 import hashlib
+import json
 import os
 import shutil
 import statistics
@@ -16,11 +17,14 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlbench_cli.engines.kubernetes.channel import PodChannel
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-from mlbench_cli.engines.kubernetes.fetch import HeldArchive, download, parse_held_archive, read_summary
+from mlbench_cli.engines.outputs import download
+from mlbench_cli.errors import UnreachableError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model.run import Run
@@ -29,6 +33,7 @@ from mlbench_cli.util.times import now
 from tests.fakes.cutting_proxy import CuttingProxy
 
 MIB = 256
+ARCHIVE = "run/nodes/0/.state/archive.tar"
 ROUNDS = 3
 LIMIT = 0.8
 START_SECONDS = 300.0  # after which a node is taken not to get the image
@@ -51,14 +56,13 @@ def main(image: str) -> None:
             engine.submit(run, engine.render(spec))
             _await_end(engine, run)
             with access.client() as api:
-                (pod,) = api.get(collection_path("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")[
-                    "items"
-                ]
+                selector = "mlbench/run=bench-fetch,mlbench/role=head"
+                (pod,) = api.get(collection_path("Pod", access.namespace), labelSelector=selector)["items"]
             name = pod["metadata"]["name"]
-            what = parse_held_archive(read_summary(access, access.namespace, name))
-            assert what is not None
-            _compare(access, name, what, Path(folder))
-            _over_a_breaking_network(access, name, what, Path(folder))
+            _, text = channel_of(access, name).exchange("get", path="~/run/nodes/0/.state/results.json")
+            facts = json.loads(text)["archive"]
+            _compare(access, name, facts, Path(folder))
+            _over_a_breaking_network(access, name, facts, Path(folder))
         finally:
             engine.delete(run, force=True)
 
@@ -77,34 +81,44 @@ def _await_end(engine: KubernetesEngine, run: Run) -> None:
     raise SystemExit("the run did not end")
 
 
-def _compare(access: Access, pod: str, what: HeldArchive, folder: Path) -> None:
+def channel_of(access: Access, pod: str) -> PodChannel:
+    return PodChannel(access, access.namespace, pod, lambda: pod)
+
+
+def _compare(access: Access, pod: str, facts: dict[str, Any], folder: Path) -> None:
     raw, ours = [], []
+    channel = channel_of(access, pod)
     for _ in range(ROUNDS):
         begun = time.perf_counter()
-        command = ["kubectl", "-n", access.namespace, "exec", pod, "-c", "main", "--", "cat", "/results/archive.tar"]
+        command = ["kubectl", "-n", access.namespace, "exec", pod, "-c", "main", "--", "cat", f"/results/{ARCHIVE}"]
         with open(folder / "raw", "wb") as file:
             subprocess.run(command, check=True, stdout=file)
-        raw.append(what.size / (time.perf_counter() - begun) / 1e6)
+        raw.append(facts["size"] / (time.perf_counter() - begun) / 1e6)
         begun = time.perf_counter()
         part = folder / "part.tar"
-        download(access, access.namespace, pod, what, part)
-        ours.append(what.size / (time.perf_counter() - begun) / 1e6)
+        download(channel, f"~/{ARCHIVE}", facts, part)
+        ours.append(facts["size"] / (time.perf_counter() - begun) / 1e6)
         part.unlink()
     print(f"kubectl exec cat   {statistics.median(raw):6.0f} MB/s  ({', '.join(f'{speed:.0f}' for speed in raw)})")
     print(f"mlbench, verified  {statistics.median(ours):6.0f} MB/s  ({', '.join(f'{speed:.0f}' for speed in ours)})")
     print(f"ratio              {statistics.median(ours) / statistics.median(raw):6.2f}       (at least {LIMIT})")
 
 
-def _over_a_breaking_network(access: Access, pod: str, what: HeldArchive, folder: Path) -> None:
+def _over_a_breaking_network(access: Access, pod: str, facts: dict[str, Any], folder: Path) -> None:
     upstream = urlsplit(access.server)
     with CuttingProxy(str(upstream.hostname), upstream.port or 443, least=1 << 20, most=48 << 20) as proxy:
         through = replace(access, server=f"https://127.0.0.1:{proxy.port}", server_name=upstream.hostname)
         begun = time.perf_counter()
         part = folder / "cut.tar"
-        download(through, access.namespace, pod, what, part)
+        while True:
+            try:
+                download(channel_of(through, pod), f"~/{ARCHIVE}", facts, part)
+                break
+            except UnreachableError:
+                continue  # as `mlbench wait` does, from where it stopped
         seconds = time.perf_counter() - begun
-        digest = hashlib.sha256(part.read_bytes()).hexdigest()
-    print(f"with {proxy.cuts} connections cut: {seconds:.1f} s, digest {'right' if digest == what.sha256 else 'WRONG'}")
+        is_right = hashlib.sha256(part.read_bytes()).hexdigest() == facts["sha256"]
+    print(f"with {proxy.cuts} connections cut: {seconds:.1f} s, digest {'right' if is_right else 'WRONG'}")
 
 
 if __name__ == "__main__":

@@ -1,77 +1,53 @@
-"""A million lines of a log, followed through a proxy that cuts its connections at random: none lost, none doubled.
+"""A million lines of a log on their way from a node to its run's head, through a proxy that cuts the connections.
 
 usage: python benchmarks/log_follow.py [LINES]
-
-The lines come from the API double, which serves them as the kubelet does: time stamps, `sinceTime` to the second.
 """
 
 import hashlib
+import json
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mlbench_cli.engines.kubernetes.collector import LogCollector
-from mlbench_cli.kube.access import Access
+from mlbench_cli.agent import link
+from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.engines.placement import NodeShare
+from mlbench_cli.engines.plan import make_plan
+from mlbench_cli.model.spec import RunSpec
 from tests.fakes.cutting_proxy import CuttingProxy
-from tests.fakes.kube_api import KubeApi, Log, stamp
 
-RATE = 50_000  # lines in a second of the log's own time
+WORDS = "of many lines that a training may print"
+START = "import sys; from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"
 
 
 def main(count: int) -> None:
-    running = {"metadata": {"name": "r-0", "uid": "u", "labels": {}}, "spec": {}, "status": {"phase": "Running",
-        "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}}  # fmt: skip
-    ended = {**running, "status": {"phase": "Succeeded", "containerStatuses": [
-        {"name": "main", "state": {"terminated": {"exitCode": 0, "startedAt": "x"}}}]}}  # fmt: skip
-    pods = {0: running}
-    with KubeApi() as server, tempfile.TemporaryDirectory() as folder:
-        server.put("pods", running)
-        parts = urlsplit(server.url)
-        with CuttingProxy(str(parts.hostname), parts.port or 80, least=1 << 20, most=16 << 20) as proxy:
-            access = Access(f"http://127.0.0.1:{proxy.port}")
-            collector = LogCollector(access, "default", Path(folder), [0], lambda: pods, lambda: False)
-            begun = time.perf_counter()
-            collector.start()
-            writer = threading.Thread(target=write, args=(server, count))
-            writer.start()
-            writer.join()
-            server.end_log("r-0")
-            pods[0] = ended
-            while not collector.complete(0):
-                collector.wait(0.1)
-            seconds = time.perf_counter() - begun
-            collector.close()
-        report(Path(folder, "logs/rank-0.log"), count, proxy.cuts, seconds)
-
-
-def write(server: KubeApi, count: int) -> None:
-    begun = time.time()
-    for first in range(0, count, 1000):
-        for number in range(first, min(first + 1000, count)):
-            server.logs.setdefault("r-0", Log()).lines.append((stamp(begun + number / RATE), line(number)))
-        with server.changed:
-            server.changed.notify_all()
-
-
-def line(number: int) -> bytes:
-    return f"{number} loss 0.{number * 7919 % 10**9:09}".encode()
-
-
-def report(path: Path, count: int, cuts: int, seconds: float) -> None:
-    wanted = hashlib.sha256()
-    for number in range(count):
-        wanted.update(line(number) + b"\n")
-    with open(path, "rb") as file:
-        same = hashlib.file_digest(file, "sha256").hexdigest() == wanted.hexdigest()
-        file.seek(0)
-        numbers = [int(text.split(b" ", 1)[0]) for text in file]
-    distinct = len(set(numbers))
-    print(f"{count} lines in {seconds:.1f} s, {cuts} connections cut")
-    print(f"lost {count - distinct}, doubled {len(numbers) - distinct}, bytes {'the same' if same else 'DIFFERENT'}")
+    argv = ("seq", "-f", f"%.0f {WORDS}", str(count))
+    spec = RunSpec("bench-1", "c", "hosts", "custom", "custom", argv, "gloo", 1)
+    wanted = hashlib.sha256("".join(f"{number} {WORDS}\n" for number in range(1, count + 1)).encode())
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = Path(folder, "head"), Path(folder, "node")
+        details = MachineDetails(folder=folder, python=sys.executable, interface="lo")
+        plan = json.dumps(make_plan(spec, details, [NodeShare((0,), address="127.0.0.1")], lock="share"))
+        for place in (here, there):
+            place.mkdir()
+            (place / "plan.json").write_text(plan)
+        with subprocess.Popen([sys.executable, "-c", START.format("head"), str(here)]) as head:
+            while (note := link.read_note(str(here), link.HEAD)) is None:
+                time.sleep(0.05)
+            with CuttingProxy("127.0.0.1", note["port"], least=1 << 20, most=8 << 20) as proxy:
+                link.write_note(str(there), link.HEAD, ["127.0.0.1"], proxy.port, note["token"])
+                (there / "nodes/0").mkdir(parents=True)
+                begun = time.perf_counter()
+                subprocess.run([sys.executable, "-c", START.format("node"), str(there / "nodes/0")], check=True)
+                seconds = time.perf_counter() - begun
+            head.wait()
+        log = (here / "nodes/0/logs/rank-0.log").read_bytes()
+    same = hashlib.sha256(log).hexdigest() == wanted.hexdigest()
+    print(f"{count} lines, {len(log) / 1e6:.0f} MB, {proxy.cuts} connections cut: {seconds:.1f} s")
+    print(f"bytes {'right' if same else 'WRONG'}: 0 lines lost, 0 doubled" if same else "bytes WRONG")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
-from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
+from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.times import now

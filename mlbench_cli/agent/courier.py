@@ -24,12 +24,24 @@ PAUSE = 0.1  # seconds between two looks for news
 BEAT_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
-KEPT_SECONDS = 24 * 3600.0  # for which an ended node tries to reach a head that does not answer
 ARCHIVE, RESULTS, STATE = ".state/archive.tar", ".state/results.json", ".state/state.json"
 
 
-def main(place: str, node: int, ranks: Sequence[int], note: link.Message, work: Callable[[], int]) -> int:
-    """Run the agent (`work`) as a child, and send what it writes into `place`, RUN/nodes/K. Returns its exit code."""
+def main(
+    place: str,
+    node: int,
+    ranks: Sequence[int],
+    note: link.Message,
+    work: Callable[[], int],
+    *,
+    hold: float,
+    echo: bool = False,
+) -> int:
+    """Run the agent (`work`) as a child, and send what it writes into `place`, RUN/nodes/K. Returns its exit code.
+
+    After the agent's end it tries for `hold` seconds to reach a head that does not answer. With `echo` the ranks' logs
+    also go to standard output.
+    """
     parent = os.getpid()
     if (agent := os.fork()) == 0:
         code = 1
@@ -41,7 +53,7 @@ def main(place: str, node: int, ranks: Sequence[int], note: link.Message, work: 
             os._exit(code)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(agent))
-    courier = Courier(place, node, ranks, note, agent)
+    courier = Courier(place, node, ranks, note, agent, hold, echo)
     return courier.carry()
 
 
@@ -53,11 +65,14 @@ def _signal(agent: int) -> None:
 class Courier:
     """Sends one node's files to the head that `note` names."""
 
-    def __init__(self, place: str, node: int, ranks: Sequence[int], note: link.Message, agent: int) -> None:
-        self.place, self.node, self.note = place, node, note
+    def __init__(
+        self, place: str, node: int, ranks: Sequence[int], note: link.Message, agent: int, hold: float, echo: bool
+    ) -> None:
+        self.place, self.node, self.note, self.hold = place, node, note, hold
         self.run_folder = os.path.dirname(os.path.dirname(place))
         self.logs = [f"logs/rank-{rank}.log" for rank in ranks]
         self.agent: int | None = agent
+        self.echoed = dict.fromkeys(self.logs, 0) if echo else {}
         self.code = 0
         self.is_delivered = False
 
@@ -65,13 +80,14 @@ class Courier:
         """Send until the head has confirmed everything; the agent's exit code."""
         ended = None
         while not self.is_delivered:
+            self._echo()
             try:
                 self._converse()
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 time.sleep(PAUSE if self._watch_agent() else 10 * PAUSE)
             if self.agent is None:
                 ended = ended or time.monotonic()
-                if time.monotonic() > ended + KEPT_SECONDS or not os.path.isdir(self.run_folder):
+                if time.monotonic() > ended + self.hold or not os.path.isdir(self.run_folder):
                     break
         return self.code
 
@@ -119,6 +135,7 @@ class Courier:
         next_beat = 0.0
         while True:
             is_running = self._watch_agent()
+            self._echo()
             is_news = self._send_whole(talk, STATE, sent)
             if self.node == 0:
                 is_news |= self._send_whole(talk, "../../rendezvous.json", sent, "rendezvous.json")
@@ -142,6 +159,16 @@ class Courier:
             while (found := talk.receive(0.0 if is_news else PAUSE)) is not None:
                 self._take(*found)
                 is_news = True
+
+    def _echo(self) -> None:
+        """Copy what logs have gained to standard output, for whoever looks at this container alone."""
+        for name, offset in self.echoed.items():
+            with contextlib.suppress(OSError), open(f"{self.place}/{name}", "rb") as file:
+                file.seek(offset)
+                data = file.read(1 << 22)
+                self.echoed[name] += len(data)
+                while data:
+                    data = data[os.write(1, data) :]
 
     def _send_growth(self, talk: link.Link, name: str, offsets: dict[str, int]) -> bool:
         """Send what a file has gained; False if that is nothing."""

@@ -1,8 +1,8 @@
 """The head of a run whose nodes have disks of their own: takes in what they write, and passes on what they must know.
 
-It is started as `main([RUN])` on the machine whose folder RUN the client reads. Each node has a courier (courier.py)
-that connects to it and sends the node's files as they grow; here they have the places that they would have in a folder
-which all nodes share:
+It is started as `main([RUN])` on the machine whose folder RUN the client reads, or in a pod (pod.py). Each node has a
+courier (courier.py) that connects to it and sends the node's files as they grow; here they have the places that they
+would have in a folder which all nodes share:
 
     RUN/head.json       how to reach this process; the client gives a copy to each node
     RUN/here-TOKEN      only in this folder: a node that finds it shares the folder, and needs no courier
@@ -10,6 +10,7 @@ which all nodes share:
     RUN/cancel  rendezvous.json               passed on to all nodes when they appear
     RUN/nodes/K/logs/  .state/state.json  archive.tar  results.json       from the courier of node K
     RUN/nodes/K/.state/courier  beat  gone    node K has a courier, was heard of last, has no agent any more
+    RUN/until  fetched                        until when results are kept (seconds since 1970); a client has them
 
 A file is written at the offset that comes with it, so what is sent again after a cut changes nothing. A node keeps its
 files until the head has confirmed their sizes. Standard library only.
@@ -48,8 +49,9 @@ MAX_OFFSET = 1 << 50
 class Head:
     """The run's folder, and what this process knows of its nodes."""
 
-    def __init__(self, folder: str, count: int, token: str) -> None:
+    def __init__(self, folder: str, count: int, token: str, idle_seconds: float) -> None:
         self.folder, self.count, self.token = folder, count, token
+        self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
         self.heard = time.monotonic()
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
 
@@ -62,7 +64,7 @@ class Head:
 
         Also if the run's folder was removed.
         """
-        if not os.path.isdir(self.folder) or time.monotonic() > self.heard + IDLE_SECONDS:
+        if not os.path.isdir(self.folder) or time.monotonic() > self.heard + self.idle_seconds:
             return True
         ends = ("results.json", "gone")
         return all(
@@ -182,7 +184,11 @@ def shares_folder(folder: str, note: link.Message) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Serve the folder of a run until all of its nodes have handed over. Ends at once if another head serves it."""
-    folder = os.path.abspath(arguments[0])
+    return serve(os.path.abspath(arguments[0]))
+
+
+def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: float = 0.0) -> int:
+    """As `main`; then keep what has arrived for so long, unless a client says that it has it."""
     machine.keep_only()
     with open(f"{folder}/plan.json", encoding="utf-8") as file:
         plan = json.load(file)
@@ -193,7 +199,7 @@ def main(arguments: list[str]) -> int:
             return 0
         known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
         token = str(known["token"]) if known else link.new_token()
-        head = Head(folder, len(plan["nodes"]), token)
+        head = Head(folder, len(plan["nodes"]), token, idle_seconds)
         server = open_server(folder, head, int(known["port"]) if known else 0)
         own = plan["nodes"][0]["address"]
         addresses = [own] if own else list_addresses(plan["interface"]) or ["127.0.0.1"]
@@ -202,7 +208,17 @@ def main(arguments: list[str]) -> int:
         while not head.is_over():
             head.look_for_notes()
             time.sleep(LOOK_SECONDS)
+        if keep_seconds and os.path.isdir(folder):
+            keep(folder, keep_seconds)
     return 0
+
+
+def keep(folder: str, seconds: float) -> None:
+    """Wait until a client has fetched everything, or the time is up."""
+    machine.replace_file(f"{folder}/until", time.time() + seconds)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not os.path.exists(f"{folder}/fetched"):
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

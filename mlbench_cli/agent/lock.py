@@ -30,8 +30,8 @@ HELD, SHARED, UNAVAILABLE = "held", "shared", "unavailable"
 # How a run's machines are reserved: by the lock, not at all (--share-machine), by the batch system, or unknown.
 TAKE, SHARE, WHOLE_NODES, NO_PROMISE = "take", "share", "whole nodes", "no promise"
 _NOT_TAKEN = {
-    WHOLE_NODES: (HELD, "the batch system allocates whole nodes"),
-    NO_PROMISE: (UNAVAILABLE, "attached with --share-nodes"),
+    WHOLE_NODES: (HELD, "the cluster allocates whole nodes"),
+    NO_PROMISE: (UNAVAILABLE, "nodes are shared (--share-nodes)"),
 }
 VARIABLE = "MLBENCH_MACHINE_LOCK"
 FILE = "mlbench-machine.lock"

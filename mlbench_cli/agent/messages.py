@@ -77,7 +77,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         """RUN/plan.json."""
 
         nodes: list[NodePlan]
-        python: str
+        python: str | None  # None: the one that runs the agent, or the user's own
         installed_code_only: bool
         launcher: list[str]
         interface: str | None
@@ -85,6 +85,10 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         meeting_seconds: float
         grace: float
         lock: str
+        hold_seconds: float  # for which a node that has ended tries to reach a head that does not answer
+        echo: bool  # logs also go to the agents' standard output
+        stays: bool  # nodes without a command of their own end with node 0
+        collects: list[int] | None  # nodes whose output is fetched; None: all
 
     class RankFacts(TypedDict):
         """One rank. Times are seconds since 1970; `exit_code` and `signal` are None until its process has ended."""

@@ -18,6 +18,7 @@ import selectors
 import socket
 import sys
 import time
+from functools import partial
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, Agent, Rank
@@ -75,26 +76,32 @@ def main(arguments: list[str]) -> int:
     if note is None or shares_folder(folder, note):
         return NodeAgent(place, folder, node, plan).conduct()
     ranks = [entry["rank"] for entry in plan["nodes"][node]["ranks"]]
-    return courier.main(place, node, ranks, note, lambda: NodeAgent(place, folder, node, plan).conduct())
+    work = partial(_work, place, folder, node, plan)
+    return courier.main(place, node, ranks, note, work, hold=plan["hold_seconds"], echo=plan["echo"])
+
+
+def _work(place: str, folder: str, node: int, plan: Mapping[str, Any]) -> int:
+    return NodeAgent(place, folder, node, plan).conduct()
 
 
 class NodeAgent(Agent):
     """The agent of one node, which shares the fate of the run's other nodes."""
-
-    takes_users_path = False  # the cluster has a Python that was named when it was attached
 
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
         self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
         request = {
             "run_id": plan["name"],
-            "python": plan["python"],
+            "python": plan["python"] or sys.executable,
             "installed_code_only": plan["installed_code_only"],
             "finalizer": None,
             "machine_lock": {"lock": "unavailable", "lock_reason": None},
             "plan": {**plan, "ranks": own["ranks"]},
         }
         super().__init__(place, request, -1)
+        # Unless the cluster has a Python that was named when it was attached.
+        self.takes_users_path = not plan["python"]
+        self.is_over = False  # node 0 has ended, for nodes that only wait for it
         nodes = list(enumerate(plan["nodes"]))
         self.node_of_rank: dict[int, int] = {rank["rank"]: number for number, entry in nodes for rank in entry["ranks"]}
         self.node_of_worker: dict[int, int] = {worker: number for number, entry in nodes for worker in entry["workers"]}
@@ -143,13 +150,15 @@ class NodeAgent(Agent):
             if not self.state["ended"]:
                 self.start()
                 self.watch()
+                self._await_others()
         else:
             self.state["start_problem"] = problem
             self._stop("never_started", grace=0)
         self.finish()
         self._pack()
         self._linger()
-        return max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
+        code = max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
+        return code or int(self.state["ended"] == "never_started")
 
     # --- start --------------------------------------------------------------------------------------------------
 
@@ -290,6 +299,17 @@ class NodeAgent(Agent):
         environment.pop("SLURM_EXPORT_ENV", None)
         return environment
 
+    def _await_others(self) -> None:
+        """Where only node 0 has a command, the others are there for it until it has ended."""
+        if self.node == 0:
+            for link in self._present().values():
+                link.send({"over": True})
+        elif self.plan["stays"] and not any(rank.argv for rank in self.ranks):
+            while not (self.is_over or self.state["ended"]) and self._present():
+                for key, _ in self.selector.select(0.5):
+                    key.data()
+                self._on_time(time.monotonic())
+
     # --- watch --------------------------------------------------------------------------------------------------
 
     def _on_message(self, link: RankLink, message: Mapping[str, Any]) -> None:
@@ -313,6 +333,8 @@ class NodeAgent(Agent):
             self._stop(str(message["why"]), GRACE, own=False)
             if self.node == 0:
                 self._send_stop(besides=link)
+        elif "over" in message:
+            self.is_over = True
         elif "bye" in message:
             link.has_left = True
             link.close()
@@ -424,7 +446,9 @@ class NodeAgent(Agent):
         results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
         try:
             with tarfile.open(f"{path}.part", "w") as archive:
-                for name in ("output", "resources.jsonl", "faults.json"):
+                names = ("output", "resources.jsonl", "faults.json")
+                collects = self.plan["collects"]
+                for name in names if collects is None or self.node in collects else names[1:]:
                     if os.path.exists(f"{self.folder}/{name}"):
                         archive.add(f"{self.folder}/{name}", name)
             os.replace(f"{path}.part", path)

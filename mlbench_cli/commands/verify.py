@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.bundles import name_archive
 from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.api.sources import archives_at
 from mlbench_cli.commands._common import Format, Output
@@ -17,7 +18,6 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis.comparability import conditions_of
-from mlbench_cli.results.archive.bundles import name_archive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
@@ -77,7 +77,7 @@ def _find(words: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for word in words:
         if is_url(word):
-            found += archives_at(client.fetch_archive(word))
+            found.append(client.fetch_archive(word))
         elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
             found += archives_at(Path(word))
         else:

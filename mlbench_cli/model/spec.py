@@ -41,7 +41,7 @@ LATER_OPTIONS: dict[str, object] = {
     "start_timeout": START_TIMEOUT,
 }
 KEEP_SECONDS = 86400
-HOLD_SECONDS = 900  # how long a worker on Kubernetes holds its results if the keeper cannot take them
+HOLD_SECONDS = 900  # how long a worker's pod tries to hand its results over to a head that does not answer
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
 
 
@@ -85,7 +85,7 @@ class KubernetesOptions:
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
     start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
-    keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
+    keep_seconds: int = KEEP_SECONDS  # how long the run's head has its results after the run, at least 10 minutes
     collect: str = "rank0"  # rank0 | all
     env: Mapping[str, str] = field(default_factory=dict)
     data_claim: str | None = None  # a persistent volume claim, mounted at data_dir

@@ -11,7 +11,7 @@ from typing import Any
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Observation, Run
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.storage.store import Store
 
@@ -31,7 +31,15 @@ class Lab:
 
     def record(self, argv: Sequence[str], name: str | None = None, **options: Any) -> Run:
         name = name or f"run-{len(self.runs)}"
-        fields: dict[str, Any] = {"workers": 1, "backend": "gloo", "task": "custom", "preset": "custom", **options}
+        pods = {"image": "image:1", "kubernetes": KubernetesOptions(collect="all")}
+        fields: dict[str, Any] = {
+            "workers": 1,
+            **(pods if self.kind == "kubernetes" else {}),
+            "backend": "gloo",
+            "task": "custom",
+            "preset": "custom",
+            **options,
+        }
         spec = RunSpec(name=name, cluster=self.kind, engine=self.kind, argv=tuple(argv), **fields)
         run = self.store.record_run(spec)
         write_run_document(run)

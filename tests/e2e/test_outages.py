@@ -198,7 +198,7 @@ def test_a_service_of_a_node_is_restarted(runs: Runs, store: Store, service: str
     is_whole(run, finished)
 
 
-def test_a_node_that_is_gone_with_the_keeper_is_a_verdict_of_every_client(
+def test_a_node_that_is_gone_with_the_head_is_a_verdict_of_every_client(
     runs: Runs, store: Store, tmp_path: Path
 ) -> None:
     """Its own client gives it; another one, with a folder of its own, too."""
@@ -211,11 +211,11 @@ def test_a_node_that_is_gone_with_the_keeper_is_a_verdict_of_every_client(
     def kill_and_wait_elsewhere(api: Api, run: Run) -> None:
         other = Store(elsewhere)
         copy = other.record_run(run.spec, run_id=run.id, created=run.created)
-        docker("kill", node_of(api, cluster.access.namespace, f"mlbench/run={run.name},mlbench/role=keeper"))
+        docker("kill", node_of(api, cluster.access.namespace, f"mlbench/run={run.name},mlbench/role=head"))
         second.append(supervise.follow(copy, cluster.engine, other, timeout=480))
         other.close()
 
-    run, finished, _ = follow_through(runs, store, "keeper-gone", kill_and_wait_elsewhere)
+    run, finished, _ = follow_through(runs, store, "head-gone", kill_and_wait_elsewhere)
     for verdict in (finished, second[0]):
         assert verdict.outcome is Outcome.FAILED
         assert verdict.exit_code(require_goal=False) == 7
@@ -232,12 +232,12 @@ def test_a_control_plane_that_is_upgraded_and_has_new_certificates(runs: Runs, s
 
 
 def test_a_node_that_is_drained_ends_the_run_with_what_was_said_so_far(runs: Runs, store: Store) -> None:
-    """The keeper is on that node, too, and moves."""
+    """The head is on that node, too, and moves."""
     namespace = runs.cluster.access.namespace
     drained: list[str] = []
 
     def fault(api: Api, run: Run) -> None:
-        drained.append(node_of(api, namespace, f"mlbench/run={run.name},mlbench/role=keeper"))
+        drained.append(node_of(api, namespace, f"mlbench/run={run.name},mlbench/role=head"))
         time.sleep(5)
         drain(api, drained[0])
 

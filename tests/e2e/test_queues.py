@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes.manifests import keeper_name
-from mlbench_cli.engines.kubernetes.pods import KEEPER, ROLE_LABEL, SERVER, WORKER
+from mlbench_cli.engines.kubernetes.manifests import head_name
+from mlbench_cli.engines.kubernetes.pods import HEAD, ROLE_LABEL, SERVER, WORKER
 from mlbench_cli.kube.api import Api, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model.run import Outcome, Run
@@ -133,7 +133,7 @@ def _spec(cluster: Cluster, name: str, seconds: float = 0.0) -> RunSpec:
 def _roles(api: Api, run: Run, namespace: str) -> set[str]:
     """The roles of the run's pods that Kueue admits: workers have none."""
     pods = api.get(collection_path("Pod", namespace), labelSelector=f"mlbench/run={run.name}")["items"]
-    return {pod["metadata"]["labels"].get(ROLE_LABEL, WORKER) for pod in pods} - {KEEPER}
+    return {pod["metadata"]["labels"].get(ROLE_LABEL, WORKER) for pod in pods} - {HEAD}
 
 
 def _codes(cluster: Cluster, run: Run) -> list[str]:
@@ -191,7 +191,7 @@ def test_a_run_that_waits_or_runs_is_cancelled(
         cluster.engine.delete(run, force=True)
 
 
-def test_a_queue_for_all_jobs_of_the_namespace_leaves_the_keeper_alone(
+def test_a_queue_for_all_jobs_of_the_namespace_leaves_the_head_alone(
     runs: Runs, store: Store, api: Api, set_quota: Callable[[str], None]
 ) -> None:
     """A Job that names no queue is put into the queue "default", if there is one."""
@@ -207,8 +207,8 @@ def test_a_queue_for_all_jobs_of_the_namespace_leaves_the_keeper_alone(
         runs.started.append(run)
         cluster.engine.submit(run, cluster.engine.render(run.spec))
         until(cluster.engine, run, all_run)
-        keeper = api.get(object_path("Job", namespace, keeper_name(run.name)))
-        assert (keeper["spec"]["suspend"], keeper["status"].get("active")) == (False, 1)
+        head = api.get(object_path("Job", namespace, head_name(run.name)))
+        assert (head["spec"]["suspend"], head["status"].get("active")) == (False, 1)
         finished = supervise.follow(run, cluster.engine, store, timeout=300)
         assert finished.outcome is Outcome.COMPLETED, finished.findings
     finally:

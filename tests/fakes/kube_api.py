@@ -9,7 +9,9 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import re
+import signal
 import socket
 import ssl
 import struct
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -43,8 +45,7 @@ class Fault:
     """What happens to requests whose "METHOD PATH?QUERY" matches `pattern`, the next `times` times.
 
     status: answered with it; cut: the connection is broken after so many bytes of the body; stall: after so many bytes
-    nothing comes any more, and the connection stays open; short: of an executed command so many bytes come, and its end
-    is told as if all had come.
+    nothing comes any more, and the connection stays open.
     """
 
     pattern: str
@@ -53,7 +54,6 @@ class Fault:
     retry_after: str | None = None
     cut: int | None = None
     stall: int | None = None
-    short: int | None = None
 
 
 @dataclass
@@ -419,17 +419,67 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         argv = [part.replace("/results", str(folder)) for part in self.commands]
-        done = subprocess.run(argv, capture_output=True, check=False)
-        output = done.stdout if self.fault.short is None else done.stdout[: self.fault.short]
-        for channel, data in ((1, output), (2, done.stderr)):
-            for start in range(0, len(data), FRAME):
-                self._frame(bytes([channel]) + data[start : start + FRAME])
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "HOME": str(folder)},
+            start_new_session=True,
+        )
+        lock, broken = threading.Lock(), threading.Event()
+
+        def pump(stream: IO[bytes], channel: int) -> None:
+            try:
+                while data := os.read(stream.fileno(), FRAME):
+                    with lock:
+                        self._frame(bytes([channel]) + data)
+            except (OSError, ValueError, Broken):
+                broken.set()
+
+        def feed() -> None:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError, ValueError):
+                while (payload := self._read_frame()) is not None:
+                    if payload[:1] == b"\0":
+                        process.stdin.write(payload[1:])
+                        process.stdin.flush()
+            broken.set()
+
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pumps = [threading.Thread(target=pump, args=(process.stdout, 1), daemon=True)]
+        pumps.append(threading.Thread(target=pump, args=(process.stderr, 2), daemon=True))
+        for thread in (*pumps, threading.Thread(target=feed, daemon=True)):
+            thread.start()
+        while process.poll() is None:
+            is_there = self.api.folders.get(name) is folder and not self.api.is_down and not self.api.stopped
+            if broken.wait(0.02) or not is_there:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise Broken
+        for thread in pumps:
+            thread.join()
         status: dict[str, Any] = {"status": "Success"}
-        if done.returncode:
-            cause = {"reason": "ExitCode", "message": str(done.returncode)}
+        if process.returncode:
+            cause = {"reason": "ExitCode", "message": str(process.returncode)}
             status = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
         self._frame(bytes([3]) + json.dumps(status).encode())
         return self._close_frame()
+
+    def _read_frame(self) -> bytes | None:
+        """The payload of a client's frame, which is masked (RFC 6455); None at the end."""
+        head = self.rfile.read(2)
+        if len(head) < 2 or head[0] & 0x0F == 8:
+            return None
+        length = head[1] & 0x7F
+        if length >= 126:
+            length = int.from_bytes(self.rfile.read(2 if length == 126 else 8), "big")
+        mask = self.rfile.read(4)
+        data = self.rfile.read(length)
+        whole = mask * (length // 4 + 1)
+        return (int.from_bytes(data, "big") ^ int.from_bytes(whole[:length], "big")).to_bytes(length, "big")
 
     def _close_frame(self) -> None:
         self.wfile.write(b"\x88\x02\x03\xe8")

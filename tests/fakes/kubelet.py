@@ -1,58 +1,61 @@
-"""Nodes for the double of the Kubernetes API: each worker's container is a real process of the real worker script."""
+"""Nodes and the Job controller for the double of the Kubernetes API: each container is a real process of start.sh.
+
+The rules are those of Indexed Jobs (Kubernetes' reference, batch/v1 JobSpec): a pod that fails ends the Job by its
+podFailurePolicy, the success of index 0 ends it by its successPolicy, a Job that is suspended or over has its other
+pods deleted, and a pod that is deleted gets TERM, and KILL after its grace period.
+"""
 
 import base64
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import templates
-from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL, INDEX_LABEL
 from tests.fakes.kube_api import KubeApi, stamp
+from tests.fakes.ports import reserve_port
 
-SCRIPT = templates.FOLDER / "kubernetes" / "worker.sh"
-LOOK_SECONDS = 0.1
+ROOT = Path(__file__).parents[2]
+LOOK_SECONDS = 0.05
 
 
 @dataclass
 class Container:
-    """One worker's process, what stands for its /results, its Job's name, and the labels of its pod."""
+    """A pod's process, what stands for its /results, and its Job's name."""
 
     job: str
-    labels: dict[str, str]
-    index: int
     folder: Path
     process: subprocess.Popen[bytes]
-    started: str
-    is_stopped: bool = False
+    document: dict[str, Any]
+    written: int = 0  # bytes of its log that the server has
+    kill_at: float | None = None  # by the monotonic clock, once it was told to end
+    code: int | None = None
 
 
+@dataclass
 class Kubelet:
-    """Starts the pods of every released Job of workers; `with Kubelet(server, folder):` ends all of them.
+    """Runs the pods of every released Job in folders below `folder`; `with Kubelet(server, folder):` ends all of them.
 
-    Parameter servers, too. There are no keepers: a job of that role gets no pod, as on nodes whose image has no Python.
-    `enter(index)` moves the process of a pod into its network; without it, all share this machine's. `master` is the
-    address of the first.
+    `broken` are names of pods whose nodes do not start them.
     """
 
-    def __init__(
-        self,
-        server: KubeApi,
-        folder: Path,
-        enter: Callable[[int], None] | None = None,
-        master: str = "127.0.0.1",
-    ) -> None:
-        self._server, self._folder = server, folder
-        self._enter, self._master = enter, master
+    server: KubeApi
+    folder: Path
+    has_python: bool = True  # whether images do
+    broken: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         self._containers: dict[str, Container] = {}
+        self._ports: dict[str, tuple[socket.socket, int]] = {}  # of a run's head
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -64,96 +67,176 @@ class Kubelet:
         self._stopped.set()
         self._thread.join()
         for container in self._containers.values():
-            with suppress(ProcessLookupError):
-                os.killpg(container.process.pid, signal.SIGKILL)
-            container.process.wait()
+            self._kill(container)
+        for held, _number in self._ports.values():
+            held.close()
+
+    def process_of(self, pod: str) -> int:
+        """The main process of a pod's container."""
+        return self._containers[pod].process.pid
+
+    def lose(self, pod: str) -> None:
+        """The pod's node is gone, and the cluster has given it up."""
+        container = self._containers[pod]
+        container.code = -1
+        self._kill(container)
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        document = self.server.objects["pods", pod]
+        self.server.put("pods", {**document, "status": {**document["status"], "conditions": [condition]}})
+        self.server.folders.pop(pod, None)
 
     def _serve(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
-            jobs = [document for (kind, _), document in list(self._server.objects.items()) if kind == "jobs"]
+            with self.server.changed:
+                jobs = [item for (kind, _), item in self.server.objects.items() if kind == "jobs"]
             for job in jobs:
-                labels = job["spec"]["template"]["metadata"]["labels"]
-                if labels.get("mlbench/role") in ("worker", "server") and not job["spec"].get("suspend"):
-                    for index in range(job["spec"]["completions"]):
-                        self._start(job, index)
-            stopped = {job["metadata"]["name"] for job in jobs if job["spec"].get("suspend")}
-            for name, container in self._containers.items():
-                if container.job in stopped and not container.is_stopped:
-                    container.is_stopped = True
-                    container.process.terminate()
-                self._report(name, container)
+                self._control(job)
+            known = {job["metadata"]["name"] for job in jobs}
+            for name, container in list(self._containers.items()):
+                if ("pods", name) not in self.server.objects and container.kill_at is None:
+                    self._end(container, 1.0)  # somebody has deleted the pod
+                if container.job not in known:
+                    self._kill(container)
+                if container.kill_at is not None and time.monotonic() >= container.kill_at:
+                    self._kill(container)
+                if container.code is None:
+                    self._report(name, container)
 
-    def _start(self, job: Mapping[str, Any], index: int) -> None:
-        name = f"{job['metadata']['name']}-{index}-x"
-        if name in self._containers:
+    def _control(self, job: Mapping[str, Any]) -> None:
+        """What the Job controller does."""
+        name, spec = job["metadata"]["name"], job["spec"]
+        own = {key: item for key, item in self._containers.items() if item.job == name}
+        done = {item["type"] for item in job.get("status", {}).get("conditions", ())}
+        if spec.get("suspend") or done:
+            for pod, container in own.items():
+                if container.code is None and container.kill_at is None:
+                    known = self.server.objects["pods", pod]
+                    metadata = {**known["metadata"], "deletionTimestamp": self.server.now}
+                    self.server.put("pods", {**known, "metadata": metadata})
+                    self._end(container, float(spec["template"]["spec"].get("terminationGracePeriodSeconds", 30)))
             return
-        unit = index + int(job["spec"]["template"]["metadata"]["labels"].get(FIRST_UNIT_LABEL, 0))
-        folder = self._folder / name / "results"
-        folder.mkdir(parents=True)
-        (spec,) = job["spec"]["template"]["spec"]["containers"]
-        variables = {item["name"]: str(item.get("value", "")) for item in spec["env"]}
+        if "startTime" not in job.get("status", {}):
+            job = self.server.put("jobs", {**job, "status": {**job.get("status", {}), "startTime": self.server.now}})
+        for index in range(spec["completions"]):
+            tries = [pod for pod in own if pod.startswith(f"{name}-{index}-")]
+            have_failed = all(own[pod].code not in (None, 0) for pod in tries)
+            may_retry = len(tries) <= spec.get("backoffLimit", 6) and have_failed
+            pod = f"{name}-{index}-{'xyzuvw'[len(tries)]}" if len(tries) < 6 else ""
+            if pod and (not tries or may_retry) and pod not in self.broken:
+                self._start(job, pod, index)
+        codes = {key: item.code for key, item in own.items() if item.code is not None}
+        if "successPolicy" in spec and codes.get(f"{name}-0-x") == 0:
+            self._finish(job, "Complete", "SuccessPolicy")
+        elif any(codes.values()) and spec.get("backoffLimit", 6) == 0:
+            self._finish(job, "Failed", "PodFailurePolicy")
+        elif len(codes) == spec["completions"] and not any(codes.values()):
+            self._finish(job, "Complete", "CompletionsReached")
+
+    def _finish(self, job: Mapping[str, Any], kind: str, reason: str) -> None:
+        condition = {"type": kind, "status": "True", "reason": reason, "lastTransitionTime": self.server.now}
+        self.server.put("jobs", {**job, "status": {**job.get("status", {}), "conditions": [condition]}})
+
+    def _start(self, job: Mapping[str, Any], name: str, index: int) -> None:
+        template = job["spec"]["template"]
+        labels, (main, *_) = template["metadata"]["labels"], template["spec"]["containers"]
+        run = labels["mlbench/run"]
+        folder, mount = self.folder / name / "results", self.folder / name / "mlbench"
+        folder.mkdir(parents=True, exist_ok=True)
+        mount.mkdir(exist_ok=True)
+        config = self.server.objects["configmaps", run]
+        for key, text in config.get("data", {}).items():
+            (mount / key).write_text(text)
+        for key, text in config.get("binaryData", {}).items():
+            (mount / key).write_bytes(base64.b64decode(text))
+        if run not in self._ports:
+            self._ports[run] = reserve_port()
+        port = self._ports[run][1]
+        is_head = labels["mlbench/role"] == "head"
         own = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "JOB_COMPLETION_INDEX": str(index),
-            "MLBENCH_WORK_DIR": str(folder),
-            "MLBENCH_TERMINATION_LOG": str(folder.with_name("termination")),
-            "MASTER_ADDR": self._master,
-            "MLBENCH_PROBE_DIR": str(Path(__file__).parents[2]),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            if self.has_python
+            else self._plain_programs(),
+            "HOME": str(folder),
             "TMPDIR": str(folder),
-            "MLBENCH_KEEPER": "",
-            "MLBENCH_CODE_ZIP": str(folder.with_name("code.zip")),
+            "JOB_COMPLETION_INDEX": str(index),
+            "MLBENCH_FIRST_UNIT": labels.get(FIRST_UNIT_LABEL, "0"),
+            "MLBENCH_WORK_DIR": str(folder),
+            "MLBENCH_MOUNT": str(mount),
+            "MLBENCH_HEAD": f"{'' if is_head else '127.0.0.1'}:{port}",
+            "MLBENCH_HEAD_TOKEN": run,
+            "MLBENCH_TERMINATION_LOG": str(folder.with_name("termination")),
+            "MASTER_ADDR": "127.0.0.1",
         }
-        code = self._server.objects.get(("configmaps", f"{job['metadata']['labels'][RUN_LABEL]}-code"))
-        if code is not None:
-            folder.with_name("code.zip").write_bytes(base64.b64decode(code["binaryData"]["code.zip"]))
+        variables = {item["name"]: str(item["value"]).replace("$$", "$") for item in main["env"] if "value" in item}
+        words = [word.replace("/mlbench/", f"{mount}/") for word in main["command"]]
+        words += [word.replace("$$", "$") for word in main.get("args", ())]
         with open(folder.with_name("log"), "wb") as log:
             process = subprocess.Popen(
-                ["sh", str(SCRIPT), *spec["args"]],
+                ["/bin/sh", *words[1:]],
                 env=variables | own,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=None if self._enter is None else partial(self._enter, unit),
-                cwd=Path(__file__).parents[2],
+                cwd="/",
             )
-        self._containers[name] = Container(
-            job["metadata"]["name"],
-            {**job["spec"]["template"]["metadata"]["labels"], INDEX_LABEL: str(index)},
-            index,
-            folder,
-            process,
-            stamp()[:19] + "Z",
-        )
-        self._server.folders[name] = folder
+        state = {"running": {"startedAt": stamp()[:19] + "Z"}}
+        owner = {"uid": job["metadata"]["uid"], "kind": "Job", "name": job["metadata"]["name"], "controller": True}
+        index_label = {} if is_head else {INDEX_LABEL: str(index)}
+        document = {
+            "metadata": {"name": name, "labels": {**labels, **index_label}, "ownerReferences": [owner]},
+            "spec": {**template["spec"], "nodeName": f"node-{index}"},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
+        }
+        self._containers[name] = Container(job["metadata"]["name"], folder, process, document)
+        self.server.folders[name] = folder
+        self.server.put("pods", document)
+
+    def _plain_programs(self) -> str:
+        """A folder with the programs of an image that has no Python."""
+        place = self.folder / "programs"
+        place.mkdir(parents=True, exist_ok=True)
+        for name in ("sh", "mkdir", "sleep", "cat"):
+            with suppress(FileExistsError):
+                (place / name).symlink_to(str(shutil.which(name)))
+        return str(place)
+
+    def _end(self, container: Container, grace: float) -> None:
+        """TERM to the container's first process, as the kubelet does."""
+        container.kill_at = time.monotonic() + grace
+        with suppress(ProcessLookupError):
+            os.kill(container.process.pid, signal.SIGTERM)
+
+    def _kill(self, container: Container) -> None:
+        """KILL to everything in the container."""
+        marks = os.fsencode(str(container.folder))
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                if marks in Path(f"/proc/{pid}/environ").read_bytes() and int(pid) != os.getpid():
+                    os.kill(int(pid), signal.SIGKILL)
+        container.process.wait()
 
     def _report(self, name: str, container: Container) -> None:
-        """The pod's status and new lines of its log; no more of it once it has ended."""
-        if name not in self._server.folders:
-            return
+        """New lines of the pod's log, and its end."""
         code = container.process.poll()
-        log = self._server.logs.get(name)
-        known = 0 if log is None else sum(len(text) for _, text in log.lines)
-        data = container.folder.with_name("log").read_bytes()[known:]
+        data = container.folder.with_name("log").read_bytes()[container.written :]
         whole = data if code is not None else data[: data.rfind(b"\n") + 1]
-        self._server.write(name, *whole.splitlines(keepends=True))
-        state: dict[str, object] = {"running": {"startedAt": container.started}}
-        phase = "Running"
-        if code is not None:
-            phase = "Failed" if code else "Succeeded"
-            last = container.folder.with_name("termination")
-            message = last.read_text() if last.exists() else ""
-            times = {"startedAt": container.started, "finishedAt": stamp()[:19] + "Z"}
-            state = {"terminated": {"exitCode": code, "message": message, **times}}
-        elif ("pods", name) in self._server.objects:
+        container.written += len(whole)
+        self.server.write(name, *whole.splitlines())
+        if code is None:
             return
-        statuses = [{"name": "main", "state": state, "containerID": f"containerd://id-{container.index}"}]
-        document = {
-            "metadata": {"name": name, "labels": container.labels},
-            "spec": {"nodeName": f"node-{container.index}"},
-            "status": {"phase": phase, "containerStatuses": statuses},
-        }
-        self._server.put("pods", document)
-        if code is not None:
-            self._server.end_log(name)
-            del self._server.folders[name]
+        container.code = code if code >= 0 else 128 - code
+        self._kill(container)
+        self.server.end_log(name)
+        self.server.folders.pop(name, None)
+        if container.kill_at is not None:  # its pod has been deleted, and may go now
+            self.server.remove("pods", name)
+            return
+        times = {"startedAt": container.document["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]}
+        last = container.folder.with_name("termination")
+        message = last.read_text() if last.exists() else ""
+        facts = {"message": message, "exitCode": container.code, "finishedAt": stamp()[:19] + "Z", **times}
+        state = {"terminated": facts}
+        phase = "Failed" if container.code else "Succeeded"
+        statuses = [{"name": "main", "state": state}]
+        self.server.put("pods", {**container.document, "status": {"phase": phase, "containerStatuses": statuses}})

@@ -20,7 +20,7 @@ from tools.check_dist import expected_files, find_problems
         "mlbench_cli/server/pages/dashboard.js",
         "mlbench_cli/server/pages/run.html.j2",
         "mlbench_cli/results/figures/figures.css",
-        "templates/kubernetes/worker.sh",
+        "templates/kubernetes/start.sh",
         "templates/kubernetes/job.yaml.j2",
         "templates/cloudformation/network.yaml",
         "task_images/digits_resnet/task.yaml",

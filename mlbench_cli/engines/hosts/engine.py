@@ -16,9 +16,9 @@ from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, do_all, run_in_parallel
-from mlbench_cli.engines.machines.observe import Snapshot
-from mlbench_cli.engines.machines.placement import NodeShare, share_hosts
-from mlbench_cli.engines.machines.plan import make_plan, start_command
+from mlbench_cli.engines.observe import Snapshot
+from mlbench_cli.engines.placement import NodeShare, share_hosts
+from mlbench_cli.engines.plan import make_plan, start_command
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec

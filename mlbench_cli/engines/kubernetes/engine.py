@@ -1,91 +1,87 @@
 """The engine that runs on a Kubernetes cluster: one Indexed Job for each run, and what belongs to it.
 
-All state is in the cluster or in the run's folder, not in this process, so any client with access can continue.
+Every pod runs the agent; a pod of the run is its head, which the client reads through an exec. All state is in the
+cluster or in the run's folder, not in this process, so any client with access can continue.
 """
 
 import hashlib
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.base import (
-    Cursor,
     Fetched,
     FoundRun,
-    LogLine,
     Submission,
     UnreadableRun,
     refuse_running,
     refuse_unfetched,
 )
-from mlbench_cli.engines.fetch import FetchError
-from mlbench_cli.engines.follow import check_rank, follow_log
-from mlbench_cli.engines.kubernetes.collector import LogCollector
-from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
-from mlbench_cli.engines.kubernetes.fetch import acknowledge
-from mlbench_cli.engines.kubernetes.follower import RunFollower
-from mlbench_cli.engines.kubernetes.keeper import Keeper
-from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position
+from mlbench_cli.engines.head import HeadEngine
+from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel
+from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
+    GRACE_SECONDS,
     ID_ANNOTATION,
     STOPPED_ANNOTATION,
     file_name,
-    has_keeper,
-    is_code,
+    head_name,
     job_name,
     manifests,
     role_of,
     servers_name,
     spec_of,
+    without_code,
 )
-from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
-from mlbench_cli.engines.kubernetes.pods import MANAGED_LABEL, RUN_LABEL
-from mlbench_cli.engines.kubernetes.results import Results, is_fetched
-from mlbench_cli.engines.kubernetes.submit import check_version, complete, read_job, submit
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
-from mlbench_cli.errors import CleanupError, UsageError
+from mlbench_cli.engines.kubernetes.observe import RunObserver
+from mlbench_cli.engines.kubernetes.pods import HEAD, MANAGED_LABEL, ROLE_LABEL, RUN_LABEL
+from mlbench_cli.engines.kubernetes.submit import check_version, complete, create_owned, read_job, submit
+from mlbench_cli.engines.kubernetes.workers import (
+    by_worker,
+    has_ended,
+    has_started,
+    is_cut_off,
+    is_on_silent_node,
+    why_gone,
+)
+from mlbench_cli.engines.observe import NodeReport, Snapshot
+from mlbench_cli.engines.placement import NodeShare, share_pods
+from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.api import Api, ObjectNotFound
 from mlbench_cli.kube.claims import DataClaim, ensure_claim
 from mlbench_cli.kube.objects import collection_path, object_path
-from mlbench_cli.kube.watch import list_pods
-from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
-from mlbench_cli.model.silence import Silence
+from mlbench_cli.kube.pods import list_pods
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import remove_folder, write_atomically
 from mlbench_cli.util.times import now
 
-HEARTBEAT = 1.0  # seconds between two observations while nothing changes
-TICK = 0.25
-REST = 15  # sleep this many times the duration of an observation, because a thousand pods always have news
-FIRST_LIST_SECONDS = 30.0
-WATCH_RETRY_SECONDS = 2.0  # for which a request of a watch is repeated before observations say so
-QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
-SLOW_POLL = 10.0
+RUN_PLACE = "~/run"  # in the head's container
+WATCH_RETRY_SECONDS = 2.0  # for which a request of an observation is repeated before it says so
+HEAD_SECONDS = 60.0  # for which a head that was just moved or is starting is waited for when results are fetched
+LOOK_SECONDS = 0.5
 GONE_SECONDS = 120.0  # time for deleted objects to disappear
+LOG_BYTES = 1 << 28  # of a log that the API gives
 OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
-class KubernetesEngine:
-    """Executes runs on the cluster that `access` reaches.
-
-    `report` gets the sentences for a person who follows a log while the cluster is silent.
-    """
-
-    dies_with_client = False
+class KubernetesEngine(HeadEngine):
+    """Executes runs on the cluster that `access` reaches."""
 
     def __init__(self, access: Access, report: Callable[[str], None] | None = None) -> None:
+        super().__init__(report)
         self._access = access
-        self._report = report
-        self._lock = threading.Lock()
-        self._followings: dict[str, RunFollower] = {}
+        self._channels: dict[str, PodChannel] = {}
+        self._observers: dict[str, RunObserver] = {}
 
     def render(self, spec: RunSpec) -> Submission:
         """The suspended Job and its objects. `submit` adds the owner references to the Job."""
@@ -98,177 +94,194 @@ class KubernetesEngine:
             check_version(api)
             submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
 
-    # --- look -----------------------------------------------------------------------------------------------------
-
     def resume(self, run: Run) -> None:
-        """Release the run's Job if its client died before doing so."""
+        """Release the run's Job if its client died before doing so; make its head again if somebody has deleted it."""
+        namespace = self._namespace(run)
         with self._access.client() as api, suppress(ObjectNotFound):
-            job = read_job(api, self._namespace(run), run.spec)
+            job = read_job(api, namespace, run.spec)
             if is_unreleased(job):
                 complete(api, job, self.render(run.spec).documents)
+            elif FETCHED_ANNOTATION not in (job["metadata"].get("annotations") or {}):
+                (head,) = [item for item in self.render(run.spec).documents if role_of(item) == HEAD]
+                try:
+                    api.get(object_path("Job", namespace, head_name(run.name)))
+                except ObjectNotFound:
+                    create_owned(api, head, job)
+
+    # --- look -----------------------------------------------------------------------------------------------------
+
+    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
+        return share_pods(spec)
+
+    def _head(self, run: Run) -> Channel:
+        channel = self._channels.get(run.id)
+        if channel is None:
+            find_pod = partial(self._find_head, run)
+            channel = PodChannel(self._access, self._namespace(run), f"the head of {run.name}", find_pod)
+            self._channels[run.id] = channel
+        return channel
+
+    def _run_place(self, run: Run) -> str:
+        return RUN_PLACE
+
+    def _find_head(self, run: Run) -> str | None:
+        """The pod of the run's head; None while none is running."""
+        with self._access.client(retry_seconds=WATCH_RETRY_SECONDS) as api:
+            pods = self._head_pods(api, run)
+        running = [
+            pod
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and not has_ended(pod) and not is_on_silent_node(pod)
+        ]
+        return str(running[-1]["metadata"]["name"]) if running else None
+
+    def _head_pods(self, api: Api, run: Run) -> list[dict[str, Any]]:
+        """The head's pods, also those that have ended, oldest first."""
+        pods = list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name},{ROLE_LABEL}={HEAD}")
+        return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+    def _ask(self, run: Run) -> Snapshot:
+        """What the head has; nothing while it is not running: then the cluster says what is known."""
+        try:
+            return super()._ask(run)
+        except HeadMissing:
+            known = self._synced.get(run.id)
+            nodes = known[1].nodes if known else {unit: NodeReport() for unit in range(run.spec.unit_count)}
+            return Snapshot(time.time(), nodes, is_served=False)
 
     def look(self, run: Run) -> Observation:
-        """The current state of the run, or its first observation with an end."""
-        if (observation := RunFolder(run.folder).read_observation()) is not None:
-            return observation
-        with self._access.client() as api:
-            return self._look(run, self._observer(api, run))
+        """As the protocol says: the cluster is asked now."""
+        if (observer := self._observers.get(run.id)) is not None:
+            observer.expire()
+        return super().look(run)
 
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """The first observation is one look; whoever continues follows the run, and copies its logs.
+    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
+        observer = self._observers.get(run.id)
+        if observer is None:
+            api = self._access.client(retry_seconds=WATCH_RETRY_SECONDS)
+            observer = self._observers[run.id] = RunObserver(api, self._namespace(run), run)
+        seen = observer.observe(snapshot)
+        if observer.job is None:
+            seen = _without_job(run, seen)
+        return seen
 
-        A cluster that does not answer is waited for; observations say so. Raises what it answered last if it stays
-        silent for longer than the user's limit.
-        """
-        silence = Silence()
-        with self._access.client(retry_seconds=WATCH_RETRY_SECONDS) as api:
-            observer = self._observer(api, run)
-            while (observation := self._first_look(run, observer, silence)) is None:
-                yield _unknown(run, silence)
-                time.sleep(silence.pause())
-            yield observation
-            if observation.ended:
-                return
-            with self._following(run) as following:
-                yield from self._yield_observations(run, api, observer, following, silence, observation)
-
-    def _look(self, run: Run, observer: RunObserver) -> Observation:
-        pods = observer.pods()
-        observer.refresh(pods)
-        summaries = known_summaries(run, _ranks(run))
-        gaps = known_gaps(run, _ranks(run))
-        return self._observe(run, observer, pods, summaries | observer.probe(pods, summaries), gaps)
-
-    def _first_look(self, run: Run, observer: RunObserver, silence: Silence) -> Observation | None:
-        """As `look`; None if the cluster does not answer now."""
-        if (observation := RunFolder(run.folder).read_observation()) is not None:
-            return observation
-        begun = time.monotonic()
-        try:
-            observation = self._look(run, observer)
-        except ApiError as error:
-            silence.bear(error, begun)
-            return None
-        silence.end()
+    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         return observation
-
-    def _yield_observations(
-        self,
-        run: Run,
-        api: Api,
-        observer: RunObserver,
-        following: RunFollower,
-        silence: Silence,
-        seen: Observation,
-    ) -> Iterator[Observation]:
-        """Observations as something changes. The number of requests does not depend on that of the pods."""
-        probed: dict[int, Summary] = {}
-        spoken, next_poll, last = float("-inf"), 0.0, (-1, -1)
-        listed_by = time.monotonic() + FIRST_LIST_SECONDS
-        while True:
-            version, pods = following.watch.version, following.pods()
-            begun = time.monotonic()
-            may_observe = version > 0 or begun >= listed_by  # until then, nobody knows whether there are pods
-            try:
-                if begun >= next_poll:
-                    observer.refresh(pods)
-                    probed |= observer.probe(pods, following.summaries() | probed)
-                    next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
-                    silence.end()
-                summaries = probed | following.summaries()
-                is_news = last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT
-                if silence.is_broken and may_observe and is_news:
-                    last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
-                    gaps = log_gap(following.collector.gaps, _ranks(run), refusals=following.collector.refusals)
-                    seen = self._observe(run, observer, pods, summaries, gaps)
-                    if seen.ended:
-                        observer.refresh(pods)  # the Job may have newer information
-                        seen = self._observe(run, observer, pods, summaries, gaps)
-                    if seen.ended:
-                        yield seen
-                        return
-                    used = time.thread_time() - used
-                    yield seen
-                    time.sleep(REST * used)
-            except ApiError as error:
-                silence.bear(error, begun)
-                next_poll = time.monotonic() + silence.pause()
-            if not silence.is_broken and time.monotonic() >= spoken + HEARTBEAT:
-                spoken = time.monotonic()
-                yield silence.observe(seen)
-            following.watch.wait(version, TICK)
-
-    def _observe(
-        self,
-        run: Run,
-        observer: RunObserver,
-        pods: Mapping[int, Pod],
-        summaries: Mapping[int, Summary],
-        gaps: Sequence[Finding],
-    ) -> Observation:
-        seen = observer.observation(pods, summaries)
-        seen = replace(seen, findings=(*seen.findings, *gaps))
-        return seen if observer.job is not None else _without_job(run, seen)
-
-    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
-        check_rank(run, rank)
-        worker = run.spec.unit_of(rank)
-        if rank != run.spec.ranks_of(worker)[0]:
-            return
-        if not follow:
-            whole = self._catch_up(run, worker)
-            yield from follow_log(run, rank, since, lambda: whole)
-            return
-        with self._following(run) as following:
-            copied = partial(following.collector.complete, worker)
-            yield from follow_log(run, rank, since, copied, lambda: following.wait(TICK, self._report))
-
-    def _catch_up(self, run: Run, worker: int) -> bool:
-        """Update the copy of a log, unless it is already being followed. True if the log is complete."""
-        with self._lock:
-            following = self._followings.get(run.id)
-        if following is not None:
-            return following.collector.complete(worker)
-        position = read_position(position_file(run.folder, _ranks(run)[worker]))
-        if position is not None and position.complete:
-            return True
-        with self._access.client() as api:
-            pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
-        collector = LogCollector(
-            self._access, self._namespace(run), run.folder, _ranks(run), lambda: pods, lambda: False
-        )
-        try:
-            collector.sweep([worker])
-            return collector.complete(worker)
-        finally:
-            collector.close()
-
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """One finding for each rank of which the kubelet had dropped lines before they were copied."""
-        return tuple(known_gaps(run, _ranks(run)))
 
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Output and logs into the run's folder; the held workers are let go when all is on disk.
+        """Output and logs into the run's folder; then the head is let go of.
 
-        `complete` is False if a worker that held its output is gone: then the logs are all there is.
+        `complete` is False if there is no head any more that had what has not been fetched.
         """
-        save_manifests(run, self.render(run.spec))
         seen = RunFolder(run.folder).read_observation()
-        word = seen.ended if seen and seen.ended else "cancelled"
-        with self._access.client() as api, self._following(run) as following:
-            stop = partial(self._stop, api, run, word)
-            keeper = self._keeper(api, run)
-            return Results(self._access, api, self._namespace(run), run, following, keeper, stop).fetch()
+        word = seen.ended if seen and seen.ended else Ending.CANCELLED
+        with self._access.client() as api:
+            self._stop_those_who_wait(api, run, str(word))
+            snapshot = self._await_head(api, run)
+            fetched = Fetched(0, 0)
+            if snapshot.is_served:
+                with suppress(HeadMissing):
+                    fetched = super().fetch(run)
+            missing = self._find_missing(run, snapshot)
+            if missing:
+                self._save_manifests(run)
+                lost = self._explain_loss(api, run, missing)
+                fetched = replace(fetched, complete=False, findings=(*fetched.findings, lost))
+            self._release(run)
+            return fetched
+
+    def _stop_those_who_wait(self, api: Api, run: Run, word: str) -> None:
+        """Stop the workers that would run for ever, if nobody else does."""
+        pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
+        if active(pods, {}):
+            with suppress(ObjectNotFound):
+                if not is_over(read_job(api, self._namespace(run), run.spec)):
+                    self._stop(api, run, word)
+
+    def _await_head(self, api: Api, run: Run) -> Snapshot:
+        """What the head has, as soon as all that still comes has arrived there."""
+        end = time.monotonic() + GRACE_SECONDS + HEAD_SECONDS
+        while True:
+            snapshot = self._sync(run)
+            pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
+            coming = [
+                unit
+                for unit, report in snapshot.nodes.items()
+                if unit in pods and not has_ended(pods[unit]) and not report.is_over and has_started(pods[unit])
+            ]
+            heads = [pod for pod in self._head_pods(api, run) if not has_ended(pod)]
+            if (not coming and (snapshot.is_served or not heads)) or time.monotonic() >= end:
+                return snapshot
+            time.sleep(LOOK_SECONDS)
+
+    def _find_missing(self, run: Run, snapshot: Snapshot) -> list[int]:
+        """The workers and servers that have run, and of which no head has told anything."""
+        folder = RunFolder(run.folder)
+        seen = folder.read_observation()
+        started = {run.spec.unit_of(worker.rank) for worker in (seen.workers if seen else ()) if worker.started}
+        return [
+            unit
+            for unit, report in snapshot.nodes.items()
+            if unit in started and report.state is None and not (folder.state / f"fetched-{unit}.json").exists()
+        ]
+
+    def _explain_loss(self, api: Api, run: Run, missing: Sequence[int]) -> Finding:
+        """Why output is missing; the logs come from the API as far as it gives them."""
+        heads = self._head_pods(api, run)
+        ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
+        cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
+        pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
+        for unit in missing:
+            log = RunFolder(run.folder).log(run.spec.ranks_of(unit)[0])
+            if unit in pods and not log.exists():
+                with suppress(MlbenchError):
+                    pod = object_path("Pod", self._namespace(run), pods[unit]["metadata"]["name"])
+                    self._copy_plain_log(api, pod, log)
+        others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
+        return Finding(
+            "results_lost",
+            f"The head of the run has no output of worker {missing[0]}: {cause}.{others} Logs come from the API, and "
+            "may lack their beginnings.",
+            hint="Run it again.",
+            evidence={"workers": list(missing), "head": [why_gone([pod]) for pod in heads]},
+        )
+
+    def _copy_plain_log(self, api: Api, pod: str, log: Path) -> None:
+        with api.stream(f"{pod}/log", read_seconds=30, container="main", limitBytes=LOG_BYTES) as answer:
+            data = answer.read()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(log, data)
+
+    def _save_manifests(self, run: Run) -> None:
+        save_manifests(run, self.render(run.spec))
+
+    def _release(self, run: Run) -> None:
+        """Say in the cluster that the results are fetched, then end the head."""
+        with suppress(MlbenchError):
+            self._head(run).call("put", path=f"{RUN_PLACE}/fetched")
+        self._forget(run)
+        with self._access.client() as api:
+            path = object_path("Job", self._namespace(run), job_name(run.spec))
+            with suppress(ObjectNotFound):
+                api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
+            api.delete(object_path("Job", self._namespace(run), head_name(run.name)))
+
+    def _forget(self, run: Run) -> None:
+        """Drop the connections for a run."""
+        if (channel := self._channels.pop(run.id, None)) is not None:
+            channel.close()
+        if (observer := self._observers.pop(run.id, None)) is not None:
+            observer.close()
 
     def kept_until(self, run: Run) -> float | None:
-        """Until when the cluster keeps the results of an ended run, in seconds since 1970; None if it has none."""
-        with self._access.client() as api:
-            keeper = self._keeper(api, run)
-            results = keeper.read(patience=0) if keeper else None
-        return results.until if results else None
+        """Until when the head keeps the results of an ended run, in seconds since 1970; None if it has none."""
+        try:
+            answer, data = self._head(run).exchange("get", path=f"{RUN_PLACE}/until")
+        except HeadMissing:
+            return None
+        return float(data) if answer["size"] else None
 
     def ensure_claim(self, name: str, size: str, storage_class: str | None, mode: str | None) -> DataClaim:
         """The claim for data sets of that name, made if there is none. Raises UsageError, ApiError."""
@@ -280,9 +293,9 @@ class KubernetesEngine:
         return discover_runs(self._access, namespace)
 
     def cancel(self, run: Run) -> None:
-        """Stop the workers gracefully: each has time to pack its results, which can then be fetched."""
+        """Stop the workers gracefully: their agents end the ranks and hand over the results."""
         with self._access.client() as api:
-            self._stop(api, run, "cancelled")
+            self._stop(api, run, str(Ending.CANCELLED))
 
     def _stop(self, api: Api, run: Run, word: str) -> None:
         """Let the Job controller stop all workers. `word`: the ending, recorded on the Job so that every client reports
@@ -316,55 +329,21 @@ class KubernetesEngine:
                 raise UsageError(f'The Job "{run.name}" is not mlbench\'s; it is not touched.')
             if job is not None and not force:
                 _refuse_loss(run, job)
-            self._let_go(api, namespace, run)
+            self._end_pods(api, namespace, run)
             _remove(api, namespace, run.spec)
+        self._forget(run)
         remove_folder(run.folder)
 
-    def _let_go(self, api: Api, namespace: str, run: Run) -> None:
-        """End a hold, which would otherwise last for a stopped worker's grace period, and stop the others at once."""
+    def _end_pods(self, api: Api, namespace: str, run: Run) -> None:
+        """Delete the pods at once: a stopped one would otherwise have its grace period."""
         for pod in list_pods(api, namespace, f"{RUN_LABEL}={run.name}"):
-            name = pod["metadata"]["name"]
-            if is_cut_off(pod):
-                api.delete(object_path("Pod", namespace, name), grace=0)  # its node will not say that it has ended
-            elif "deletionTimestamp" not in pod["metadata"]:
-                api.delete(object_path("Pod", namespace, name), grace=1)
-            elif has_started(pod) and not has_ended(pod):
-                with suppress(ApiError, FetchError):
-                    acknowledge(self._access, namespace, name)
+            # The node of one that is cut off will not say that it has ended.
+            api.delete(object_path("Pod", namespace, pod["metadata"]["name"]), grace=0 if is_cut_off(pod) else 1)
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 
-    def _observer(self, api: Api, run: Run) -> RunObserver:
-        return RunObserver(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
-
-    def _keeper(self, api: Api, run: Run) -> Keeper | None:
-        if not has_keeper(run.spec):
-            return None
-        seen = RunFolder(run.folder).read_observation()
-        is_lost = seen is not None and any(worker.phase == Phase.LOST for worker in seen.workers)
-        return Keeper(self._access, api, self._namespace(run), run.name, is_lost=is_lost)
-
     def _namespace(self, run: Run) -> str:
         return run.spec.kubernetes.namespace or self._access.namespace
-
-    @contextmanager
-    def _following(self, run: Run) -> Iterator[RunFollower]:
-        with self._lock:
-            following = self._followings.get(run.id)
-            if following is None:
-                following = RunFollower(self._access, self._namespace(run), run, _ranks(run))
-                self._followings[run.id] = following
-            following.users += 1
-        try:
-            yield following
-        finally:
-            with self._lock:
-                following.users -= 1
-                last = following.users == 0
-                if last:
-                    del self._followings[run.id]
-            if last:
-                following.close()
 
 
 def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
@@ -374,7 +353,7 @@ def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun
 
 
 def _run_jobs(api: Api, namespace: str) -> list[dict[str, Any]]:
-    """The Jobs of runs, without those of their keepers and parameter servers, oldest first."""
+    """The Jobs of runs, without those of their heads and parameter servers, oldest first."""
     jobs = api.get(collection_path("Job", namespace), labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
     runs = [job for job in jobs if role_of(job) is None]
     return sorted(runs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
@@ -394,29 +373,13 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
 
 
 def save_manifests(run: Run, submission: Submission) -> None:
-    """manifests/KIND.yaml in the run's folder, as submitted. Of the task's code only the digest is kept, in the Job."""
+    """manifests/KIND.yaml in the run's folder, as submitted. Of the code only the digest is kept."""
     import templates
 
     folder = run.folder / "manifests"
     folder.mkdir(parents=True, exist_ok=True)
     for document in submission.documents:
-        if is_code(document):
-            continue
-        write_atomically(folder / file_name(document), templates.dump([document]).encode())
-
-
-def _ranks(run: Run) -> list[int]:
-    """The first rank of each worker, which names its log and its output; then the parameter servers."""
-    return [run.spec.ranks_of(unit)[0] for unit in range(run.spec.unit_count)]
-
-
-def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
-    return len(pods) == run.spec.unit_count and all(pod["status"].get("phase") == "Running" for pod in pods.values())
-
-
-def _unknown(run: Run, silence: Silence) -> Observation:
-    """The observation of a run whose cluster has not answered yet."""
-    return silence.observe(Observation(time.time(), tuple(WorkerState(rank) for rank in _ranks(run))))
+        write_atomically(folder / file_name(document), templates.dump([without_code(document)]).encode())
 
 
 def _without_job(run: Run, seen: Observation) -> Observation:
@@ -436,10 +399,11 @@ def _without_job(run: Run, seen: Observation) -> Observation:
 
 
 def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
-    if not is_over(job) and not is_stopped(job) and not is_fetched(run):
-        raise refuse_running(run)
     annotations = job["metadata"].get("annotations") or {}
-    if FETCHED_ANNOTATION not in annotations and not is_fetched(run) and job.get("status", {}).get("startTime"):
+    is_fetched = FETCHED_ANNOTATION in annotations
+    if not is_over(job) and not is_stopped(job) and not is_fetched:
+        raise refuse_running(run)
+    if not is_fetched and job.get("status", {}).get("startTime"):
         raise refuse_unfetched(run)
 
 
@@ -461,7 +425,7 @@ def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
         for kind, items in left.items():
             for item in items:
                 api.delete(object_path(kind, namespace, item), grace=1 if kind == "Pod" else None)
-        time.sleep(TICK)
+        time.sleep(LOOK_SECONDS)
 
 
 def _names(api: Api, kind: str, namespace: str, selector: str) -> list[str]:

@@ -1,19 +1,23 @@
 """RunSpec -> the Kubernetes objects of a run. Pure: no network, no clock, no random; same spec, same bytes."""
 
 import base64
+import gzip
 import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.agent.agent import AT_START
+from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.engines.environment import contract_environment, thread_variables
-from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.engines.kubernetes.fabrics import CLAIM, PodFabric, choose_fabric
 from mlbench_cli.engines.kubernetes.pods import (
-    KEEPER,
+    HEAD,
+    LOST_NODE,
     MANAGED_LABEL,
     NO_MESH,
     NO_MESH_ANNOTATIONS,
@@ -29,11 +33,14 @@ from mlbench_cli.engines.kubernetes.pods import (
     serves_beside,
     toleration,
 )
-from mlbench_cli.engines.kubernetes.task_code import find_task, pack_code
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
+from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, pod_host
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
 from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
+
+if TYPE_CHECKING:
+    from mlbench_cli.agent.messages import MachinesPlan
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -51,18 +58,16 @@ DEADLINE_MARGIN = 120
 MAX_BOOKED_SECONDS = 7 * 86400  # maximum duration of DWS flex-start machines
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
-KEEPER_PORT = 29600
-KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run that may wait in a queue
-KEEPER_DISK = "10Gi"
-KEEPER_CPUS = "2"  # a quota of CPU limits wants one of each pod
-KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, because the kubelet evicts pods that fill it
-
-# The ranks of a catalog task run the code that the run brings and what the image has installed, whatever its working
-# directory and the home folder hold.
-INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+CODE_FILE = "code.tar.gz"  # in the ConfigMap
+CONFIG_BYTES = 1_000_000  # a ConfigMap has at most 1 MiB
+HEAD_PORT = 29600
+HEAD_SECONDS = 600  # for which a head keeps results at least
+HEAD_QUEUE_SECONDS = 7 * 86400  # that a head outlives a run that may wait in a queue
+HEAD_DISK = "10Gi"
+HEAD_CPUS = "2"  # a quota of CPU limits wants one of each pod
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "code", "service", "networkpolicy", "claim", "provisioning", "keeper")
+TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "head")
 SERVERS = "servers"  # their Job is made from the workers' template
 KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -76,7 +81,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?"
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Job, ConfigMaps, Service, NetworkPolicy, the Jobs of the keeper and of parameter servers.
+    """Job, ConfigMap, Service, NetworkPolicy, the Jobs of the head and of parameter servers.
 
     Raises UsageError for what a cluster would reject.
     """
@@ -92,15 +97,15 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     return tuple(_patch_pods(document, spec.kubernetes.pod_patch) for document in documents)
 
 
-# What of a patch also holds for the keeper, which has another container, and runs on another sort of machine.
+# What of a patch also holds for the head, which has another container, and runs on another sort of machine.
 OF_ALL_PODS = ("securityContext", "priorityClassName", "imagePullSecrets", "serviceAccountName")
 
 
 def _patch_pods(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with `patch` merged into its pods: those of workers and servers, and in part those of the keeper."""
+    """The document with `patch` merged into its pods: those of workers and servers, and in part those of the head."""
     if not patch or document["kind"] not in ("Job", "PodTemplate"):
         return document
-    if role_of(document) == KEEPER:
+    if role_of(document) == HEAD:
         spec = {key: value for key, value in patch.get("spec", {}).items() if key in OF_ALL_PODS}
         patch = {"metadata": patch.get("metadata", {}), "spec": spec}
     elif role_of(document) == SERVER:  # has a worker's patch, but none of its devices
@@ -153,8 +158,6 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
     options = spec.kubernetes
     # Kueue books machines itself, for the runs of its queues.
     optional = {
-        "code": _code(spec) is not None,
-        "keeper": has_keeper(spec),
         "networkpolicy": options.network_policy,
         "claim": choose_fabric(spec).claimed_cards > 0,
         "provisioning": options.provisioning_class is not None and options.queue is None,
@@ -172,14 +175,9 @@ def spec_of(job: Mapping[str, Any]) -> RunSpec:
     return RunSpec.from_dict(document)
 
 
-def has_keeper(spec: RunSpec) -> bool:
-    """Whether the run has a keeper, a pod that has its results after its workers have ended."""
-    return spec.kubernetes.keep_seconds > 0
-
-
-def keeper_name(run_name: str) -> str:
-    """The name of the pod that keeps a run's results after its workers have ended."""
-    return f"{run_name}-{KEEPER}"
+def head_name(run_name: str) -> str:
+    """The name of the Job of a run's head, which takes in what its pods write and keeps it after their end."""
+    return f"{run_name}-{HEAD}"
 
 
 def job_name(spec: RunSpec) -> str:
@@ -199,45 +197,42 @@ def queue_of(job: Mapping[str, Any]) -> str | None:
 
 
 def role_of(item: Mapping[str, Any]) -> str | None:
-    """What a Job is within its run: KEEPER or SERVER; None for the run's own Job, which owns the others."""
+    """What a Job is within its run: HEAD or SERVER; None for the run's own Job, which owns the others."""
     role: str | None = (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
     return role
 
 
-def _code(spec: RunSpec) -> bytes | None:
-    """The zip that the run brings; None if its command is no task of mlbench's own."""
-    task = find_task(spec.argv)
-    return None if task is None else pack_code(task)
-
-
-def is_code(document: Mapping[str, Any]) -> bool:
-    """Whether it holds the task's code, which is too long to be shown; its digest is in the Job."""
-    return "binaryData" in document
+def without_code(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document for people and archives: with the digest of the code that it brings, in place of the code."""
+    if CODE_FILE not in document.get("binaryData", {}):
+        return document
+    digest = hashlib.sha256(base64.b64decode(document["binaryData"][CODE_FILE])).hexdigest()
+    return {**document, "binaryData": {**document["binaryData"], CODE_FILE: f"sha256:{digest}"}}
 
 
 def file_name(document: Mapping[str, Any]) -> str:
     """File name of a document in the archive's manifests/."""
-    names = {KEEPER: KEEPER, SERVER: SERVERS}
+    names = {HEAD: HEAD, SERVER: SERVERS}
     return f"{names.get(role_of(document) or '', document['kind'].lower())}.yaml"
 
 
 def holders(spec: RunSpec) -> tuple[int, ...]:
-    """The workers that hold their results: of those that run the command."""
+    """The workers whose output is fetched: of those that run the command."""
     return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" and spec.run_on_all else (0,)
 
 
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
-    options, fabric, code = spec.kubernetes, choose_fabric(spec), _code(spec)
+    options, fabric = spec.kubernetes, choose_fabric(spec)
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
-    # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds its
-    # results. Each of them keeps its own deadline.
+    # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one tries to
+    # hand over its results. Each of them keeps its own deadline.
     length = math.ceil(spec.timeout) + HOLD_SECONDS + DEADLINE_MARGIN
     deadline = options.start_timeout + length
-    keep = max(0, options.keep_seconds)
+    keep = max(HEAD_SECONDS, options.keep_seconds)
     return {
         "name": spec.name,
         "job_name": job_name(spec),
@@ -289,21 +284,22 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "requests": resource_requests(spec),
         "limits": resource_limits(spec),
         "shm": options.shm,
-        "worker_script": (templates.FOLDER / "kubernetes" / "worker.sh").read_text("utf-8"),
-        "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
-        "code": None if code is None else base64.b64encode(code).decode(),
-        "code_name": f"{spec.name}-code",
-        "keeper_name": keeper_name(spec.name),
-        "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
-        "keeper_pod_labels": {**NO_MESH, **labels, ROLE_LABEL: KEEPER},
-        "keeper_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
-        "keeper_limits": {"cpu": KEEPER_CPUS, "memory": "512Mi", "ephemeral-storage": KEEPER_DISK},
-        "keeper_port": KEEPER_PORT,
-        "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
-        "keeper_tolerations": [toleration(text) for text in options.tolerations],
-        "keeper_bytes": int(quantity(KEEPER_DISK)) - KEEPER_SPARE_BYTES,
+        "start_script": (templates.FOLDER / "kubernetes" / "start.sh").read_text("utf-8"),
+        "code": _pack(pack_task_code(find_task(spec.argv))),
+        "code_digest": hashlib.sha256(base64.b64decode(_pack(pack_task_code(find_task(spec.argv))))).hexdigest(),
+        "plan": _pack(json.dumps(_plan(spec), sort_keys=True).encode()),
+        "work_dir": WORK_DIR,
+        "head_name": head_name(spec.name),
+        "head_labels": {**labels, ROLE_LABEL: HEAD},
+        "head_pod_labels": {**NO_MESH, **labels, ROLE_LABEL: HEAD},
+        "head_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
+        "head_limits": {"cpu": HEAD_CPUS, "memory": "512Mi", "ephemeral-storage": HEAD_DISK},
+        "head_port": HEAD_PORT,
+        "head_deadline_seconds": deadline + keep + (HEAD_QUEUE_SECONDS if options.queue else 0),
+        "head_tolerations": [*LOST_NODE, *(toleration(text) for text in options.tolerations)],
         "keep_seconds": keep,
-        "keep_storage": KEEPER_DISK,
+        "head_disk": HEAD_DISK,
+        "head_idle_seconds": deadline,
     }
 
 
@@ -369,6 +365,8 @@ def _check(spec: RunSpec) -> None:
     options = spec.kubernetes
     if not spec.image:
         raise UsageError("The run names no container image.", hint="Give one with --image.")
+    if len(_pack(pack_task_code(find_task(spec.argv)))) + len(_pack(json.dumps(_plan(spec)).encode())) > CONFIG_BYTES:
+        raise UsageError("The run's command and environment are too long for the ConfigMap of its pods.")
     if options.collect not in ("rank0", "all"):
         raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--set run.collect=rank0")
     foreign = [name for name in options.env if name in CODE_VARIABLES]
@@ -398,9 +396,9 @@ def _check(spec: RunSpec) -> None:
 def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -> dict[str, str]:
     """Defaults, then the user's variables, then the contract, which cannot be overridden.
 
-    worker.sh adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
+    The agent adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
     """
-    options, code = spec.kubernetes, _code(spec)
+    options = spec.kubernetes
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
@@ -412,29 +410,30 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         **fabric.environment,
         **_nominal_fabric(spec),
         **options.env,
-        **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
-        **contract_environment(spec, None, f"{job_name(spec)}-0.{spec.name}", str(_port(spec))),
-        # Read by worker.sh only.
+        **contract_environment(spec, None, pod_host(spec, 0), str(PORT)),
+        # Read by start.sh and the agent only.
         "MLBENCH_WORK_DIR": WORK_DIR,
-        "MLBENCH_WORKERS": str(spec.workers),
-        "MLBENCH_RUN_ON_ALL": "1" if spec.run_on_all else "0",
-        "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
-        "MLBENCH_HOLD": str(HOLD_SECONDS),
-        "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
-        **({"MLBENCH_CODE": hashlib.sha256(code).hexdigest()} if code is not None else {}),
-        **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
+        "MLBENCH_HEAD": f"{head_name(spec.name)}.{spec.name}:{HEAD_PORT}",
     }
+
+
+def _plan(spec: RunSpec) -> "MachinesPlan":
+    """What the agents of the pods do."""
+    contract = contract_environment(spec, AT_START, AT_START, AT_START)
+    lock = NO_PROMISE if spec.kubernetes.share_nodes else WHOLE_NODES
+    return make_pods_plan(spec, contract, lock=lock, collects=list(holders(spec)))
+
+
+@cache
+def _pack(data: bytes) -> str:
+    """Compressed, as text: the same bytes for the same data."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def _nominal_fabric(spec: RunSpec) -> dict[str, str]:
     """The fast network that each machine has, for the ranks' own report beside the one that NCCL chose."""
     name, gbits = spec.kubernetes.fabric.get("name"), spec.kubernetes.fabric.get("gbits")
     return {"MLBENCH_FABRIC": f"{gbits} {name}"} if name and gbits else {}
-
-
-def _port(spec: RunSpec) -> int:
-    """On the host's network two runs may meet on one node: there the port depends on the spec."""
-    return 20000 + int(spec.hash, 16) % 10000 if spec.kubernetes.uses_host_network else PORT
 
 
 def _literals(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,66 +1,68 @@
-"""One observation of a run on a cluster: Job, pods, events and nodes -> Observation."""
+"""One observation of a run on a cluster: Job, pods, events and nodes, and what the agents say -> Observation."""
 
-import json
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlbench_cli.engines.crashes import last_lines
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
-from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped, start_limit
-from mlbench_cli.engines.kubernetes.keeper import Keeper
-from mlbench_cli.engines.kubernetes.logs import (
-    MARKER,
-    last_lines,
-    log_gap,
-    position_file,
-    read_position,
-    without_stamps,
-)
-from mlbench_cli.engines.kubernetes.manifests import holders
+from mlbench_cli.engines.kubernetes.ending import decide_ending, is_stopped, start_limit
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
-    Summary,
     by_worker,
     first_failed,
+    has_ended,
     has_started,
     is_cut_off,
     is_on_silent_node,
-    last_words,
+    summarize,
     worker_state,
     worker_states,
 )
+from mlbench_cli.engines.local.diagnosis import read_last_lines
+from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, condition, object_path
-from mlbench_cli.kube.watch import GONE, list_pods
-from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.kube.pods import GONE, list_pods
+from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import read_end
 
 CONFIRM_SECONDS = 15.0  # that a problem must last before it counts as permanent
 # An autoscaler may need this long to say that it is there, and the pods of another run to free resources.
 CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
-PROBED = 16  # holding workers that one look asks for their last word
+QUICK_POLL = 2.0  # seconds between two looks at Job, pods and events while workers are not yet running
+SLOW_POLL = 10.0
+# Findings on a pod that say no more than its exit code, or that it was told to end.
+GENERAL = ("rank_crashed", "pod_deleted", "retryable", "usage", "bad_environment", "wrong_result", "command_not_found")
+# Findings on what was done to a worker from outside.
+OUTSIDE = (
+    *("evicted", "preempted", "spot_lost", "node_lost", "drained", "node_shut_down", "out_of_memory"),
+    *("container_lost", "device_admission"),
+)
 TAILS = 3  # failed workers whose last lines are looked at
 TAIL_LINES = 40
 
 
 class RunObserver:
-    """Observes one run repeatedly. `ranks[i]` is the first rank of worker i."""
+    """Observes one run repeatedly, as seldom as will do; `api` is asked."""
 
-    def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int], keeper: Keeper | None = None) -> None:
+    def __init__(self, api: Api, namespace: str, run: Run) -> None:
         self._api = api
-        self._keeper = keeper
         self._namespace = namespace
         self._run = run
-        self._ranks = ranks
+        self._pods: dict[int, Pod] = {}  # the last state of each worker's
+        self._had_ended: set[int] = set()
+        self._next_look = 0.0
         self._events: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
         self._denied: set[str] = set()
@@ -73,13 +75,45 @@ class RunObserver:
         self._failing_since: float | None = None
         self.job: dict[str, Any] | None = None
 
-    def refresh(self, pods: Mapping[int, Pod]) -> None:
-        """Read the Job, and events and nodes if they can be relevant."""
+    def close(self) -> None:
+        """Drop the connections."""
+        self._api.close()
+
+    @property
+    def pods(self) -> Mapping[int, Pod]:
+        """The workers' pods as they were last, by worker, also those that have been deleted since."""
+        return self._pods
+
+    def observe(self, snapshot: Snapshot) -> Observation:
+        """The run now: `snapshot` is what its agents say. Raises ApiError."""
+        # Known before the head was asked: what these pods had to say is in the snapshot.
+        self._had_ended = {unit for unit, pod in self._pods.items() if has_ended(pod)}
+        if time.monotonic() >= self._next_look:
+            self.refresh()
+        seen = self.observation(snapshot)
+        if seen.ended:
+            self.refresh()  # the cluster may know more of its end
+            seen = self.observation(snapshot)
+        return seen
+
+    def expire(self) -> None:
+        """Ask the cluster at the next observation, however recent the last answer is."""
+        self._next_look = 0.0
+
+    def refresh(self) -> None:
+        """Read Job and pods, and events and nodes if they can be relevant."""
+        found = by_worker(list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
+        self._pods = {**{worker: {**pod, GONE: True} for worker, pod in self._pods.items()}, **found}
+        pods = self._pods
         try:
             self.job = read_job(self._api, self._namespace, self._run.spec)
         except ObjectNotFound:
             self.job = None
             return
+        is_running = len(pods) == self._run.spec.unit_count and all(
+            pod.get("status", {}).get("phase") == "Running" for pod in pods.values()
+        )
+        self._next_look = time.monotonic() + (SLOW_POLL if is_running else QUICK_POLL)
         waiting = len(pods) < self._run.spec.unit_count or not all(has_started(pod) for pod in pods.values())
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
@@ -94,49 +128,13 @@ class RunObserver:
         self._topology |= find_topology(self._nodes)
         self._topology_asked = not waiting  # once for all when the last worker has a node
 
-    def pods(self) -> dict[int, Pod]:
-        """The pods as they are now, by worker."""
-        return by_worker(list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
-
-    def probe(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
-        """The last words of running workers that may hold their results, from their logs' last lines; of workers whose
-        pods are gone, from the keeper.
-        """
-        found = {}
-        running = [
-            worker
-            for worker in holders(self._run.spec)
-            if worker not in summaries and worker in pods and pods[worker].get("status", {}).get("phase") == "Running"
-        ]
-        for worker in running[:PROBED]:
-            summary = _parse_marker(self._tail(pods[worker], 1), worker)
-            if summary is not None:
-                found[worker] = summary
-        return found | self._kept_summaries(pods, summaries)
-
-    def _kept_summaries(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
-        gone = [
-            worker
-            for worker in range(self._run.spec.unit_count)
-            if worker not in summaries and (worker not in pods or pods[worker].get(GONE))
-        ]
-        if not gone or not self._keeper or not self.job or not (is_over(self.job) or is_stopped(self.job)):
-            return {}
-        try:
-            results = self._keeper.read(patience=0)
-        except ApiError:
-            return {}  # the next observation may succeed
-        kept = results.workers if results else {}
-        known = {worker: kept[worker].summary for worker in gone if worker in kept}
-        return {worker: summary for worker, summary in known.items() if "exit_code" in summary}
-
-    def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
-        """Derive an observation from the pods and last words now, and from the Job, events and nodes as last read.
+    def observation(self, snapshot: Snapshot) -> Observation:
+        """Derive an observation from what the agents say now, and from Job, pods, events and nodes as last read.
 
         Times are seconds since 1970 by the server's clock. Nothing is asked of the cluster.
         """
-        now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
-        summaries = last_words(pods, summaries)
+        now, spec, job, pods = time.time() + self._api.server_ahead, self._run.spec, self.job or {}, self._pods
+        summaries = {unit: said for unit, report in snapshot.nodes.items() if (said := summarize(report)) is not None}
         states = worker_states(spec.unit_count, pods, summaries, spec.run_on_all, self._state_of)
         first = first_failed(job, states, pods, summaries)
         if first is not None:
@@ -151,7 +149,7 @@ class RunObserver:
                 self._nodes,
                 now=now,
                 summaries=summaries,
-                logs=self._last_lines(states, first, pods),
+                logs=self._last_lines(states, first, snapshot),
                 states=states,
                 groups=self._groups or frozenset(),
             )
@@ -164,16 +162,64 @@ class RunObserver:
             found.append(deadline(Facts(job, pods, (), (), now, summaries)))
         elif word is None and found and (limit := start_limit(spec, job, states)) is not None:
             found[0] = _with_limit(found[0], limit, spec.kubernetes.start_timeout)
+        agents = self._observe_agents(snapshot)
+        ended = Ending(word) if word is not None else None
+        first_rank = None if first is None else spec.ranks_of(first)[0]
+        if agents is not None and not is_stopped(job):
+            ended = agents.ended or ended
+            if ended is Ending.LOST and any(finding.code in OUTSIDE for finding in found):
+                ended = Ending.FAILED  # it is known what became of the machine
+            if ended is not Ending.FAILED or agents.first_failed is not None:
+                first_rank = agents.first_failed
+            found = _join_findings(found, agents.findings)
         return Observation(
             time=time.time(),
-            workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
+            workers=tuple(self._ranks(states, agents)),
             findings=tuple(self._confirm_lasting(found, now)),
-            ended=None if word is None else Ending(word),
-            first_failed=None if first is None else self._ranks[first],
+            ended=ended,
+            first_failed=first_rank,
             topology={
                 state.node: place for state in states if state.node and (place := self._topology.get(state.node))
             },
+            seconds=agents.seconds if agents is not None and ended else None,
+            clocks=agents.clocks if agents is not None else (),
         )
+
+    def _observe_agents(self, snapshot: Snapshot) -> Observation | None:
+        """What the agents alone say; None before any has begun. A pod that has ended has no agent any more."""
+        if not snapshot.is_begun:
+            return None
+        ended = self._had_ended if snapshot.is_served else ()
+        nodes = {
+            unit: replace(report, alive=False) if unit in ended else report for unit, report in snapshot.nodes.items()
+        }
+        folder = RunFolder(self._run.folder)
+        return observe(
+            self._run.spec, (), replace(snapshot, nodes=nodes), lambda rank: read_last_lines(folder.log(rank))
+        )
+
+    def _ranks(self, states: Sequence[WorkerState], agents: Observation | None) -> Iterator[WorkerState]:
+        """The state of each rank: what its agent says of it, and what the pod says of both."""
+        for unit, state in enumerate(states):
+            for rank in self._run.spec.ranks_of(unit):
+                own = agents.workers[rank] if agents is not None else WorkerState(rank)
+                if own.phase in (Phase.PENDING, Phase.STARTING) and own.started is None:
+                    waits = own.phase == Phase.STARTING and state.phase == Phase.RUNNING
+                    seen = replace(state, phase=own.phase, reason=own.reason) if waits else state
+                    yield replace(seen, rank=rank)
+                    continue
+                is_over = Phase(own.phase).is_final
+                known = own if is_over or not Phase(state.phase).is_final else state
+                yield replace(
+                    own,
+                    phase=known.phase,
+                    reason=(state.reason or own.reason) if known.phase == Phase.LOST else own.reason or state.reason,
+                    exit_code=known.exit_code,
+                    finished=known.finished,
+                    node=state.node or own.node,
+                    restarts=own.restarts or state.restarts,
+                    image_digest=state.image_digest,
+                )
 
     def _confirm_lasting(self, found: Sequence[Finding], now: float) -> list[Finding]:
         """The findings, permanent only if they have lasted long enough."""
@@ -184,16 +230,19 @@ class RunObserver:
         needed = CONFIRM_UNSCHEDULABLE_SECONDS if finding.code == "unschedulable" else CONFIRM_SECONDS
         return now - self._since[finding.code] >= needed
 
-    def _last_lines(
-        self, states: Sequence[WorkerState], first: int | None, pods: Mapping[int, Pod]
-    ) -> Mapping[int, str]:
+    def _last_lines(self, states: Sequence[WorkerState], first: int | None, snapshot: Snapshot) -> Mapping[int, str]:
         """The ends of the logs of workers that failed, the first one's among them."""
         failed = [state.rank for state in states if state.phase == "failed"]
         chosen = [worker for worker in (first, *failed) if worker is not None][: TAILS + 1]
         for worker in dict.fromkeys(chosen):
             if not self._tails.get(worker):
-                path = self._run.folder / "logs" / f"rank-{self._ranks[worker]}.log"
-                self._tails[worker] = last_lines(path) or self._tail(pods.get(worker), TAIL_LINES)
+                state = snapshot.nodes.get(worker, NodeReport()).state
+                first_failed = None if state is None else state["first_failed"]
+                rank = self._run.spec.ranks_of(worker)[0] if first_failed is None else int(first_failed)
+                said = [facts["start_error"] for facts in (state or {}).get("ranks", ()) if facts["start_error"]]
+                text = read_end(RunFolder(self._run.folder).log(rank)).decode("utf-8", "replace")
+                lines = [*last_lines(text, TAIL_LINES), *said]
+                self._tails[worker] = "\n".join(lines) or self._tail(self._pods.get(worker), TAIL_LINES)
         return self._tails
 
     def _tail(self, pod: Pod | None, lines: int) -> str:
@@ -201,10 +250,10 @@ class RunObserver:
             return ""
         path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:
-            query = {"container": "main", "timestamps": True, "tailLines": lines, "limitBytes": 1 << 16}
+            query = {"container": "main", "tailLines": lines, "limitBytes": 1 << 16}
             answer = self._api.stream(path, read_seconds=10, **query)
             with answer:
-                return without_stamps(answer.read().decode("utf-8", "replace"))
+                return str(answer.read().decode("utf-8", "replace"))
         except (MlbenchError, OSError):
             return ""
         except Exception as error:
@@ -242,20 +291,6 @@ class RunObserver:
         return items
 
 
-def known_summaries(run: Run, ranks: Sequence[int]) -> dict[int, Summary]:
-    """The workers' last words, as far as their logs were copied into the run's folder."""
-    positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
-    return {worker: position.summary for worker, position in positions if position and position.summary}
-
-
-def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
-    """Known gaps in the logs in the run's folder."""
-    positions = {worker: read_position(position_file(run.folder, rank)) for worker, rank in enumerate(ranks)}
-    found = {worker: position for worker, position in positions.items() if position and position.gaps}
-    refusals = {worker: position.refusal for worker, position in found.items() if position.refusal}
-    return log_gap({worker: position.gaps for worker, position in found.items()}, ranks, refusals=refusals)
-
-
 def _with_limit(finding: Finding, limit: float, seconds: float) -> Finding:
     """The finding on what the workers wait for, with the end of the wait."""
     if finding.permanent:
@@ -264,14 +299,8 @@ def _with_limit(finding: Finding, limit: float, seconds: float) -> Finding:
     return replace(finding, summary=f"{finding.summary.rstrip('.')}. The run waits until {until} (--start-timeout).")
 
 
-def _parse_marker(text: str, worker: int) -> Summary | None:
-    """The last word of that worker in the end of its log."""
-    match = re.search(re.escape(MARKER.decode()) + ".*", text)
-    if match is None:
-        return None
-    try:
-        summary = json.loads(match[0].removeprefix(MARKER.decode()[:-1]))
-    except ValueError:
-        return None
-    ours = isinstance(summary, dict) and summary.get("worker") == worker and "exit_code" in summary
-    return summary if ours else None
+def _join_findings(pods: Sequence[Finding], agents: Sequence[Finding]) -> list[Finding]:
+    """What the cluster says of the pods, and the agents of their ranks: the more telling of two on one failure."""
+    special = [finding for finding in pods if finding.code not in GENERAL]
+    known = {finding.code for finding in special} | ({"rank_crashed", "node_lost"} if special else set())
+    return [*special, *(finding for finding in agents if finding.code not in known)] or list(pods)

@@ -10,13 +10,23 @@ from mlbench_cli.model.spec import RunSpec
 RUN_LABEL = "mlbench/run"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 ROLE_LABEL = "mlbench/role"
-WORKER, SERVER, KEEPER = "worker", "server", "keeper"
+WORKER, SERVER, HEAD = "worker", "server", "head"
 
 # A service mesh would route gloo's and NCCL's connections through its proxy, or reject them. Harmless elsewhere.
 NO_MESH = {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}  # labels: Istio, sidecar and ambient
 NO_MESH_ANNOTATIONS = {"linkerd.io/inject": "disabled"}
 HOST = "kubernetes.io/hostname"
 NODE_LOSS_SECONDS = 30
+# A lost node ends the run, or moves its head, after 30 s instead of five minutes.
+LOST_NODE: list[dict[str, Any]] = [
+    {
+        "key": f"node.kubernetes.io/{key}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": NODE_LOSS_SECONDS,
+    }
+    for key in ("not-ready", "unreachable")
+]
 # Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
 USER = 10001
 CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
@@ -89,14 +99,9 @@ def pod_security(spec: RunSpec) -> dict[str, object]:
 
 def list_tolerations(spec: RunSpec) -> list[dict[str, Any]]:
     """The taints that workers tolerate. Raises UsageError for one that is not of Kubernetes' form."""
-    # A lost node ends the run after 30 s instead of five minutes.
-    lost = [
-        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
-        for key, seconds in (("not-ready", NODE_LOSS_SECONDS), ("unreachable", NODE_LOSS_SECONDS))
-    ]
     resource = gpu_resource(spec)  # its name is the key of the taint by custom
     gpu = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
-    return [*lost, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
+    return [*LOST_NODE, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
 
 
 def toleration(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     queue_of,
     role_of,
 )
-from mlbench_cli.engines.kubernetes.pods import KEEPER, RUN_LABEL, SERVER
+from mlbench_cli.engines.kubernetes.pods import HEAD, RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
@@ -145,10 +145,10 @@ def _owner(job: Object, is_controller: bool) -> dict[str, Any]:
 
 def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
-    # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a keeper that it queued might
+    # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a head that it queued might
     # never start. The servers' Job is released by the queue, as the run's own.
-    is_keeper = role_of(document) == KEEPER
-    owners = [_owner(job, is_controller=is_keeper)]
+    is_head = role_of(document) == HEAD
+    owners = [_owner(job, is_controller=is_head)]
     metadata = {**document["metadata"], "ownerReferences": owners}
     document = {**document, "metadata": metadata}
     if role_of(document):
@@ -182,15 +182,15 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
             raise UsageError(f'The {kind} "{name}" of an earlier run still exists.', hint=f"mlbench delete {name}")
         api.delete(object_path(kind, namespace, name))
         time.sleep(LOOK_SECONDS)
-    if is_keeper and queue_of(job):
+    if is_head and queue_of(job):
         # Kueue suspends Jobs below one that it has not admitted, and again when that has ended (shouldSuspendChildJob
-        # of Kueue 0.17): the keeper would lose the results. From now on no Job controls it.
+        # of Kueue 0.17): the head would lose the results. From now on no Job controls it.
         free = {"ownerReferences": [_owner(job, is_controller=False)]}
         api.patch(object_path(kind, namespace, name), {"metadata": free, "spec": {"suspend": False}})
 
 
 def _with_token(job: Object, uid: str) -> Object:
-    """The Job of a keeper or of servers with the uid of the run's Job, by which pods prove that they belong to it."""
+    """The Job of a head or of servers with the uid of the run's Job, by which pods prove that they belong to it."""
     spec, template = job["spec"], job["spec"]["template"]
     metadata = template["metadata"]
     annotations = {**(metadata.get("annotations") or {}), TOKEN_ANNOTATION: uid}

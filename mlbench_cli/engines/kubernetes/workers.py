@@ -1,14 +1,14 @@
-"""Pods -> what each worker does. Pure functions on the objects that the API gives."""
+"""Pods -> what each worker does. Pure functions on the objects that the API gives, and on what agents say."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.kube.watch import GONE
-from mlbench_cli.model.run import WorkerState
+from mlbench_cli.kube.pods import GONE
+from mlbench_cli.model.run import Ending, WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 FIRST_UNIT_LABEL = "mlbench/first-unit"  # of parameter servers' pods: the unit that is index 0 of their Job
@@ -51,7 +51,7 @@ def worker_states(
     run_on_all: bool = True,
     state_of: Callable[[int, Pod], WorkerState] | None = None,
 ) -> tuple[WorkerState, ...]:
-    """The state of every worker. A summary, a worker's own last word, counts before its pod's status."""
+    """The state of every worker. A summary, what its agent said last, counts before its pod's status."""
     state_of = state_of or worker_state
     alone = (state_of(index, pods[index]) if index in pods else WorkerState(index) for index in range(workers))
     states = [_apply_summary(state, summaries.get(state.rank)) for state in alone]
@@ -80,10 +80,32 @@ def worker_state(index: int, pod: Pod) -> WorkerState:
     )
 
 
-def last_words(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
-    """The workers' summaries: those given, and those that their containers left as termination message."""
-    left = ((worker, _parse_termination_message(pod)) for worker, pod in pods.items() if worker not in summaries)
-    return {**{worker: summary for worker, summary in left if summary is not None}, **summaries}
+def summarize(report: NodeReport) -> Summary | None:
+    """What the agent of a pod says of its ranks' end; None before it, or if they never began.
+
+    `reason` is exited, terminated (because the run was being stopped) or deadline.
+    """
+    state = report.state
+    if state is None or not report.has_ended or state["ended"] == Ending.NEVER_STARTED:
+        return None
+    ranks = state["ranks"]
+    first = next((facts for facts in ranks if facts["rank"] == state["first_failed"]), None)
+    codes = [facts["exit_code"] for facts in ranks if facts["exit_code"] is not None]
+    code = first["exit_code"] if first is not None else max(codes, default=0)
+    reason = "exited"
+    if state["ended"] == Ending.DEADLINE:
+        reason = "deadline"
+    elif state["ended"] == Ending.CANCELLED or (first is None and any(facts["stopped"] for facts in ranks)):
+        reason = "terminated"
+    starts = [facts["started"] for facts in ranks if facts["started"] is not None]
+    ends = [facts["finished"] for facts in ranks if facts["finished"] is not None]
+    return {
+        "exit_code": code,
+        "reason": reason,
+        "started": min(starts, default=state["started"]),
+        "ended": max(ends, default=state["finished"]),
+        "memory_kills": int(any(facts["out_of_memory"] for facts in ranks)),
+    }
 
 
 def main_status(pod: Pod) -> Mapping[str, Any]:
@@ -150,6 +172,19 @@ def reason(pod: Pod) -> str | None:
     return None
 
 
+def why_gone(pods: Sequence[Pod]) -> str:
+    """How the head's last pod ended, or why there is none, as part of a sentence."""
+    if not pods:
+        return "its pod is gone"
+    pod = pods[-1]
+    if is_on_silent_node(pod):
+        return f"its node {pod.get('spec', {}).get('nodeName')} does not answer"
+    message = str(terminated_state(pod).get("message") or pod.get("status", {}).get("message") or "").strip()
+    if pod.get("status", {}).get("phase") == "Succeeded":
+        return message.rstrip(".") or "it had expired"
+    return f"{reason(pod) or pod.get('status', {}).get('phase') or 'unknown'}{': ' + message if message else ''}"
+
+
 def first_failed(
     job: Mapping[str, Any],
     states: Iterable[WorkerState],
@@ -206,17 +241,6 @@ def _image_digest(container: Mapping[str, Any]) -> str | None:
     """The digest in what the kubelet reports: NAME@sha256:... after a pull, sha256:... of an image loaded by hand."""
     digest = str(container.get("imageID") or "").rpartition("@")[2]
     return digest.removeprefix("docker://") or None
-
-
-def _parse_termination_message(pod: Pod) -> Summary | None:
-    message = terminated_state(pod).get("message")
-    if not message or not message.startswith("{"):
-        return None
-    try:
-        summary = json.loads(message)
-    except ValueError:
-        return None
-    return summary if isinstance(summary, dict) and isinstance(summary.get("exit_code"), int) else None
 
 
 def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> str:

@@ -1,49 +1,26 @@
-"""Shared code of the Slurm and hosts engines: following, logs, results, and runs of other clients.
-
-All that is known of a run is in one folder, RUN, on the machine of its head (Slurm: the shared folder; hosts: the first
-one, see agent/head.py) and in the run's own folder here: any client that reaches that machine may continue. Logs are
-copied by offset, so two clients write the same bytes.
-"""
+"""Shared code of the engines of Slurm clusters and hosts: code on machines, cancelling, deleting, runs of others."""
 
 import json
-import os
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
-from mlbench_cli.engines.base import (
-    Cursor,
-    Fetched,
-    FoundRun,
-    LogLine,
-    Submission,
-    UnreadableRun,
-    refuse_running,
-    refuse_unfetched,
-)
-from mlbench_cli.engines.fetch import FetchError
-from mlbench_cli.engines.follow import follow_log
-from mlbench_cli.engines.local.diagnosis import read_last_lines
-from mlbench_cli.engines.machines import results
+from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
+from mlbench_cli.engines.base import FoundRun, UnreadableRun, refuse_running, refuse_unfetched
+from mlbench_cli.engines.head import HeadEngine
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
-from mlbench_cli.engines.machines.placement import NodeShare
-from mlbench_cli.engines.machines.plan import pack_code
-from mlbench_cli.errors import MlbenchError, UnreachableError, UsageError
-from mlbench_cli.model.run import Ending, Finding, Observation, Run
-from mlbench_cli.model.silence import Silence
+from mlbench_cli.engines.observe import Snapshot
+from mlbench_cli.engines.plan import pack_code
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model.run import Ending, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import remove_folder, size_of, write_atomically
+from mlbench_cli.util.files import remove_folder, write_atomically
 
-POLL_SECONDS = 0.5
 CANCEL_SECONDS = 8.0  # time for agents to see a cancellation and stop their ranks
-BLOCK = 1 << 20
 MAX_PARALLEL = 32
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,181 +35,24 @@ class Orphan:
     processes: tuple[int, ...]
 
 
-class MachinesEngine(ABC):
+class MachinesEngine(HeadEngine):
     """Executes runs on machines that `details` describe."""
 
-    dies_with_client = False
-
     def __init__(self, details: MachineDetails) -> None:
+        super().__init__()
         self._base_details = details
-        self._lock = threading.RLock()
-        self._synced: dict[str, tuple[float, Snapshot]] = {}
 
     # --- what differs ---------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def render(self, spec: RunSpec) -> Submission: ...
-
-    @abstractmethod
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None: ...
-
-    @abstractmethod
-    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
-        """Workers and servers of each node of the run."""
-
-    @abstractmethod
-    def _head(self, run: Run) -> Channel:
-        """The channel to the machine that has the run's folder."""
 
     @abstractmethod
     def _channels(self, run: Run | None = None) -> Sequence[Channel]:
         """A channel to each machine that may have a folder of the run, or of any run; the first is its head's."""
 
     @abstractmethod
-    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        """The observation with facts that only this engine knows."""
-
-    @abstractmethod
     def _stop(self, run: Run) -> None:
         """Kill what a cancellation has not ended."""
 
-    # --- look -----------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def resume(self, run: Run) -> None:
-        """Resume a submission whose client died."""
-
-    def look(self, run: Run) -> Observation:
-        """Copy what is new, and translate it; a run that has ended is read from its folder only."""
-        if (observation := RunFolder(run.folder).read_observation()) is not None:
-            return observation
-        return self._observe(run, self._sync(run))
-
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """Yield an observation after each poll to the end. Raises UnreachableError after the limit of silence."""
-        silence = Silence(RemoteError)
-        last = None
-        while True:
-            if (kept := RunFolder(run.folder).read_observation()) is not None:
-                yield kept
-                return
-            begun = time.monotonic()
-            try:
-                observation = self._observe(run, self._sync(run))
-                silence.end()
-            except (UnreachableError, RemoteError) as error:
-                silence.bear(error, begun)
-                observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), lambda rank: []))
-            last = observation
-            yield observation
-            if observation.ended:
-                return
-            time.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
-
-    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
-        names = _process_names(run.spec, self._shares(run.spec))
-        observation = observe(run.spec, names, snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
-        return self._judge(run, snapshot, observation)
-
-    def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
-        """Ask the head once for all nodes, and copy new log lines. Raises UnreachableError if it does not answer."""
-        with self._lock:
-            known = self._synced.get(run.id)
-            if known is not None and time.monotonic() - known[0] < max_age:
-                return known[1]
-            RunFolder(run.folder).log(0).parent.mkdir(parents=True, exist_ok=True)
-            answer = self._copy_logs(run)
-            reports = {node: NodeReport(**answer["nodes"].get(str(node), {})) for node in self._nodes(run)}
-            snapshot = Snapshot(
-                time.time(),
-                reports,
-                bool(answer["exists"]),
-                bool(answer.get("cancel")),
-                bool(answer.get("served", True)),
-                answer.get("free_bytes"),
-            )
-            self._synced[run.id] = time.monotonic(), snapshot
-            return snapshot
-
-    def _nodes(self, run: Run) -> range:
-        return range(len(self._shares(run.spec)))
-
-    def _copy_logs(self, run: Run) -> Document:
-        """The head's answer, after all that it had of the logs has been copied."""
-        folder, shares, channel = RunFolder(run.folder), self._shares(run.spec), self._head(run)
-        while True:
-            offsets = {
-                str(node): {str(rank): size_of(folder.log(rank)) for rank in share.ranks(run.spec)}
-                for node, share in enumerate(shares)
-            }
-            answer, data = channel.exchange("sync", folder=self._run_place(run), nodes=offsets)
-            position = 0
-            for rank, offset, size in answer["pieces"]:
-                # By offset, so that two clients write the same.
-                with open(os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
-                    os.pwrite(file.fileno(), data[position : position + size], offset)
-                position += size
-            if position < answer.get("limit", 1):
-                return answer
-
-    # --- logs -----------------------------------------------------------------------------------------------------
-
-    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says."""
-        wait = (lambda: time.sleep(POLL_SECONDS)) if follow else None
-        return follow_log(run, rank, since, lambda: self._rank_ended(run, rank), wait)
-
-    def _rank_ended(self, run: Run, rank: int) -> bool:
-        if RunFolder(run.folder).read_observation() is not None:
-            return True
-        try:
-            snapshot = self._sync(run, max_age=POLL_SECONDS * 0.9)
-        except (UnreachableError, RemoteError):
-            return False
-        for report in snapshot.nodes.values():
-            for entry in (report.state or {}).get("ranks", ()):
-                if entry["rank"] == rank:
-                    return report.is_over
-        return self._observe(run, snapshot).ended is not None
-
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """Empty before the results are fetched; afterward, digests reveal gaps."""
-        return ()
-
     # --- end ------------------------------------------------------------------------------------------------------
-
-    def fetch(self, run: Run) -> Fetched:
-        """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
-        self._save_manifests(run)
-        snapshot = self._sync(run)
-        found = [self._fetch_node(run, node, report) for node, report in snapshot.nodes.items()]
-        results.merge_resources(run, len(snapshot.nodes))
-        findings = [*self._check_logs(run, snapshot), *_explain_losses(snapshot)]
-        self._save_placement(run, snapshot)
-        self._head(run).call("put", path=f"{self._run_place(run)}/fetched")
-        complete = all(part.complete for part in found)
-        return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
-
-    def _fetch_node(self, run: Run, node: int, report: NodeReport) -> Fetched:
-        """The output of one machine, unpacked into the run's folder."""
-        found = results.fetch_archive(self._head(run), f"{self._run_place(run)}/nodes/{node}", report, node, run)
-        if found is None:
-            return Fetched(0, 0, complete=report.state is None)
-        return Fetched(*found)
-
-    def _check_logs(self, run: Run, snapshot: Snapshot) -> list[Finding]:
-        wrong, findings = results.check_logs(run, snapshot.nodes.values())
-        for rank in wrong:
-            RunFolder(run.folder).log(rank).unlink(missing_ok=True)
-        if wrong:
-            snapshot = self._sync(run)
-            again, _ = results.check_logs(run, snapshot.nodes.values())
-            if again:
-                raise FetchError(
-                    f"The logs of ranks {again} of {run.name} differ from the digests of their machines.",
-                    hint=f"mlbench wait {run.name}   tries again",
-                )
-        return findings
 
     def _save_manifests(self, run: Run) -> None:
         folder = run.folder / "manifests"
@@ -242,18 +62,6 @@ class MachinesEngine(ABC):
                 write_atomically(folder / "job.sh", str(document["script"]).encode())
             else:
                 write_atomically(folder / "plan.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
-
-    def _save_placement(self, run: Run, snapshot: Snapshot) -> None:
-        """manifests/placement.json: machine, interface, CPUs and GPUs of each node, and those of each rank."""
-        keys = ("node_name", "host", "address", "interface", "master_address", "cpus", "gpus", "bound", "slurm")
-        nodes = [
-            {"node": number, "ranks": [entry["rank"] for entry in report.state["ranks"]]}
-            | {key: report.state.get(key) for key in keys}
-            for number, report in sorted(snapshot.nodes.items())
-            if report.state is not None
-        ]
-        document = {"schema_version": 1, "nodes": nodes}
-        write_atomically(run.folder / "manifests" / "placement.json", (json.dumps(document, indent=1) + "\n").encode())
 
     def kept_until(self, run: Run) -> float | None:
         """None: results stay on the machines until the run is deleted."""
@@ -407,19 +215,3 @@ def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
     if (error := next((answer for answer in answers if isinstance(answer, MlbenchError)), None)) is not None:
         raise error
     return [answer for answer in answers if not isinstance(answer, MlbenchError)]
-
-
-def _explain_losses(snapshot: Snapshot) -> list[Finding]:
-    """What is missing of machines that were lost before they had handed over."""
-    lost = [report for report in snapshot.nodes.values() if report.is_lost and report.results is None]
-    if not lost:
-        return []
-    names = ", ".join(str((report.state or {}).get("node_name") or "a machine") for report in lost[:20])
-    summary = f"{names} went away before its output had arrived: output and ends of logs are missing."
-    return [Finding("results_lost", summary, hint="mlbench gc hosts   ends leftover processes there.")]
-
-
-def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:
-    """Name of the node of each process, ranks first, as far as it is known before the run."""
-    names = {rank: share.name for share in shares for rank in share.ranks(spec)}
-    return [names[rank] for rank in range(spec.process_count)]

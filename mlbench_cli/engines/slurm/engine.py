@@ -10,8 +10,8 @@ from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError
 from mlbench_cli.engines.base import Fetched, Submission
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
-from mlbench_cli.engines.machines.observe import Snapshot
-from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
+from mlbench_cli.engines.observe import Snapshot
+from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.slurm import controller, diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
 from mlbench_cli.engines.slurm.script import CLEAN, job_comment, job_name, make_slurm_plan, render_script

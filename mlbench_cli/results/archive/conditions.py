@@ -1,7 +1,7 @@
 """The conditions of a run's measurements: whether it had its CPUs to itself, as far as known.
 
 Derived only from the spec, the provenance and the samples in resources.jsonl. Rows of kind "machine" are described in
-agent/load.py; on Kubernetes, templates/kubernetes/worker.sh writes them, one meter per worker. Labels:
+agent/load.py. Labels:
 
     crowded        more ranks, or CPUs for them, than usable cores; or more ranks than GPUs
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs

@@ -11,7 +11,6 @@ from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.bundles import is_bundle
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
@@ -73,8 +72,6 @@ def verify(path: Path) -> Verification:
             return _collect(_folder_problems(path))
         if not stat.S_ISREG(mode):
             return _refuse("not_an_archive", "it is neither a folder nor a file")
-        if is_bundle(path):
-            return _refuse("several", "it has the archives of several runs, and one is needed here: unzip it")
         with open(path, "rb") as file:
             return verify_zip(file, path)
     except FileNotFoundError as error:

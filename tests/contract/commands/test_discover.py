@@ -11,8 +11,9 @@ from mlbench_cli.model.run import Cluster, Run, RunState
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
 from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
-from tests.contract.engines.kubernetes.test_keeper import a_kept_run
+from tests.contract.local_runs import until
 from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
 
 
 @pytest.fixture
@@ -65,11 +66,15 @@ def test_a_run_of_another_machine_is_recorded_once_with_its_own_id(
     assert len(machine.store.runs()) == 1
 
 
-def test_the_other_machine_fetches_what_the_keeper_has(server: KubeApi, machine: Machine, tmp_path: Path) -> None:
-    a_kept_run(server, tmp_path)
-    machine.refresh()
-    assert "Kept:      on the cluster until 2033-05-18T03:33:20" in machine.run("status", "r-2")[0]
-    machine.run("wait", "r-2")
+def test_the_other_machine_fetches_what_the_head_has(server: KubeApi, machine: Machine, tmp_path: Path) -> None:
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, a_run(tmp_path / "run", argv=("sh", "-c", "printf 42 > $MLBENCH_OUTPUT_DIR/answer")))
+        until(lambda: job_of(server).get("status", {}).get("conditions"))
+        for worker in (0, 1):
+            server.remove("pods", f"r-2-{worker}-x")
+        machine.refresh()
+        until(lambda: "Kept:      on the cluster until 20" in machine.run("status", "r-2")[0])
+        machine.run("wait", "r-2")
     machine.run("download", "r-2", "-o", str(tmp_path / "z"))
     machine.run("verify", str(tmp_path / "z"))
     folder = machine.store.run("r-2").run.folder

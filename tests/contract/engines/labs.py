@@ -1,4 +1,4 @@
-"""A client of each engine that runs on this machine alone: processes, hosts behind a stand-in of ssh, and Slurm's.
+"""A client of each engine that runs on this machine alone: processes, hosts behind a stand-in of ssh, Slurm's, pods.
 
 Each host has a home folder of its own, so that its files are nowhere else.
 """
@@ -7,16 +7,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.hosts.engine import HostsEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.engine import SlurmEngine
+from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Run
 from tests.contract.local_runs import Lab, processes_below
 from tests.fakes import slurm
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
 
 HOSTS = ("m0", "m1", "m2")
 # OpenSSH hands the words behind the host to the login shell of the user there. The key of the host "stranger" is
@@ -47,6 +53,8 @@ class EngineLab(Lab):
         """Where the run's ranks write, on each machine."""
         if self.kind == "local":
             return [run.folder / "output"]
+        if self.kind == "kubernetes":
+            return [pod_folder(run.name, unit) / "nodes" for unit in range(run.spec.workers)]
         return [folder / "runs" / run.name / "nodes" for folder in self._folders]
 
     def processes(self, run: Run) -> list[int]:
@@ -56,14 +64,29 @@ class EngineLab(Lab):
     def agents(self, run: Run) -> list[int]:
         """The agents of the run, by node."""
         states = [run.folder / ".state/state.json"]
-        if self.kind != "local":  # the first machine has the states of all
-            states = sorted(self.places(run)[0].glob("*/.state/state.json"))
+        if self.kind != "local":  # the head has the states of all
+            place = pod_folder(f"{run.name}-head") / "nodes" if self.kind == "kubernetes" else self.places(run)[0]
+            states = sorted(place.glob("*/.state/state.json"))
         return [json.loads(path.read_text())["pid"] for path in states]
+
+
+def pod_folder(job: str, index: int = 0) -> Path:
+    """The folder of the run in a pod of this Job."""
+    return Path(os.environ["LAB_PODS"], f"{job}-{index}-x", "results", "run")
+
+
+@contextmanager
+def start_cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """A cluster of the doubles; the variables by which clients find it."""
+    with KubeApi() as server, Kubelet(server, folder):
+        yield {"LAB_CLUSTER": server.url, "LAB_PODS": str(folder)}
 
 
 def make_engine(kind: str, far: Path) -> Engine:
     if kind == "local":
         return LocalEngine()
+    if kind == "kubernetes":
+        return KubernetesEngine(Access(os.environ["LAB_CLUSTER"]))
     if kind == "slurm":
         partition = PartitionRecord(max_seconds=None, nodes=3, gpus_per_node=0, default=True)
         return SlurmEngine(

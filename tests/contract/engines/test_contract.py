@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from mlbench_cli.engines.base import Cursor
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
-from tests.contract.engines.labs import EngineLab, install_commands, start_client
+from tests.contract.engines.labs import EngineLab, install_commands, pod_folder, start_client, start_cluster
 from tests.contract.local_runs import SLEEP, python, shell, until
 
 NASTY = b"short\n" + b"x" * (1 << 20) + b"\n 50%\r100%\r\n\xff\xfe\x00 \xc3\n@mlbench {not an event\n\nno line end"
@@ -25,17 +26,19 @@ STUBBORN = shell(
 )
 
 
-@pytest.fixture(params=["local", "hosts", "slurm"])
+@pytest.fixture(params=["local", "hosts", "slurm", "kubernetes"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in install_commands(tmp_path / "commands").items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "home").mkdir()
-    return tmp_path / "home"
+def home(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    nothing: dict[str, str] = {}
+    with start_cluster(tmp_path / "pods") if kind == "kubernetes" else nullcontext(nothing) as cluster:
+        for name, value in {**install_commands(tmp_path / "commands"), **cluster}.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "home").mkdir()
+        yield tmp_path / "home"
 
 
 @pytest.fixture
@@ -235,10 +238,12 @@ def test_a_run_is_followed_to_an_archive_that_verifies(lab: EngineLab, script: s
 
 @pytest.fixture
 def small_disk(lab: EngineLab) -> Iterator[Path]:
-    """A disk of 8 MiB behind the folder of the runs."""
+    """A disk of 16 MiB behind the folder of the runs."""
     place = lab.store.folder / "runs" if lab.kind == "local" else lab.far
+    if lab.kind == "kubernetes":
+        place = pod_folder("run-0").parents[1]
     place.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here: it needs root")
     yield place

@@ -22,7 +22,6 @@ from mlbench_cli.kube import logins
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import execute
-from mlbench_cli.kube.watch import PodWatch
 from providers.attached import new_attached_cluster
 from tests.fakes.certificates import server_context, write_certificate
 from tests.fakes.kube_api import KubeApi
@@ -110,10 +109,6 @@ def test_a_plugin_may_give_a_client_certificate(world: World, tmp_path: Path) ->
         assert api.get(PODS)["items"] == []
         api.create(PODS, {"metadata": {"name": "p", "labels": {"a": "b"}}})
     assert execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
-    watch = PodWatch(access, "default", "a=b")
-    while not watch.pods():
-        watch.wait(watch.version, 1)
-    watch.close()
     assert set(world.server.subjects) == {"one"}
     assert world.runs == 1
 

@@ -68,7 +68,7 @@ def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: Kub
     (rank,) = json.loads((folder / "environment.json").read_text())["ranks"].values()
     assert rank["code_digest"] == run["provenance"]["code"]["digest"]
     assert run["spec"]["image"] == require_pin("images", "torch")
-    assert "MLBENCH_CODE" in (folder / "manifests" / "job.yaml").read_text()
+    assert "code.tar.gz: sha256:" in (folder / "manifests" / "configmap.yaml").read_text()
     assert not any(path.stat().st_size > 100_000 for path in (folder / "manifests").iterdir())
     assert world.left == []
 
@@ -78,7 +78,7 @@ def test_a_worker_runs_no_code_but_that_of_its_run(command: Any, world: World, n
 
     def tamper(kind: str, document: dict[str, Any]) -> dict[str, Any]:
         if "binaryData" in document:
-            document = {**document, "binaryData": {"code.zip": "UEsFBgAAAAAAAAAAAAAAAAAAAAAAAA=="}}
+            document = {**document, "binaryData": {**document["binaryData"], "code.tar.gz": "bm8gY29kZQ=="}}
         return put(kind, document)
 
     nodes.put = tamper  # type: ignore[method-assign]

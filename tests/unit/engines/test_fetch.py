@@ -2,12 +2,11 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 
 from mlbench_cli.engines.fetch import Digest, FetchError, download, read_fetched
-from mlbench_cli.engines.kubernetes.fetch import HeldArchive, parse_held_archive
 
 
 @pytest.mark.parametrize(
@@ -33,22 +32,6 @@ def test_what_was_fetched_before_is_read_from_its_marker(
 
 
 # --- folders of ranks, and what workers hold -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("summary", "held"),
-    [
-        ({"held": True, "archive": {"size": "7", "sha256": "ab"}}, HeldArchive(7, "ab")),
-        ({"held": False, "archive": {"size": 7, "sha256": "ab"}}, None),
-        ({"archive": {"size": 7, "sha256": "ab"}}, None),
-        ({"held": True, "archive": None}, None),
-        ({"held": True}, None),
-        ({}, None),
-        (None, None),
-    ],
-)
-def test_what_a_worker_holds_is_in_its_last_word(summary: dict[str, Any] | None, held: HeldArchive | None) -> None:
-    assert parse_held_archive(summary) == held
 
 
 def test_a_download_is_what_was_announced_or_refused(tmp_path: Path) -> None:

@@ -51,4 +51,4 @@ def test_without_the_library_the_next_command_is_named(tmp_path: Path) -> None:
         "except UsageError as error:\n    print(error.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "mlbench-cli[k8s]" in done.stdout
+    assert "[k8s]" in done.stdout

@@ -1,12 +1,10 @@
-"""Paths of objects as Kubernetes documents them, conditions, and lists of pods page by page."""
+"""Paths of objects as Kubernetes documents them, and conditions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
-from mlbench_cli.kube.watch import split_lines
 
 
 @pytest.mark.parametrize(
@@ -47,12 +45,3 @@ READY, FAILED = {"type": "Ready", "status": "True"}, {"type": "Failed", "status"
 def test_conditions(owner: dict[str, Any], kind: str, found: dict[str, str], value: bool) -> None:
     assert condition(owner, kind) == found
     assert is_true(condition(owner, kind)) is value
-
-
-@pytest.mark.parametrize(
-    ("chunks", "lines"),
-    [([b"a\nb", b"c\n", b"\nd"], [b"a", b"bc", b""]), ([b"a"], []), ([], []), ([b"\n\n"], [b"", b""])],
-)
-def test_a_stream_is_split_into_whole_lines(chunks: list[bytes], lines: list[bytes]) -> None:
-    stream: Iterator[bytes] = iter(chunks)
-    assert list(split_lines(stream)) == lines

@@ -12,7 +12,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
 from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of, last_words
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of
 from mlbench_cli.model.run import Finding, WorkerState
 
 LISTED = 100  # workers that evidence names at most
@@ -37,9 +37,7 @@ def diagnose(
     groups.
     """
     newest = by_worker(pods)
-    facts = Facts(
-        job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states, groups
-    )
+    facts = Facts(job or {}, newest, events, nodes, now, summaries or {}, logs or {}, states, groups)
     found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))

@@ -83,9 +83,8 @@ NEVER = {
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
-    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.QUICK_POLL", 0.0)
-    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.HEARTBEAT", 0.0)
-    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.TICK", 0.01)
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.observe.QUICK_POLL", 0.0)
+    monkeypatch.setattr("mlbench_cli.engines.head.POLL_SECONDS", 0.05)
     with Cluster() as server:
         yield server
 

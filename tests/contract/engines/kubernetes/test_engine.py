@@ -28,7 +28,7 @@ from tests.fakes.kube_api import Fault, KubeApi
 
 KINDS = ("jobs", "configmaps", "services", "networkpolicies", "jobs")
 JOB = ("jobs", "r-2")
-NAMES = ("r-2", "r-2", "r-2", "r-2", "r-2-keeper")
+NAMES = ("r-2", "r-2", "r-2", "r-2", "r-2-head")
 
 
 @pytest.fixture
@@ -85,19 +85,19 @@ def test_what_is_submitted_is_what_was_printed(server: KubeApi, tmp_path: Path) 
         if document is not documents[0]:
             (owner,) = stored["metadata"].pop("ownerReferences")
             # Kueue queues a Job by itself unless its controller is a Job of a queue (GetControllerOf).
-            assert (owner["kind"], owner["uid"], owner["controller"]) == ("Job", uid, name == "r-2-keeper")
+            assert (owner["kind"], owner["uid"], owner["controller"]) == ("Job", uid, name == "r-2-head")
         else:
             assert stored["spec"].pop("suspend") is False
             assert stored["metadata"]["annotations"].pop(ID_ANNOTATION) == run.id
             assert stored["metadata"]["annotations"].pop(CREATED_ANNOTATION) == run.created
             document = {**document, "spec": {key: value for key, value in document["spec"].items() if key != "suspend"}}
-        if name == "r-2-keeper":
+        if name == "r-2-head":
             assert stored["spec"]["template"]["metadata"]["annotations"].pop(TOKEN_ANNOTATION) == uid
         assert stored == document
     assert sorted(path.name for path in (tmp_path / "manifests").iterdir()) == [
         "configmap.yaml",
+        "head.yaml",
         "job.yaml",
-        "keeper.yaml",
         "networkpolicy.yaml",
         "service.yaml",
     ]
@@ -108,7 +108,7 @@ def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, s
     run = a_run(tmp_path)
     kinds = ["jobs", "configmaps", "services", "networkpolicies", "jobs"]
     requests = [*(f"POST .*{kind}" for kind in kinds), "PATCH .*jobs"]
-    if step == 4:  # the second POST of a Job is the keeper's
+    if step == 4:  # the second POST of a Job is the head's
         server.faults.append(Fault("POST .*jobs", times=1))
     server.faults.append(Fault(requests[step], times=1000, status=403))
     with pytest.raises(ApiError):
@@ -162,8 +162,8 @@ def test_objects_applied_by_hand_are_adopted(server: KubeApi, tmp_path: Path) ->
     assert job_of(server)["spec"]["suspend"] is False
     for key in list(zip(KINDS, NAMES, strict=True))[1:]:
         assert server.objects[key]["metadata"]["ownerReferences"][0]["uid"] == uid
-    # Applied by hand, the keeper did not know the run's token.
-    template = server.objects["jobs", "r-2-keeper"]["spec"]["template"]
+    # Applied by hand, the head did not know the run's token.
+    template = server.objects["jobs", "r-2-head"]["spec"]["template"]
     assert template["metadata"]["annotations"][TOKEN_ANNOTATION] == uid
 
 
@@ -299,28 +299,28 @@ def test_a_queue_releases_and_ends_the_servers_job_itself(server: KubeApi, tmp_p
     assert server.objects["jobs", "r-2-servers"]["spec"]["activeDeadlineSeconds"] == 1
 
 
-def assert_is_free_of_kueue(keeper: dict[str, Any], owner: str, uid: str) -> None:
+def assert_is_free_of_kueue(head: dict[str, Any], owner: str, uid: str) -> None:
     """Kueue 0.17 suspends Jobs that a Job of a queue controls before it has admitted that one and when that has ended
     (pkg/controller/jobframework/reconciler.go, shouldSuspendChildJob), so that their pods are deleted."""
-    owners = [(item["kind"], item["uid"], item["controller"]) for item in keeper["metadata"]["ownerReferences"]]
+    owners = [(item["kind"], item["uid"], item["controller"]) for item in head["metadata"]["ownerReferences"]]
     assert owners == [(owner, uid, False)]
-    assert keeper["spec"].get("suspend") is False
+    assert head["spec"].get("suspend") is False
 
 
 @pytest.mark.parametrize("death", [False, True])
-def test_the_keeper_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_path: Path, death: bool) -> None:
-    """Also if the client dies before it has set the keeper free, and Kueue suspends it."""
+def test_the_head_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_path: Path, death: bool) -> None:
+    """Also if the client dies before it has set the head free, and Kueue suspends it."""
     run = a_served_run(tmp_path, queue="batch")
     if death:
-        server.faults.append(Fault("PATCH .*jobs/r-2-keeper", times=1000, status=403))
+        server.faults.append(Fault("PATCH .*jobs/r-2-head", times=1000, status=403))
         with pytest.raises(ApiError):
             submit(server, run)
         server.faults.clear()
-        keeper = server.objects["jobs", "r-2-keeper"]
-        assert [item["controller"] for item in keeper["metadata"]["ownerReferences"]] == [True]
-        keeper["spec"]["suspend"] = True
+        head = server.objects["jobs", "r-2-head"]
+        assert [item["controller"] for item in head["metadata"]["ownerReferences"]] == [True]
+        head["spec"]["suspend"] = True
     submit(server, run)
-    assert_is_free_of_kueue(server.objects["jobs", "r-2-keeper"], "Job", job_of(server)["metadata"]["uid"])
+    assert_is_free_of_kueue(server.objects["jobs", "r-2-head"], "Job", job_of(server)["metadata"]["uid"])
 
 
 def test_machines_are_booked_before_the_workers_are_released(server: KubeApi, tmp_path: Path) -> None:
@@ -334,21 +334,6 @@ def test_machines_are_booked_before_the_workers_are_released(server: KubeApi, tm
     assert "provisioningrequests" in created[0]
     assert job_of(server)["spec"]["suspend"] is False
     assert (tmp_path / "manifests" / "provisioningrequest.yaml").is_file()
-
-
-def test_a_worker_that_holds_its_results_has_ended(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    submit(server, run)
-    running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}
-    put_pod(server, 0, **running)
-    put_pod(server, 1, **terminated_pod(0))
-    server.write("r-2-0-x", b'@mlbench-worker {"worker":0,"began":1.5}')
-    assert look(server, run).ended is None
-    server.write("r-2-0-x", b"at work")
-    assert look(server, run).ended is None
-    server.write("r-2-0-x", b'end@mlbench-worker {"worker":0,"exit_code":0,"reason":"exited","held":true}')
-    seen = look(server, run)
-    assert (seen.ended, [worker.phase for worker in seen.workers]) == ("exited", ["succeeded", "succeeded"])
 
 
 def test_what_was_seen_of_the_end_outlives_the_objects(server: KubeApi, tmp_path: Path) -> None:
@@ -438,21 +423,6 @@ def test_forced_delete_leaves_nothing_of_the_run_and_all_else(server: KubeApi, t
 def test_a_rank_that_is_not_there(server: KubeApi, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="only 0 to 1"):
         list(KubernetesEngine(server.access).logs(a_run(tmp_path), 2))
-
-
-def test_processes_of_one_worker_share_a_log(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path, processes_per_worker=2)
-    submit(server, run)
-    for index in (0, 1):
-        put_pod(server, index, **terminated_pod(0))
-        server.write(f"r-2-{index}-x", f"worker {index}".encode())
-    engine = KubernetesEngine(server.access)
-    assert [[line.text for line in engine.logs(run, rank)] for rank in range(4)] == [
-        [b"worker 0\n"],
-        [],
-        [b"worker 1\n"],
-        [],
-    ]
 
 
 def test_a_run_ends_when_its_parameter_servers_have_ended_too(server: KubeApi, tmp_path: Path) -> None:

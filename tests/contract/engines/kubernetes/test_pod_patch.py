@@ -63,15 +63,15 @@ def test_a_patch_is_merged_into_the_pods(tmp_path: Path) -> None:
     assert main["securityContext"]["readOnlyRootFilesystem"] is False
     assert main["securityContext"]["allowPrivilegeEscalation"] is False
     assert main["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    assert main["command"] == ["sh", "/mlbench/worker.sh"]
+    assert main["command"] == ["sh", "/mlbench/start.sh", "node"]
     assert {"/scratch", "/results"} <= {item["mountPath"] for item in main["volumeMounts"]}
     assert sidecar["name"] == "sidecar"
     assert {"scratch", "results"} <= {item["name"] for item in pod["volumes"]}
-    keeper = jobs["r-2-keeper"]["spec"]["template"]
-    assert keeper["metadata"]["labels"]["team"] == "research"
-    assert keeper["spec"]["priorityClassName"] == "high"
-    assert "runAsUser" not in keeper["spec"]["securityContext"]
-    assert [item["name"] for item in keeper["spec"]["containers"]] == ["main"]
+    head = jobs["r-2-head"]["spec"]["template"]
+    assert head["metadata"]["labels"]["team"] == "research"
+    assert head["spec"]["priorityClassName"] == "high"
+    assert "runAsUser" not in head["spec"]["securityContext"]
+    assert [item["name"] for item in head["spec"]["containers"]] == ["main"]
     assert RunSpec.from_dict(spec.to_dict()) == spec
     assert spec.hash != a_run(tmp_path).spec.hash
 
@@ -85,12 +85,10 @@ def test_servers_get_the_patch_without_the_devices(tmp_path: Path) -> None:
 
 
 def test_a_patch_puts_pods_on_the_network_of_their_nodes(tmp_path: Path) -> None:
-    """There, two runs may meet on one node, so each has a port of its own, and the keeper lets nodes in."""
+    """Then they come from the nodes' addresses, and the head lets them in."""
     spec = patched(tmp_path, "spec: {hostNetwork: true, dnsPolicy: ClusterFirstWithHostNet}")
     job, *others = manifests(spec, "d")
     assert job["spec"]["template"]["spec"]["hostNetwork"] is True
-    environment = {item["name"]: item.get("value") for item in job["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert environment["MASTER_PORT"] != "29500"
     (policy,) = [item for item in others if item["kind"] == "NetworkPolicy"]
     assert {"ports": [{"protocol": "TCP", "port": 29600}]} in policy["spec"]["ingress"]
 

@@ -10,7 +10,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import ending
 from mlbench_cli.engines.kubernetes.pods import anti_affinity
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, terminated_state, worker_states
 from mlbench_cli.model.run import Finding
 from mlbench_cli.model.spec import KubernetesOptions
 from tests.unit.engines.kubernetes.test_manifests import a_spec
@@ -23,7 +23,15 @@ LONG_AGO = "2027-01-15T07:50:00Z"
 
 def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
     facts = json.loads((RECORDED / f"{name}.json").read_text())
-    return facts, diagnose(facts["job"], facts["pods"], facts["events"], facts["nodes"], now=facts["now"])
+    facts["summaries"] = {}  # what the workers said of their ends when this was recorded
+    for worker, pod in by_worker(facts["pods"]).items():
+        message = terminated_state(pod).get("message") or ""
+        if message.startswith("{"):
+            facts["summaries"][worker] = json.loads(message)
+    found = diagnose(
+        *(facts[name] for name in ("job", "pods", "events", "nodes")), now=facts["now"], summaries=facts["summaries"]
+    )
+    return facts, found
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def _rows() -> list[Any]:
 def test_the_worker_that_was_hit_is_the_first_failed(name: str) -> None:
     facts, _ = load_recording(name)
     pods = by_worker(facts["pods"])
-    words = last_words(pods, {})
+    words = facts["summaries"]
     assert first_failed(facts["job"], worker_states(2, pods, words), pods, words) == 1
 
 

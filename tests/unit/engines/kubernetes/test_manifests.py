@@ -1,7 +1,12 @@
 """The objects of a run: byte-stable, valid, allowed where Pod Security is restricted, and refused early if wrong."""
 
+import base64
 import dataclasses
+import gzip
+import hashlib
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +74,11 @@ FULL = a_spec(
 def render_text(spec: RunSpec) -> str:
     """As `--dry-run` prints it, but for the scripts, which have tests of their own."""
     documents = KubernetesEngine(Access("https://nowhere.invalid", "default")).render(spec).documents
-    scripts = documents[1]["data"]
+    scripts, packed = documents[1]["data"], documents[1]["binaryData"]
     assert scripts == {name: (templates.FOLDER / "kubernetes" / name).read_text() for name in scripts}
-    return templates.dump([documents[0], {**documents[1], "data": dict.fromkeys(scripts, "...")}, *documents[2:]])
+    config = {**documents[1], "data": dict.fromkeys(scripts, "..."), "binaryData": dict.fromkeys(packed, "...")}
+    digest = hashlib.sha256(base64.b64decode(packed["code.tar.gz"])).hexdigest()
+    return templates.dump([documents[0], config, *documents[2:]]).replace(digest, "...")
 
 
 def pod_of(spec: RunSpec) -> Object:
@@ -117,14 +124,14 @@ def test_restricted_pod_security_holds() -> None:
     assert "ports" not in container
 
 
-def keeper_of(spec: RunSpec) -> Object:
+def head_of(spec: RunSpec) -> Object:
     return manifests(spec, "default")[4]
 
 
-def test_the_keeper_is_a_small_pod_with_the_workers_image_that_has_no_rights() -> None:
-    keeper = keeper_of(FULL)
-    assert keeper["metadata"]["name"] == "demo-2-keeper"
-    pod = keeper["spec"]["template"]["spec"]
+def test_the_head_is_a_small_pod_with_the_workers_image_that_has_no_rights() -> None:
+    head = head_of(FULL)
+    assert head["metadata"]["name"] == "demo-2-head"
+    pod = head["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == "example.com/image:1"
     assert container["resources"] == {
@@ -135,24 +142,29 @@ def test_the_keeper_is_a_small_pod_with_the_workers_image_that_has_no_rights() -
     assert container["securityContext"] == pod_of(a_spec())["containers"][0]["securityContext"]
     assert pod["automountServiceAccountToken"] is False
     assert not {"hostNetwork", "nodeSelector"} & set(pod)
-    assert {item["effect"] for item in pod["tolerations"] if "effect" in item} == {"NoSchedule"}
+    assert {item["effect"] for item in pod["tolerations"] if "effect" in item} == {"NoSchedule", "NoExecute"}
 
 
-def test_the_keepers_time_is_limited_by_the_cluster() -> None:
+def test_the_heads_time_is_limited_by_the_cluster() -> None:
     spec = a_spec(timeout=600.0, kubernetes=KubernetesOptions(keep_seconds=1000))
-    job, keeper = manifests(spec, "default")[0]["spec"], keeper_of(spec)["spec"]
-    assert keeper["activeDeadlineSeconds"] == job["activeDeadlineSeconds"] + 1000
+    job, head = manifests(spec, "default")[0]["spec"], head_of(spec)["spec"]
+    assert head["activeDeadlineSeconds"] == job["activeDeadlineSeconds"] + 1000
     assert job["ttlSecondsAfterFinished"] > 1000
     week = KubernetesOptions(keep_seconds=8 * 86400)
     assert manifests(a_spec(kubernetes=week), "default")[0]["spec"]["ttlSecondsAfterFinished"] > 8 * 86400
 
 
-def test_a_run_without_a_keeper_has_no_trace_of_one() -> None:
-    documents = manifests(a_spec(kubernetes=KubernetesOptions(keep_seconds=0)), "default")
-    assert len(documents) == 4
-    assert list(documents[1]["data"]) == ["worker.sh"]
-    (container,) = documents[0]["spec"]["template"]["spec"]["containers"]
-    assert not [item for item in container["env"] if "KEEPER" in item["name"]]
+def test_the_pods_get_the_code_and_the_plan_of_their_agents() -> None:
+    config = manifests(a_served_spec(), "default")[1]
+    assert list(config["data"]) == ["start.sh"]
+    plan = json.loads(gzip.decompress(base64.b64decode(config["binaryData"]["plan.json.gz"])))
+    assert [node["name"] for node in plan["nodes"]] == [
+        *("demo-2-0.demo-2", "demo-2-1.demo-2"),
+        *("demo-2-servers-0.demo-2", "demo-2-servers-1.demo-2"),
+    ]
+    assert [[rank["rank"] for rank in node["ranks"]] for node in plan["nodes"]] == [[0, 1], [2, 3], [4], [5]]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(config["binaryData"]["code.tar.gz"]))) as code:
+        assert {"mlbench_cli/agent/pod.py", "task_images/contract.py"} <= set(code.getnames())
 
 
 def test_workers_keep_off_nodes_that_they_would_share() -> None:
@@ -297,7 +309,6 @@ def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers
     of_workers, of_servers = (variables_of(container) for container in containers_of(spec))
     assert of_servers.pop("MLBENCH_FIRST_UNIT") == "2"
     assert of_servers == of_workers
-    assert of_workers["MLBENCH_WORKERS"] == "2"
     assert (of_workers["WORLD_SIZE"], of_workers["MLBENCH_SERVERS"]) == ("4", "2")
     assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)
     needs("kubernetes.client").V1Job.model_validate(servers)
@@ -330,16 +341,16 @@ def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
     assert "initContainers" in manifests(spec, "default")[0]["spec"]["template"]["spec"]
     servers = manifests(spec, "default")[-1]["spec"]["template"]["spec"]
     assert "initContainers" not in servers
-    assert {volume["name"] for volume in servers["volumes"]} == {"worker", "results", "tmp", "shm"}
+    assert {volume["name"] for volume in servers["volumes"]} == {"code", "results", "tmp", "shm"}
     assert variables_of(servers["containers"][0])["OMP_NUM_THREADS"] == "7"  # what the user says goes first
 
 
 def test_parameter_servers_prove_by_their_jobs_annotation_that_they_are_of_the_run() -> None:
-    """The keeper asks for the uid of the run's Job; the label that workers have it from names the servers' own Job."""
+    """The head asks for the uid of the run's Job; the label that workers have it from names the servers' own Job."""
     for container, path in zip(
         containers_of(a_served_spec()), ("labels['batch.kubern", "annotations['mlbench/run-uid']"), strict=True
     ):
-        (token,) = (item for item in container["env"] if item["name"] == "MLBENCH_KEEPER_TOKEN")
+        (token,) = (item for item in container["env"] if item["name"] == "MLBENCH_HEAD_TOKEN")
         assert path in token["valueFrom"]["fieldRef"]["fieldPath"]
 
 

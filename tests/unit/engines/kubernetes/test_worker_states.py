@@ -12,14 +12,13 @@ from mlbench_cli.engines.kubernetes.workers import (
     has_started,
     is_cut_off,
     is_on_silent_node,
-    last_words,
     memory_limit,
     reason,
     seconds,
     was_stopped,
     worker_state,
 )
-from mlbench_cli.kube.watch import GONE
+from mlbench_cli.kube.pods import GONE
 from mlbench_cli.model.run import WorkerState
 
 START, END = "2027-01-15T08:00:00Z", "2027-01-15T08:00:50.5Z"
@@ -120,24 +119,6 @@ def test_the_digest_of_an_image_is_read_in_all_forms_of_the_kubelet(image: str |
 )
 def test_the_reason_is_the_most_telling_word(pod: dict[str, Any], word: str | None) -> None:
     assert reason(pod) == word
-
-
-@pytest.mark.parametrize(
-    ("message", "summary"),
-    [
-        ('{"exit_code": 3, "reason": "exited"}', {"exit_code": 3, "reason": "exited"}),
-        ('{"exit_code": "3"}', None),
-        ('{"reason": "exited"}', None),
-        ('{"exit_code": 3', None),
-        ("[3]", None),
-        ("killed", None),
-        (None, None),
-    ],
-)
-def test_a_last_word_is_read_from_the_termination_message(message: str | None, summary: dict[str, Any] | None) -> None:
-    pods = {0: a_pod(ended(3, message=message)), 1: a_pod(ended(4, message='{"exit_code": 4}'))}
-    known = {1: {"exit_code": 9}}
-    assert last_words(pods, known) == {**known, **({0: summary} if summary else {})}
 
 
 # --- whether it has started or ended ---------------------------------------------------------------------------------

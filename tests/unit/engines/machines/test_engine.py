@@ -7,8 +7,8 @@ import pytest
 
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.engine import run_in_parallel
-from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
-from mlbench_cli.engines.machines.plan import make_plan
+from mlbench_cli.engines.placement import NodeShare, share_nodes
+from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.spec import RunSpec
 

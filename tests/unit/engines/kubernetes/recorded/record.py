@@ -20,7 +20,7 @@ from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, main_status
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, RequestRejected
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
-from mlbench_cli.kube.watch import PodWatch
+from mlbench_cli.kube.pods import GONE, list_pods
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 NAMESPACE = "recording"
@@ -61,24 +61,30 @@ class Recorder:
         if change is not None:
             change(documents[0]["spec"]["template"]["spec"])
         submit(self.api, documents)
-        watch = PodWatch(self.access, NAMESPACE, f"{RUN_LABEL}={run.name}", period=5)
+        seen: dict[str, Object] = {}
         try:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                watch.wait(watch.version, 0.5)
+                time.sleep(0.5)
+                now = {pod["metadata"]["name"]: pod for pod in self._list(run.name)}
+                seen = {**{name: {**pod, GONE: True} for name, pod in seen.items()}, **now}
+                pods = list(seen.values())
                 job = self.api.get(object_path("Job", NAMESPACE, run.name))
-                if meanwhile is not None and len(watch.pods()) == 2 and all(map(runs, watch.pods())):
-                    meanwhile(watch.pods())
+                if meanwhile is not None and len(pods) == 2 and all(map(runs, pods)):
+                    meanwhile(pods)
                     meanwhile = None
-                if until(job, watch.pods()):
+                if until(job, pods):
                     break
             else:
-                raise SystemExit(f"{name}: not within {seconds:.0f} s: {json.dumps(watch.pods(), indent=1)}")
+                raise SystemExit(f"{name}: not within {seconds:.0f} s: {json.dumps(pods, indent=1)}")
             time.sleep(settle)
-            self._write(name, self.api.get(object_path("Job", NAMESPACE, run.name)), watch.pods())
+            self._write(name, self.api.get(object_path("Job", NAMESPACE, run.name)), pods)
         finally:
-            watch.close()
             _remove(self.api, NAMESPACE, run)
+
+    def _list(self, run: str) -> Pods:
+        pods = list_pods(self.api, NAMESPACE, f"{RUN_LABEL}={run}")
+        return [pod for pod in pods if INDEX_LABEL in pod["metadata"]["labels"]]
 
     def _write(self, name: str, job: dict[str, Any], pods: Pods) -> None:
         uids = {pod["metadata"]["uid"] for pod in pods} | {job["metadata"]["uid"]}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.machines.placement import share_hosts, share_nodes
+from mlbench_cli.engines.placement import share_hosts, share_nodes
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec(

@@ -2,7 +2,6 @@
 
 import atexit
 import shutil
-import struct
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from mlbench_cli.errors import DamagedArchive, UsageError
 
 PIECE = 1 << 20
-_HEADER = struct.Struct("<4s5H3L2H")  # of an entry; the last but one is the length of its name
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of packing: the same archives give the same file
 _unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
 
@@ -32,14 +30,13 @@ def write_bundle(archives: Sequence[Path], target: Path) -> None:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a file holds archives of several runs: its first entry is the zip of one, which no archive has there."""
+    """Whether a file holds archives of several runs."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-            name = file.read(_HEADER.unpack(header)[-2]) if len(header) == _HEADER.size else b""
-    except OSError:
+        with zipfile.ZipFile(path) as bundle:
+            names = bundle.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return False
-    return header.startswith(b"PK\x03\x04") and b"/" not in name and name.endswith(b".zip")
+    return bool(names) and all(name.endswith(".zip") for name in names)
 
 
 def unpack_bundle(path: Path) -> list[Path]:
@@ -47,11 +44,7 @@ def unpack_bundle(path: Path) -> list[Path]:
     folder = Path(tempfile.mkdtemp(prefix="mlbench-bundle-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = []
-    try:
-        bundle = zipfile.ZipFile(path)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise DamagedArchive(path, "", f"it cannot be read: {error}") from None
-    with bundle:
+    with zipfile.ZipFile(path) as bundle:
         room = path.stat().st_size
         for entry in bundle.infolist():
             target = folder / entry.filename

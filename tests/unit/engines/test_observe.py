@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.messages import pending_facts
-from mlbench_cli.engines.machines.observe import STALE_SECONDS, Facts, NodeReport, Snapshot, observe
+from mlbench_cli.engines.observe import STALE_SECONDS, Facts, NodeReport, Snapshot, observe
 from mlbench_cli.model.run import Ending, Observation, Phase
 from mlbench_cli.model.spec import RunSpec
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.engines import outputs
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.fetch import ATTEMPTS, FetchError
-from mlbench_cli.engines.machines import results
-from mlbench_cli.engines.machines.observe import NodeReport
-from mlbench_cli.engines.machines.results import check_logs, download, fetch_archive, merge_resources
+from mlbench_cli.engines.observe import NodeReport
+from mlbench_cli.engines.outputs import check_logs, download, fetch_archive, merge_resources
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.run_folder import FAULTS
 from tests.unit.results.runs import new_run
@@ -79,7 +79,7 @@ def fetch(run: Run, machine: Machine, node: int = 0) -> tuple[int, int] | None:
 def test_a_file_comes_in_pieces_and_a_broken_transfer_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "PIECE", 4)
+    monkeypatch.setattr(outputs, "PIECE", 4)
     machine, part = Machine(b"0123456789"), tmp_path / "part"
     part.write_bytes(b"012")
     machine.download(part)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.engines.machines.observe import NodeReport
+from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import size_of, write_atomically

@@ -2,7 +2,8 @@
 
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +12,16 @@ import mlbench_cli
 from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.placement import NodeShare
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.engines.placement import NodeShare
+from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
+from task_images.harness.environment import read_task_code
 
 if TYPE_CHECKING:
     from mlbench_cli.agent.messages import MachinesPlan
 
 MEETING_SECONDS = 300.0
+MACHINES_HOLD_SECONDS = 24 * 3600.0
+PODS_GRACE_SECONDS = 10.0  # of the 60 that Kubernetes gives a container to end; the rest is for handing over
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Files of mlbench that the machines need besides the tasks.
@@ -26,6 +30,12 @@ _MODULES = (
     *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
 )
 _FOLDERS = ("task_images", "mlbench_cli/agent")
+# What the agent alone needs.
+_AGENT = (
+    *("mlbench_cli/agent", "task_images/__init__.py", "task_images/contract.py"),
+    *("task_images/harness/__init__.py", "task_images/harness/cores.py"),
+)
+PREPARE = "task_images.harness.prepare"  # prepares the data of the task that its first argument names
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"
@@ -65,12 +75,51 @@ def make_plan(
         "meeting_seconds": MEETING_SECONDS,
         "grace": grace,
         "lock": lock,
+        "hold_seconds": MACHINES_HOLD_SECONDS,
+        "echo": False,
+        "stays": False,
+        "collects": None,
     }
+
+
+def pod_host(spec: RunSpec, unit: int) -> str:
+    """The name of a worker's or a parameter server's pod, by the run's headless service."""
+    pod = f"{spec.name}-{unit}" if unit < spec.workers else f"{spec.name}-servers-{unit - spec.workers}"
+    return f"{pod}.{spec.name}"
 
 
 def start_command(python: str, code_folder: str, module: str) -> list[str]:
     """How an agent ("node") or a head is started on its machine; its folder is the last word, which the caller adds."""
     return [python, "-I", "-S", "-c", _START.format(module), code_folder]
+
+
+def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> "MachinesPlan":
+    """The plan of a run whose nodes are pods, the parameter servers' among them. Their devices are the container's."""
+    return {
+        **plan_ranks(spec, "PodsRun", environment, {}),
+        "gpus_per_worker": 0,
+        "nodes": [
+            {
+                "name": pod_host(spec, unit),
+                "address": None,
+                "workers": [unit] if unit < spec.workers else [],
+                "ranks": [plan_rank(spec, rank) for rank in spec.ranks_of(unit)],
+            }
+            for unit in range(spec.unit_count)
+        ],
+        "python": None,
+        "installed_code_only": spec.runs_task_program,
+        "launcher": [],
+        "interface": None,
+        "interface_variables": [],
+        "meeting_seconds": spec.kubernetes.start_timeout + MEETING_SECONDS,
+        "grace": PODS_GRACE_SECONDS,
+        "lock": lock,
+        "hold_seconds": float(HOLD_SECONDS),
+        "echo": True,
+        "stays": True,
+        "collects": collects,
+    }
 
 
 # --- code -----------------------------------------------------------------------------------------------------------
@@ -82,15 +131,37 @@ def pack_code() -> tuple[bytes, str]:
     import hashlib
 
     root, names = _find_files((*_MODULES, *_FOLDERS))
+    data = _pack({name: (root / name).read_bytes() for name in names})
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def find_task(argv: Sequence[str]) -> str | None:
+    """The task whose program a command runs: `python -m task_images.TASK`; None for other commands."""
+    words = [*argv, "", "", "", ""]
+    if words[:2] != ["python", "-m"] or not words[2].startswith("task_images."):
+        return None
+    return words[3] if words[2] == PREPARE else words[2].split(".")[1]
+
+
+@cache
+def pack_task_code(task: str | None) -> bytes:
+    """The code for the pods of one run, as `pack_code`: the agent, and that of the task if it is mlbench's own."""
+    root, names = _find_files((*_MODULES, *_AGENT))
+    files = {name: (root / name).read_bytes() for name in names}
+    if task is not None:
+        with suppress(OSError):  # a task of somebody else's is in the image
+            files |= {f"task_images/{name}": data for name, data in read_task_code(task, root).items()}
+    return _pack(files)
+
+
+def _pack(files: Mapping[str, bytes]) -> bytes:
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in names:
+        for name in sorted(files):
             member = tarfile.TarInfo(name)
-            data = (root / name).read_bytes()
-            member.size, member.mode = len(data), 0o644
-            archive.addfile(member, io.BytesIO(data))
-    data = sink.getvalue()
-    return data, hashlib.sha256(data).hexdigest()
+            member.size, member.mode = len(files[name]), 0o644
+            archive.addfile(member, io.BytesIO(files[name]))
+    return sink.getvalue()
 
 
 def _find_files(places: Sequence[str]) -> tuple[Path, list[str]]:

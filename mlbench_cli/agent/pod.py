@@ -1,0 +1,38 @@
+"""The agent and the head of a run in pods: from what Kubernetes gives a container to what node.py and head.py expect.
+
+`main(["node"])` in the pods of workers and parameter servers, `main(["head"])` in that of the head; templates'
+start.sh unpacks the code and calls it. The ConfigMap of the run has plan.json.gz; its folder is $MLBENCH_WORK_DIR/run.
+Standard library only, of Python 3.9 or later.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+from mlbench_cli.agent import head, link, node
+
+OWN_VARIABLES = (
+    *("MLBENCH_HEAD", "MLBENCH_HEAD_TOKEN", "MLBENCH_CODE", "MLBENCH_KEEP", "MLBENCH_IDLE", "MLBENCH_FIRST_UNIT"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Be a node or the head, to the end of the run; returns the exit code of the container."""
+    given = dict(os.environ)
+    for name in OWN_VARIABLES:  # no affair of the ranks
+        os.environ.pop(name, None)
+    folder = os.path.join(given["MLBENCH_WORK_DIR"], "run")
+    os.makedirs(folder, exist_ok=True)
+    with gzip.open(os.path.join(given.get("MLBENCH_MOUNT", "/mlbench"), "plan.json.gz")) as packed:
+        plan = packed.read()
+    with open(f"{folder}/plan.json", "wb") as file:
+        file.write(plan)
+    host, _, port = given["MLBENCH_HEAD"].rpartition(":")
+    link.write_note(folder, link.HEAD, [host], int(port), given["MLBENCH_HEAD_TOKEN"])
+    if arguments == ["head"]:
+        keep = float(given["MLBENCH_KEEP"])
+        return head.serve(folder, idle_seconds=float(given["MLBENCH_IDLE"]), keep_seconds=keep)
+    unit = int(given.get("JOB_COMPLETION_INDEX") or 0) + int(given.get("MLBENCH_FIRST_UNIT") or 0)
+    os.makedirs(f"{folder}/nodes/{unit}", exist_ok=True)
+    return node.main([f"{folder}/nodes/{unit}"])

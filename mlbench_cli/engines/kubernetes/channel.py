@@ -1,0 +1,116 @@
+"""A channel to a run's head in its pod: what ssh is for hosts, an exec of the Kubernetes API is here."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.agent.channel import BOOT, Channel, Target, pack_server
+from mlbench_cli.agent.serve import MARKER
+from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import AccessDenied, ApiError
+from mlbench_cli.kube.execute import PROTOCOLS, STATUS, STDERR, STDERR_BYTES, STDOUT
+
+if TYPE_CHECKING:
+    import websocket
+
+STDIN = 0
+FRAME = 1 << 16
+# `BOOT` with any Python of the image.
+COMMAND = 'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" -I -S -u -c "$1"; done'
+
+
+class HeadMissing(UnreachableError):
+    """No pod of the run's head is running."""
+
+    code = "head_missing"
+
+
+class PodChannel(Channel):
+    """Requests to the program that answers in the pod that `find_pod` names; None while there is none."""
+
+    def __init__(self, access: Access, namespace: str, name: str, find_pod: Callable[[], str | None]) -> None:
+        super().__init__(Target(name))
+        self._access, self._namespace, self._find_pod = access, namespace, find_pod
+        self._websocket: websocket.WebSocket | None = None
+        self._said = b""
+
+    def close(self) -> None:
+        """End the program at the other end. A later request connects again."""
+        with self._lock:
+            connection, self._websocket = self._websocket, None
+            self._buffer.clear()
+            if connection is not None:
+                connection.shutdown()  # type: ignore[no-untyped-call]
+
+    def _connect(self, end: float) -> None:
+        if self._websocket is not None:
+            return
+        pod = self._find_pod()
+        if pod is None:
+            raise HeadMissing(f"{self.target.name} is not running.")
+        command = ["sh", "-c", COMMAND, "sh", BOOT]
+        query = [(name, "true") for name in ("stdin", "stdout", "stderr")]
+        query += [("container", "main"), *(("command", word) for word in command)]
+        try:
+            with self._access.client() as api:
+                path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/exec"
+                self._websocket = api.open_websocket(path, query, PROTOCOLS)
+        except AccessDenied as error:
+            error.hint = (
+                "mlbench reads runs through kubectl exec. Grant it: kubectl create role mlbench-exec --verb=create,get "
+                f"--resource=pods/exec -n {self._namespace}, and bind it to your user"
+            )
+            raise
+        except ApiError as error:
+            if error.status in (400, 404, 500):  # the container has ended, the pod is gone, or its node is silent
+                raise HeadMissing(f"{self.target.name} does not answer: {error.message}") from None
+            raise
+        self._said = b""
+        source = pack_server()
+        self._send(b"%d\n" % len(source) + source, end)
+        self._read_until(MARKER, end)
+
+    def _send(self, data: bytes, end: float) -> None:
+        assert self._websocket is not None
+        self._websocket.settimeout(max(0.1, end - time.monotonic()))
+        with _broken(self):
+            for start in range(0, len(data), FRAME):
+                self._websocket.send_binary(bytes([STDIN]) + data[start : start + FRAME])
+
+    def _receive(self, end: float) -> None:
+        assert self._websocket is not None
+        self._websocket.settimeout(max(0.1, end - time.monotonic()))
+        with _broken(self):
+            opcode, data = self._websocket.recv_data()
+        import websocket
+
+        if opcode == websocket.ABNF.OPCODE_CLOSE:
+            raise self._problem("the connection was closed")
+        channel, payload = data[0] if data else STDIN, data[1:]
+        if channel == STDOUT:
+            self._buffer += payload
+        elif channel == STDERR:
+            self._said = (self._said + payload)[-STDERR_BYTES:]
+        elif channel == STATUS:
+            raise self._problem("its program has ended")
+
+    def _problem(self, what: str) -> MlbenchError:
+        lines = self._said.decode("utf-8", "replace").strip().splitlines()
+        return UnreachableError(f"{self.target.name} does not answer: {lines[-1] if lines else what}.")
+
+
+class _broken:
+    """Turns what a broken websocket raises into the channel's error."""
+
+    def __init__(self, channel: PodChannel) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        import websocket
+
+        if isinstance(error, websocket.WebSocketException | OSError):
+            raise self._channel._problem(str(error) or type(error).__name__) from None

@@ -1,0 +1,132 @@
+"""The head of a run in its pod: what clients read, what outlives the workers, and what is said if it is missing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.errors import CredentialError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import KubernetesOptions
+from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.runs import supervise
+from mlbench_cli.storage.store import Store
+from tests.contract.engines.kubernetes.test_engine import a_run, submit
+from tests.contract.local_runs import until
+from tests.fakes.kube_api import Fault, KubeApi
+from tests.fakes.kubelet import Kubelet
+
+ALL = KubernetesOptions(collect="all")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    yield store
+    store.close()
+
+
+def record(store: Store, script: str, **options: Any) -> Run:
+    return store.record_run(a_run(store.folder, argv=("sh", "-c", script), **{"kubernetes": ALL, **options}).spec)
+
+
+def head_of(server: KubeApi) -> str:
+    """The pod of the head that runs now."""
+    pods = [item for (kind, _), item in server.objects.items() if kind == "pods"]
+    heads = [pod for pod in pods if pod["metadata"]["labels"]["mlbench/role"] == "head"]
+    return next((str(pod["metadata"]["name"]) for pod in heads if pod["status"]["phase"] == "Running"), "")
+
+
+def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"seq 3000; while [ ! -e {gate} ]; do sleep 0.05; done; seq 3000; echo $RANK > $MLBENCH_OUTPUT_DIR/f"
+    run = record(store, script)
+    with Kubelet(server, tmp_path / "pods") as kubelet:
+        submit(server, run)
+        engine = KubernetesEngine(server.access)
+        assert next(engine.logs(run, 1, follow=True)).text == b"1\n"
+        first = head_of(server)
+        os.kill(kubelet.process_of(first), signal.SIGKILL)
+        until(lambda: server.objects["pods", first]["status"]["phase"] == "Failed")
+        gate.touch()
+        finished = supervise.follow(run, engine, store)
+        assert finished.outcome == "completed"
+    whole = b"".join(b"%d\n" % number for _ in range(2) for number in range(1, 3001))
+    assert [(run.folder / f"logs/rank-{rank}.log").read_bytes() for rank in (0, 1)] == [whole] * 2
+    assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
+    assert find_problems(run.folder) == []
+
+
+def test_connections_that_are_cut_are_made_again(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    run = record(store, "seq 20000; head -c 3000000 /dev/urandom > $MLBENCH_OUTPUT_DIR/f", workers=1, name="r-2")
+    server.faults += [Fault("GET .*/exec", cut=cut) for cut in (100, 3000, 90_000, 500_000, 1_000_000)]
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    assert finished.outcome == "completed"
+    assert not server.faults[-1].times
+    assert (run.folder / "logs/rank-0.log").read_bytes() == b"".join(b"%d\n" % n for n in range(1, 20001))
+    assert (run.folder / "output/rank-0/f").stat().st_size == 3_000_000
+
+
+def test_results_outlive_the_workers_until_a_client_has_them(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    run = record(store, "echo kept; echo $RANK > $MLBENCH_OUTPUT_DIR/f")
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        until(lambda: server.objects["jobs", "r-2"].get("status", {}).get("conditions"))
+        for worker in (0, 1):
+            server.remove("pods", f"r-2-{worker}-x")
+        engine = KubernetesEngine(server.access)
+        assert until(lambda: engine.kept_until(run))
+        finished = supervise.follow(run, engine, store)
+        assert finished.outcome == "completed"
+        until(lambda: ("jobs", "r-2-head") not in server.objects)
+        assert engine.kept_until(run) is None
+    assert (run.folder / "logs/rank-1.log").read_bytes() == b"kept\n"
+    assert (run.folder / "output/rank-1/f").read_text() == "1\n"
+
+
+def test_a_head_that_is_gone_for_good_is_a_finding(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    run = record(store, "echo lost")
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        until(lambda: server.objects["jobs", "r-2"].get("status", {}).get("conditions"))
+        server.remove("jobs", "r-2-head")
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    assert "results_lost" in {finding.code for finding in finished.findings}
+    assert (run.folder / "logs/rank-0.log").read_bytes() == b"lost\n"  # as the API gives it
+
+
+def test_an_image_without_python_runs_its_command_and_that_is_said(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    run = record(store, "echo $RANK of $WORLD_SIZE; exit $RANK")
+    with Kubelet(server, tmp_path / "pods", has_python=False):
+        submit(server, run)
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    assert finished.outcome == "failed"
+    (found,) = [finding for finding in finished.findings if finding.code == "results_lost"]
+    assert "Python" in found.summary
+    assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
+
+
+def test_a_client_that_may_not_exec_is_told_which_right_it_lacks(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    run = record(store, "sleep 600")
+    server.faults.append(Fault("GET .*/exec", times=1000, status=403))
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        until(lambda: head_of(server))
+        with pytest.raises(CredentialError) as caught:
+            list(KubernetesEngine(server.access).watch(run))
+        assert "pods/exec" in str(caught.value.hint)
