@@ -323,7 +323,7 @@ def test_gpus_that_no_device_backs_do_not_count(monkeypatch: pytest.MonkeyPatch)
         (DIGITS, {"network": "fast"}, 'the rate "fast" is not a number'),
         (COMMAND, {"network": "model:1gbit"}, "of tasks, not of your own command"),
         (DIGITS, {"network": "model:1gbit", "set": {"comm.delay": "0.1,0"}}, "exclude each other"),
-        (DIGITS, {"network": "model:1gbit", "method": "ddp"}, "The method ddp is invalid"),
+        (DIGITS, {"network": "model:1gbit", "method": "ddp"}, "The method ddp has no option"),
         (COMMAND, {"network": "1gbit", "backend": "custom:mine"}, "may communicate through shared memory"),
         (CIFAR, {"network": "1gbit", "backend": "mpi"}, "may communicate through shared memory"),
     ],
