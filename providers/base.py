@@ -12,17 +12,18 @@ module `doctor` in it. The life cycle prevents leaks, provided that each resourc
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlbench_cli.errors import DeadlineError, UsageError
+from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
     from providers.workloads import OrphanedResource, WorkloadObject
+
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
 CLUSTER_TAG = "mlbench-cluster"
@@ -473,3 +474,19 @@ def foreign_resource_error(resource: Resource) -> UsageError:
         + (f", or delete it yourself: {resource.remove_command}" if resource.remove_command else "."),
         details={"kind": resource.kind, "name": resource.name},
     )
+
+
+# --- refusals whose words tell the cause, whatever their class or code ------------------------------------------------
+
+
+# Words, the error that a refusal with them becomes, and what to do next. Special words stand before general ones.
+Cause = tuple[re.Pattern[str], type[MlbenchError], str]
+
+
+def error_from_causes(causes: Iterable[Cause], message: str, said: str, **names: str) -> MlbenchError | None:
+    """The error `message` of the first cause whose words are in `said`; None for other words. With `names`, they are
+    put into its hint."""
+    for words, kind, hint in causes:
+        if words.search(said):
+            return kind(message, hint=hint.format(**names) if names else hint)
+    return None

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib import import_module, metadata
 from pathlib import Path
@@ -12,7 +13,21 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, TaskFailedError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.checks import Check
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. `state`: ok | missing (something optional is not there) | failed (it will not work).
+
+    `exit_code` is that of the error behind a failure; `hint` the next command.
+    """
+
+    what: str
+    state: str
+    found: str
+    hint: str | None = None
+    exit_code: int = UsageError.exit_code
+
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
 

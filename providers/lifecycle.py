@@ -6,15 +6,21 @@ and verifies at the end that no resource is left. Both can be killed at any time
 created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
 """
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
     DeadlineError,
+    Explanation,
     Interrupted,
     MlbenchError,
     Stopped,
@@ -26,8 +32,6 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers.base import BusyError, Resource, ResourceStatus, TransientError, delete_command, foreign_resource_error
-from providers.operation_errors import explain_error, failure_record, incomplete_deletion_error, leftover_entry
-from providers.operation_lock import hold_operation_lock
 from providers.timeline import Timeline
 
 # Transient errors of one resource that last longer than this count as a failure, in seconds.
@@ -470,3 +474,115 @@ def _registry(cluster: Cluster) -> object:
 def _poll_interval(waited: float) -> float:
     """Seconds until the next poll: 1/40 of the time waited so far, so polling adds at most 2.5 % (and at most 10 s)."""
     return min(max(0.02, waited / 40), 10.0)
+
+
+# --- what a failed operation leaves: messages and records -------------------------------------------------------------
+
+
+def as_mlbench_error(error: BaseException) -> Explanation:
+    """Any error as one with a message for the user."""
+    if isinstance(error, Explanation):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("Interrupted.")
+    return MlbenchError(f"Internal error: {type(error).__name__}: {error}")
+
+
+def failure_record(error: BaseException) -> dict[str, object]:
+    """The error as the cluster's record keeps it: code, message, hint."""
+    explained = as_mlbench_error(error)
+    return {"code": explained.code, "message": explained.message, "hint": explained.hint}
+
+
+def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Mapping[str, str]]) -> BaseException:
+    """Add to `error` which resources of the cluster exist, what they cost and how to delete them.
+
+    `existing` has kind, name and state of each. Errors that are neither exceptions nor signals come back unchanged.
+    """
+    if not isinstance(error, Exception | KeyboardInterrupt | Stopped):
+        return error
+    explained = as_mlbench_error(error)
+    if not existing:
+        return explained
+    listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in existing)
+    message = f'{explained.message}\nOf the cluster "{cluster.name}" these resources exist: {listed}.'
+    details = ClusterDetails.of(cluster)
+    if price := details.price_per_hour:
+        message += f" They cost up to {price:.2f} {details.plan['currency']} an hour."
+    elif details.plan and price is None:
+        message += " Their price is unknown."
+    hint = f"{delete_command(cluster)}   deletes them; to resume, repeat the command"
+    if explained.hint:
+        hint = f"{explained.hint}\n{hint}"
+    explained.message, explained.hint = message, hint
+    explained.details = {**explained.details, "exists": list(existing)}
+    explained.args = (message,)
+    return explained
+
+
+def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
+    """The error for a deletion after which resources are left: kind, name, reason and command of each."""
+    lines = "\n".join(f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left)
+    return CleanupError(
+        f'These resources of the cluster "{cluster.name}" remain:\n{lines.rstrip()}',
+        hint=f"{delete_command(cluster)}   continues; or delete each with the command below it",
+        details={"leftovers": list(left)},
+    )
+
+
+def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
+    """A resource that stays, in an error's document: kind, name, reason and the command that deletes it."""
+    return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
+
+
+# --- one operation at a time on a cluster's name, for all processes of a data directory -------------------------------
+
+
+# Locks that this thread holds: what reads a record and then changes the cluster holds one lock for both.
+_held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
+
+
+def is_operation_running(store: Store, name: str) -> bool:
+    """Whether a process of this data directory is creating or deleting a cluster of that name now."""
+    try:
+        with open(_lock_path(store, name)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def hold_operation_lock(store: Store, name: str) -> Iterator[None]:
+    """Lock a cluster's name against other processes of this data directory. A killed process leaves no lock.
+
+    A record that was read before may be old: read it again with the lock. The same thread may lock the name again.
+    """
+    path = _lock_path(store, name)
+    if path in _held.get():
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f'Another mlbench (process {file.read().strip() or "?"}) is working on the cluster "{name}".',
+                hint="Wait for it, or stop it.",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        mark = _held.set(_held.get() | {path})
+        try:
+            yield
+        finally:
+            _held.reset(mark)
+
+
+def _lock_path(store: Store, name: str) -> Path:
+    return store.folder / "clusters" / f"{name}.lock"

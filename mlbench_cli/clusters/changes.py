@@ -7,7 +7,6 @@ user, may be old by then: another command may have moved the end, changed the si
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.errors import CleanupError, NotFoundError
@@ -16,10 +15,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import PartialSearchError, Provider, Resource
-from providers.operation_lock import hold_operation_lock
-
-if TYPE_CHECKING:
-    from providers.lifecycle import Report
+from providers.lifecycle import Report, down, hold_operation_lock, up
 
 Warn = Callable[[str], None]
 
@@ -30,7 +26,7 @@ Warn = Callable[[str], None]
 def delete_cluster(
     store: Store,
     cluster: Cluster,
-    report: "Report",
+    report: Report,
     warn: Warn,
     *,
     keep_images: bool = False,
@@ -55,8 +51,7 @@ def delete_cluster(
         return _delete_resources(store, cluster, provider, report, warn)
 
 
-def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report: "Report", warn: Warn) -> bool:
-    from providers.lifecycle import down
+def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report: Report, warn: Warn) -> bool:
     from providers.workload_cleanup import WorkloadCleanup
 
     resources = provider.resources(cluster)
@@ -104,10 +99,8 @@ def plan_scaling(cluster: Cluster, nodes: int) -> Sequence[Resource]:
     return provider.scale(cluster, nodes)
 
 
-def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: "Report") -> Cluster:
+def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: Report) -> Cluster:
     """Give the cluster `nodes` workers and return its record. Raises NotFoundError if it was deleted by now."""
-    from providers.lifecycle import up
-
     with hold_operation_lock(store, cluster.name):
         cluster = _require_record(store, cluster)
         resources = plan_scaling(cluster, nodes)
@@ -118,10 +111,8 @@ def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: "Report") 
 # --- end --------------------------------------------------------------------------------------------------------------
 
 
-def set_end(store: Store, cluster: Cluster, report: "Report") -> Cluster:
+def set_end(store: Store, cluster: Cluster, report: Report) -> Cluster:
     """Set tag and timer in the cluster's cloud to the `expires` of its record, and record it."""
-    from providers.lifecycle import up
-
     provider = registry.load(cluster.provider)
     clusters.require_account(provider, cluster)
     return up(cluster, provider.extend(cluster), store, report=report, times="scaling")

@@ -20,12 +20,10 @@ from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import PartialSearchError, Plan, Provider, Resource, delete_command
-from providers.operation_lock import hold_operation_lock, is_operation_running
+from providers.lifecycle import Report, find_deleted_cluster, hold_operation_lock, is_operation_running, up
 
 if TYPE_CHECKING:
     from providers.helm.install import Installation
-    from providers.lifecycle import Report
-
 # TTL of a paid cluster that no person has confirmed: long enough for a benchmark, short enough for a bill.
 UNATTENDED_TTL = "8h"
 
@@ -109,7 +107,7 @@ class PlannedCluster:
         planned.keeps_end = True
         return planned
 
-    def create(self, store: Store, report: "Report", warn: Callable[[str], None]) -> Cluster:
+    def create(self, store: Store, report: Report, warn: Callable[[str], None]) -> Cluster:
         """Create it, or what is missing of it, and choose it for the next commands. Returns its record.
 
         Raises UsageError if the name was taken elsewhere since the cluster was planned.
@@ -126,9 +124,7 @@ class PlannedCluster:
         self.moves_end = known is not None and ends[0] not in (None, ends[1])
         return ready
 
-    def _create(self, cluster: Cluster, store: Store, report: "Report") -> Cluster:
-        from providers.lifecycle import up
-
+    def _create(self, cluster: Cluster, store: Store, report: Report) -> Cluster:
         resources: list[Resource] = list(self.provider.resources(cluster))
         if self.installation is None:
             return up(cluster, resources, store, report=report)
@@ -392,8 +388,6 @@ def find_record(store: Store, reference: str) -> Cluster:
     try:
         return store.cluster(reference)
     except NotFoundError:
-        from providers.lifecycle import find_deleted_cluster
-
         if (deleted := find_deleted_cluster(store, reference)) is not None:
             return deleted
         raise

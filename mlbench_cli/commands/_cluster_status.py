@@ -14,7 +14,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers import registry
-from providers.operation_lock import is_operation_running
+from providers.lifecycle import is_operation_running
 
 UNDER_WAY = ("being made", "being removed")
 

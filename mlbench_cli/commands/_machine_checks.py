@@ -10,7 +10,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
-from providers.checks import Check
+from providers.doctor import Check
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.machines.details import SlurmDetails

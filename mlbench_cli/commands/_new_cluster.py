@@ -28,8 +28,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers import doctor, registry
 from providers.base import PartialSearchError, delete_command
-from providers.lifecycle import find_deleted_cluster
-from providers.operation_lock import hold_operation_lock
+from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 
 RESERVE_SECONDS = 3600.0  # of the cluster's life, for images, a slow start and fetching
 SLOWDOWN = 2.0  # of repeated runs, up to which they end before the cluster does

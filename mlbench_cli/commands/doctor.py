@@ -21,7 +21,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
-from providers.checks import Check
+from providers.doctor import Check
 from providers.pins import SOON_DAYS, list_pins, user_pin_file
 from task_images.harness.cores import cpu_quota
 

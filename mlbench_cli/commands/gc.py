@@ -19,7 +19,7 @@ from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers import registry
-from providers.operation_lock import hold_operation_lock
+from providers.lifecycle import hold_operation_lock
 
 
 def gc(

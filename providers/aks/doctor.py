@@ -11,8 +11,7 @@ from providers.aks.errors import QUOTAS, Message, register_command
 from providers.aks.options import DEFAULT_REGION, GPU_MACHINES
 from providers.aks.provider import list_versions
 from providers.aks.quota import ALL_CPUS, SPOT_CPUS, list_offers, list_quotas
-from providers.checks import Check
-from providers.doctor import Checklist, load_policy
+from providers.doctor import Check, Checklist, load_policy
 
 # Services that must be registered in a subscription, and what they are for.
 SERVICES = {

@@ -10,8 +10,7 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import BusyError, TransientError
-from providers.refusals import Cause, error_from_causes
+from providers.base import BusyError, Cause, TransientError, error_from_causes
 
 # A JSON document of Azure.
 Message = dict[str, Any]

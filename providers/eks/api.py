@@ -8,8 +8,7 @@ from typing import Any
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, TransientError, call_timeout
-from providers.refusals import Cause, error_from_causes
+from providers.base import NOT_CONFIGURED, Cause, TransientError, call_timeout, error_from_causes
 
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")

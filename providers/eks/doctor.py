@@ -8,8 +8,7 @@ from typing import NotRequired, TypedDict
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from providers import doctor
-from providers.checks import Check
-from providers.doctor import Checklist, load_policy, policy_file
+from providers.doctor import Check, Checklist, load_policy, policy_file
 from providers.eks.api import MORE_QUOTA, Aws, aws_in, region_of
 from providers.eks.discover import discover_clusters
 from providers.eks.options import GPU_MACHINES

@@ -20,18 +20,19 @@ from mlbench_cli.model.run import Cluster
 from providers.base import (
     CLUSTER_TAG,
     BusyError,
+    Cause,
     Part,
     Readiness,
     Resource,
     ResourceStatus,
     TransientError,
+    error_from_causes,
     ownership_tags,
 )
 from providers.eks.api import Aws, error_from_code, session
 from providers.eks.network import Stack
 from providers.eks.versions import version_for
 from providers.pins import find_pin
-from providers.refusals import Cause, error_from_causes
 
 # The server accepts a token for 15 minutes; Token renews after three quarters of this time.
 TOKEN_SECONDS = 13 * 60

@@ -15,9 +15,8 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, BusyError, TransientError, call_timeout
+from providers.base import NOT_CONFIGURED, BusyError, Cause, TransientError, call_timeout, error_from_causes
 from providers.gke import api
-from providers.refusals import Cause, error_from_causes
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

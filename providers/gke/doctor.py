@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from providers import doctor
-from providers.checks import Check
-from providers.doctor import Checklist, load_policy
+from providers.doctor import Check, Checklist, load_policy
 from providers.gke import api
 from providers.gke.api import Gke, Project
 from providers.gke.discover import discover_clusters

@@ -23,8 +23,7 @@ from providers.kind import api
 from providers.kind.options import KindOptions
 from providers.kind.provider import KindProvider, image_of, kubeconfig_of
 from providers.kind.resources import list_owned_clusters, nodes_of
-from providers.lifecycle import down, up
-from providers.operation_lock import hold_operation_lock
+from providers.lifecycle import down, hold_operation_lock, up
 from tests import NIGHTLY
 from tests.fakes.kind_tools import World
 

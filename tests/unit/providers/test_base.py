@@ -13,8 +13,8 @@ from providers.base import (
     identity_options,
     split_zones,
 )
+from providers.lifecycle import explain_error
 from providers.machine_checks import check_forced, settle_gpus
-from providers.operation_errors import explain_error
 
 AWS_TAG = r"[\w .:/=+@-]{1,128}"
 EXISTING = [{"kind": "node pool", "name": "workers", "state": "ready"}]
