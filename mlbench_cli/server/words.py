@@ -111,10 +111,10 @@ def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
 
     low, high = document["low"], document["high"]
     span = ""
-    if low is not None and high is not None and document["count"] > 2:
+    if low is not None and high is not None:
         span = f'<line x1="{place(low)}" x2="{place(high)}" y1="50%" y2="50%" class="range c-step"/>'
     middle = '<line x1="50%" x2="50%" y1="0" y2="100%" class="same"/>'
-    dot = f'<circle cx="{place(document["mean"])}" cy="50%" r="4.2" class="k c-step"/>'
+    dot = f'<circle cx="{place(document["mean"])}" cy="50%" r="4.2" class="k{"" if span else " few"} c-step"/>'
     return Markup(f'<svg class="ratio" aria-hidden="true">{middle}{span}{dot}</svg>')  # numbers only
 
 

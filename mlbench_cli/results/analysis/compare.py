@@ -131,6 +131,11 @@ class Comparison:
         return replace(self, rows={name: self.rows[name]}, about=name)
 
     @property
+    def blocking(self) -> tuple[Obstacle, ...]:
+        """The obstacles that are no settings that people choose: with them the figures mean nothing together."""
+        return tuple(each for each in self.obstacles if each.word not in CHOICES)
+
+    @property
     def counts(self) -> str:
         """ "3 and 3 runs"."""
         if len(self.sessions.a) == len(self.sessions.b) == 1:
@@ -146,8 +151,8 @@ class Comparison:
         for name, runs in ((self.a, self.sessions.a), (self.b, self.sessions.b)):
             if not runs:
                 return f"No verdict on {self.a} and {self.b}: no run of {name} succeeded."
-        if blocking := [each for each in self.obstacles if each.word not in CHOICES]:
-            return f"No verdict on {self.a} and {self.b}: {blocking[0].sentence}"
+        if self.blocking:
+            return f"No verdict on {self.a} and {self.b} ({self.counts}): {self.blocking[0].sentence}"
         if row is None or row.ratio is None:
             return None
         found = row.ratio
@@ -187,6 +192,7 @@ class Comparison:
                 "in_blocks": self.sessions.in_blocks,
             },
             "differences": {name: list(values) for name, values in self.differences.items()},
+            "is_comparable": not self.blocking,
             "obstacles": [obstacle.text for obstacle in self.obstacles],
             "obstacle_words": sorted({obstacle.word for obstacle in self.obstacles if obstacle.word}),
             "across": list(self.across),

@@ -139,7 +139,15 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
     if len(groups) == 1:
         return (replace(groups[0], label=describe("method", facts[0]["method"])),)
     telling = _choose_telling(facts)
-    return tuple(replace(group, label=_describe_all(telling, group.facts) or group.label) for group in groups)
+    labels = [_describe_all(telling, fact) for fact in facts]
+    if "code" in telling and all(group.key.command for group in groups):  # versions of a program: by their experiments
+        rest = [name for name in telling if name != "code"]
+        names = [list_some([title.partition(": ")[0] for title in group.titles]) for group in groups]
+        named = [
+            ", ".join(filter(None, (name, _describe_all(rest, fact)))) for name, fact in zip(names, facts, strict=True)
+        ]
+        labels = named if len(set(named)) == len(named) else labels
+    return tuple(replace(group, label=label or group.label) for group, label in zip(groups, labels, strict=True))
 
 
 def _choose_telling(facts: Sequence[Mapping[str, str]]) -> list[str]:

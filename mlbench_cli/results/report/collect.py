@@ -235,7 +235,6 @@ def _base(place: Place, job: Job) -> Place | None:
 
 def _answer_row(place: Place, base: Place | None, job: Job) -> tuple[str, ...]:
     group, point = place.group, place.point
-    name = place.size if len(job.groups) == 1 else group.label if len(job.workers) == 1 else place.name
     change = NO_VALUE
     if base is not None:
         rows, _ = compare_runs(base.point.good, point.good)
@@ -247,7 +246,7 @@ def _answer_row(place: Place, base: Place | None, job: Job) -> tuple[str, ...]:
     outcomes = sorted({run.outcome.replace("_", " ") for run in point.bad})
     bad = ["failed"] if point.bad and point.good else outcomes
     return (
-        name,
+        _name(place, job),
         format_estimate(point.seconds, SECONDS) if point.good else NO_VALUE,
         change,
         efficiency,
@@ -292,25 +291,36 @@ def _metric_section(job: Job, count: int) -> Section:
 
 
 def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
-    """What the programs reported: a row per configuration and metric. None if they reported nothing."""
-    rows = [
-        (
-            group.label,
-            str(point.workers),
-            name,
-            *(format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean")),
-        )
-        for group in job.groups
-        for point in group.points
-        if point.good
-        for name, each in point.metrics.items()
-    ]
+    """What the programs reported: a row per metric and configuration, with the row of its last value against the
+    baseline. None if they reported nothing."""
+    cells: dict[str, list[tuple[str, ...]]] = {}
+    for place in (Place(group, point) for group in job.groups for point in group.points if point.good):
+        base = _base(place, job)
+        changes = compare_runs(base.point.good, place.point.good)[0] if base is not None else {}
+        for name, each in place.point.metrics.items():
+            values = (format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean"))
+            change = changes[name].words if name in changes else NO_VALUE
+            cells.setdefault(name, []).append((name, _name(place, job), *values, change))
+    rows = tuple(row for found in cells.values() for row in found)
     if not rows:
         return ()
-    first = 0 if len(job.groups) > 1 else 1
-    head = ("series", "workers", "metric", "last", "best", "mean")[first:]
-    numeric = tuple(index for index, name in enumerate(head) if name not in ("series", "metric"))
-    return (ReportTable("Metrics of rank 0", head, tuple(row[first:] for row in rows), numeric),)
+    head = ("metric", "configuration", "last", "best", "mean", "last, against the baseline")
+    has_changes = any(row[-1] != NO_VALUE for row in rows)
+    kept = [0, *((1,) if len({row[1] for row in rows}) > 1 else ()), 2, 3, 4, *((5,) if has_changes else ())]
+    table = ReportTable(
+        "Metrics of rank 0",
+        tuple(head[index] for index in kept),
+        tuple(tuple(row[index] for index in kept) for row in rows),
+        tuple(kept.index(index) for index in (2, 3, 4)),
+    )
+    return (table,)
+
+
+def _name(place: Place, job: Job) -> str:
+    """What tells a configuration from the others of its job."""
+    if len(job.groups) == 1:
+        return place.size
+    return place.group.label if len(job.workers) == 1 else place.name
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import CHOICES, conditions_of
-from mlbench_cli.results.analysis.compare import Comparison, Row, be, compare
+from mlbench_cli.results.analysis.compare import CODE, Comparison, Row, be, compare
 from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.numbers import SECONDS as SECONDS_UNIT
 from mlbench_cli.results.analysis.numbers import (
@@ -146,13 +146,18 @@ def _most_different(base: Place, others: Sequence[Place]) -> Place:
 
 
 def comparable_with(place: Place, places: Iterable[Place]) -> list[Place]:
-    """The configurations that differ from one in nothing but settings that people choose."""
+    """The configurations that differ from one in nothing but settings that people choose, or in the version of a
+    user's program."""
     own = place.group.key
-    return [each for each in places if all(one.word in CHOICES for one in own.differences(each.group.key))]
+    accepted = {*CHOICES, *({CODE} if own.command else ())}
+    return [each for each in places if all(one.word in accepted for one in own.differences(each.group.key))]
 
 
 def base_of(places: Sequence[Place]) -> Place:
-    """The baseline of configurations of one size: a method that is one, else the slowest."""
+    """The baseline of configurations of one size: the earliest version of a user's program, a method that is one, else
+    the slowest."""
+    if places[0].group.key.command:
+        return min(places, key=lambda place: min(run.moment.begin for run in place.point.good))
     return min(places, key=lambda place: (_rank_as_baseline(place.group), -place.point.seconds.mean))
 
 
