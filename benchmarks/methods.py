@@ -7,7 +7,7 @@ own copies of the model and the same batches, so that what else the machine does
 Printed: the median of a round's ratio of step times to DDP's, with the quartiles, and a 95 % interval of the median (by
 order statistics); below 1 is faster than DDP. With --delay (seconds per message and per byte that every message takes
 longer) there is no DDP, which knows no delay: ratios are then to bsp. `--model mlp25m` has 25 million parameters.
-Also printed: the seconds of each method's self-check. What plans take under a delay is in plans.py.
+Also printed: the seconds of each method's self-check.
 """
 
 import argparse

@@ -19,9 +19,16 @@ BURSTS = (2, 12)  # messages of a short and a long burst
 class Pending:
     """A message under way. `wait` returns when it has arrived, and, on a GPU, when later kernels may use it."""
 
-    def __init__(self, link: Link, work: dist.Work, due: float) -> None:
+    def __init__(self, link: Link, work: dist.Work, due: float, is_watched: bool = False) -> None:
+        """`is_watched`: the backend says when the message has arrived, which may be before it is waited for."""
         self._link, self._work, self._due = link, work, due
         self._begun = time.perf_counter()
+        self._arrived: float | None = None
+        if is_watched:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, _: object) -> None:
+        self._arrived = time.perf_counter()
 
     def wait(self) -> None:
         """Wait, and count how long."""
@@ -32,8 +39,9 @@ class Pending:
         end = time.perf_counter()
         if not self._link.has_thread:
             self._link.exposed += end - begin
-        self._link.busy += max(0.0, end - max(self._begun, self._link.last))
-        self._link.last = end
+        arrived = min(end, max(self._due, end if self._arrived is None else self._arrived))
+        self._link.busy += max(0.0, arrived - max(self._begun, self._link.last))
+        self._link.last = max(arrived, self._link.last)
 
 
 class Link:
@@ -41,12 +49,14 @@ class Link:
 
     messages, bytes  given to collectives by this rank; `wire_bytes`: sent by the ring or tree algorithm in use
     exposed          seconds in which the training waited for messages; `has_thread`: another thread waits for them
-    busy             seconds in which at least one was under way, until it was waited for
+    busy             seconds in which at least one was under way
     """
 
     def __init__(self, world: World, delay: Delay | None) -> None:
         self.size, self.rank, self.device = world.size, world.rank, world.device
         self._delay = delay
+        # gloo says when an all-reduce has arrived, but not when other collectives have.
+        self._is_watched = world.backend == "gloo" and world.device.type == "cpu"
         self.has_thread = False
         self._free = 0.0  # when the delayed link has delivered all messages
         # torch implements reduce-scatter over gloo by an all-reduce, of which each rank keeps its part.
@@ -74,7 +84,10 @@ class Link:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks, in place."""
-        return self._send(tensor, 2 * (self.size - 1) / self.size, dist.all_reduce(tensor, async_op=True))
+        due = self.book(tensor, 2 * (self.size - 1) / self.size)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        return Pending(self, work, due, self._is_watched)
 
     def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
         """whole [P n] -> this rank's part `own` [n] of the sum over ranks."""

@@ -345,6 +345,17 @@ def an_overflow_that_is_not_seen_is_found(world: World) -> None:
             check_method(world, make(name), break_it)
 
 
+def a_message_is_under_way_until_it_arrives(world: World) -> None:
+    """Not until somebody waits for it."""
+    _, method = train(world, make("fusion"), 1)
+    before = method.stats()["communication_seconds"]
+    pending = method.link.start_all_reduce(torch.zeros(8))
+    time.sleep(0.5)
+    pending.wait()
+    assert method.stats()["communication_seconds"] - before < 0.4
+    method.close()
+
+
 def a_slow_rank_is_waited_for(world: World) -> None:
     expected, _ = train(world, MeanByHand(), 3)
     method = make("fusion")
@@ -381,6 +392,7 @@ CHECKS: list[Callable[[World], None]] = [
     a_message_of_the_wrong_rank_is_found,
     a_rank_that_gets_another_result_is_found,
     an_overflow_that_is_not_seen_is_found,
+    a_message_is_under_way_until_it_arrives,
     a_slow_rank_is_waited_for,
 ]
 
