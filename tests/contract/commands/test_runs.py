@@ -358,10 +358,10 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     assert run(argv) == 0
     documents = list(yaml.safe_load_all(capsys.readouterr().out))
     jobs = [document for document in documents if document["kind"] == "Job"]
-    assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-keeper", "x-2", "x-2-keeper"]
+    assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-head", "x-2", "x-2-head"]
     assert require_pin("images", "torch") in json.dumps(jobs[0])
     names = [document["metadata"]["name"] for document in documents if "binaryData" in document]
-    assert names == ["x-1-code", "x-2-code"]  # the task's code, as it is installed here
+    assert names == ["x-1", "x-2"]  # the task's code, as it is installed here
     assert answer(capsys, "status")["runs"] == []
 
 
