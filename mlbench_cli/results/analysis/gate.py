@@ -249,7 +249,10 @@ def check_results(
                 decision = Decision(*found, metric, each.limit, rows.get(metric), higher)
             else:
                 compared = compare(alike[name], own, ("the baseline", _name_of(own)), across)
-                decision = decide(compared, each.limit, metric, direction, count)
+                if metric in compared.rows:
+                    decision = decide(compared, each.limit, metric, direction, count)
+                else:
+                    decision = Decision(Verdict.CANNOT_TELL, f"These runs have no {metric}.", metric, each.limit)
             if labels := sorted({label for run in own for label in conditions_of(run).labels}):
                 reason = f"{decision.reason.rstrip('.')}; conditions: {', '.join(labels)}."
                 decision = replace(decision, reason=reason)

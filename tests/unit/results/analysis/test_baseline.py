@@ -120,6 +120,18 @@ def test_a_metric_that_no_result_has_is_refused_with_those_there_are(tmp_path: P
     assert "seconds" in (caught.value.hint or "")
 
 
+def test_results_without_the_figure_decide_nothing_and_hide_no_others(tmp_path: Path) -> None:
+    sides = []
+    for side in ("old", "new"):
+        silent = archives(tmp_path / f"{side}3", GOOD, workers=3)
+        for archive in silent:
+            archive.result["samples"] = None
+        sides.append(archives(tmp_path / f"{side}2", GOOD) + silent)
+    found = {one.workers: one.decision for one in check_results(sides[1], sides[0], [Wanted("throughput")])}
+    assert {workers: one.verdict for workers, one in found.items()} == {2: Verdict.PASSED, 3: Verdict.CANNOT_TELL}
+    assert found[3].reason == "These runs have no throughput."
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
