@@ -249,7 +249,8 @@ def _show(planned: PlannedCluster, use: Use) -> None:
             f"hour of the runs: at most {price(most, plan.currency)}."
         )
     elif plan.total is None:
-        console.note("Cost: unknown, because a price is.")
+        known = f"more than {price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"
+        console.note(f"Cost: {known}, because the price of a part is unknown.")
     if (sentence := cluster_changes.describe_end(cluster)) is not None:
         ttl = ClusterDetails.of(cluster).ttl
         console.note(f"If this command is killed, repeat it to continue. After {ttl}: {sentence}")
