@@ -27,6 +27,7 @@ from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.experiment import FROM, Candidate
+from mlbench_cli.runs.kubernetes_options import resolve_kubernetes
 from mlbench_cli.runs.request import Request, flag
 from mlbench_cli.runs.select import one_run
 from mlbench_cli.storage import run_folder
@@ -331,9 +332,13 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
     else:
         yield "command", shlex.join(spec.argv)
     yield from _choices_in_method(spec)
+    if launch.engine_name(cluster) == "kubernetes":  # what this cluster gives its runs is nobody's choice
+        given = vars(resolve_kubernetes(Request(), cluster))
+        expected |= {f"kubernetes.{name}": value for name, value in given.items()}
     for name, value, usual in _list_leaves(spec):
         kind = LEAVES.get(name, Leaf.CHOICE)
-        if name != "argv" and kind in (Leaf.CHOICE, Leaf.CHECKED) and value != expected.get(name, usual):
+        is_chosen = value not in (usual, expected.get(name, usual))
+        if name != "argv" and kind in (Leaf.CHOICE, Leaf.CHECKED) and is_chosen:
             yield name.removeprefix("kubernetes."), str(value)
 
 

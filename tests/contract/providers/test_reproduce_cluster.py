@@ -35,10 +35,11 @@ def test_the_price_is_shown_and_nothing_made_without_a_yes(command: Any, gke_wor
 
 @pytest.mark.timeout(300)
 def test_the_cluster_is_deleted_even_if_no_run_can_start(command: Any, gke_world: World, archive: str) -> None:
-    """No registry is known that would have the task's image."""
+    """The double's Kubernetes has no namespace. What the new cluster gives its runs is not the author's choice."""
     ended = command("reproduce", archive, "--create", "--yes")
     assert ended.code == 2, ended.err
-    assert "--registry" in ended.err
+    assert "no namespace" in ended.err
+    assert "author" not in ended.err
     assert any(line.startswith("CreateCluster") for line in gke_world.log)
     assert gke_world.clusters == {}
 
