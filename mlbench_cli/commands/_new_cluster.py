@@ -253,7 +253,7 @@ def _show(planned: PlannedCluster, use: Use) -> None:
         console.note(f"Cost: {known}, because the price of a part is unknown.")
     if (sentence := cluster_changes.describe_end(cluster)) is not None:
         ttl = ClusterDetails.of(cluster).ttl
-        console.note(f"If this command is killed, repeat it to continue. After {ttl}: {sentence}")
+        console.note(f"If this command is killed, repeat it to continue. The cluster expires after {ttl}. {sentence}")
 
 
 def _check(cluster: Cluster) -> tuple[list[str], list[str]]:

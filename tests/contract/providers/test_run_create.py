@@ -236,7 +236,7 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
 ) -> None:
     words = (*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--timeout", "2h")
     for done in (command(*words, "--dry-run"), command(*words)):
-        for line in ("n1-standard-4", "rights", "quotas", "at most 2 h", "per hour of the runs", "After 3h"):
+        for line in ("n1-standard-4", "rights", "quotas", "at most 2 h", "per hour of the runs", "expires after 3h"):
             assert line in done.err
     assert done.code == 2
     assert "Create the cluster big-2, run big-2 on it and delete it afterwards?" in done.err
