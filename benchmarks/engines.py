@@ -81,7 +81,7 @@ def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int, fo
     submission = engine.render(run.spec)
     time.sleep(PAUSE_SECONDS)
     begun = time.time()
-    engine.submit(run, submission, detach=True)
+    engine.submit(run, submission)
     submitted = time.time()
     for observation in engine.watch(run):
         if observation.ended:
@@ -170,7 +170,7 @@ def find_address(host: str) -> str:
 def follow_logs(engine: MachinesEngine, store: Store, name: str) -> str:
     """Whether LINES lines of three ranks arrive exactly, and how long after they were written."""
     run = record(store, name, (sys.executable, "-c", WRITER), 3)
-    engine.submit(run, engine.render(run.spec), detach=True)
+    engine.submit(run, engine.render(run.spec))
     delay = 0.0
     for rank in range(3):
         count = 0

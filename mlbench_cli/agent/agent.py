@@ -1,11 +1,10 @@
 """The agent of a run on one machine: starts, watches and ends the ranks, and records what it observes.
 
-It is started by the local engine, in a separate session, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
+It is started by the local engine, in a separate session, as `main([FOLDER, READY, LOCK, MACHINE])`,
 and outlives its client. Only the standard library, `machine`, `load` and `cores` are imported: it starts in 25 ms.
 When the run is over it imports the finalizer that the request names, which completes the archive.
 
 FOLDER  the run's folder. `.state/request.json` holds the request, `.state/state.json` is rewritten on each change
-LEASH   file descriptor whose end of file means that an attached client has died, or -1
 READY   file descriptor that gets the line "ok" once every rank is started, or the reason why not
 LOCK    file descriptor of the folder's lock, held until the state is on disk
 MACHINE file descriptor of the machine's lock, held until this process ends, or -1
@@ -67,13 +66,13 @@ def main(arguments: list[str]) -> int:
     """Read the request, start the ranks, report "ok" or the problem on the descriptor `ready`, and watch them to their
     end.
 
-    The arguments are the run's folder and four descriptors: leash, ready, lock of the run, lock of the machine.
+    The arguments are the run's folder and three descriptors: ready, lock of the run, lock of the machine.
     """
-    folder, leash, ready, lock, machine_lock = arguments[0], *map(int, arguments[1:5])
-    machine.keep_only(leash, ready, lock, machine_lock)
+    folder, ready, lock, machine_lock = arguments[0], *map(int, arguments[1:4])
+    machine.keep_only(ready, lock, machine_lock)
     with open(f"{folder}/.state/request.json", encoding="utf-8") as file:
         request = json.load(file)
-    agent = Agent(folder, request, leash)
+    agent = Agent(folder, request)
     agent.prepare()
     problem = agent.start()
     # A client that died in between has closed its end.
@@ -139,7 +138,7 @@ class Agent:
     node, count = 0, 1  # of this machine, and of all of the run
     token = ""  # that the agents of a run share
 
-    def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
+    def __init__(self, folder: str, request: dict[str, Any]) -> None:
         plan = request["plan"]
         self.folder = folder
         self.python: str = request["python"]
@@ -147,7 +146,6 @@ class Agent:
         self.plan = plan
         self.ranks = [Rank(entry) for entry in plan["ranks"]]
         self.deadline = time.monotonic() + plan["timeout"]
-        self.leash = leash
         self.port = machine.free_port()
         self.stop_at: float | None = None  # when TERM becomes KILL
         self.give_up_at: float | None = None
@@ -276,7 +274,7 @@ class Agent:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
     def _listen(self) -> None:
-        """Make signals, and the death of an attached client, wake the selector."""
+        """Make signals wake the selector."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
@@ -287,8 +285,6 @@ class Agent:
         signal.signal(signal.SIGUSR1, self._on_stacks)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        if self.leash >= 0:
-            self.selector.register(self.leash, selectors.EVENT_READ, self._on_client_lost)
 
     def _reserve(self) -> None:
         with open(f"{self.folder}/.state/reserve", "wb") as file:
@@ -463,10 +459,6 @@ class Agent:
 
     def _on_cancel(self, *_: object) -> None:
         self.cancelled = True
-
-    def _on_client_lost(self) -> None:
-        self.selector.unregister(self.leash)
-        self._stop("client_lost", grace=0)
 
     def _on_exit(self, rank: Rank) -> None:
         pid, status, usage = os.wait4(rank.pid, os.WNOHANG)

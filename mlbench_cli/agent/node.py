@@ -98,7 +98,7 @@ class NodeAgent(Agent):
             "machine_lock": {"lock": "unavailable", "lock_reason": None},
             "plan": {**plan, "ranks": own["ranks"]},
         }
-        super().__init__(place, request, -1)
+        super().__init__(place, request)
         # Unless the cluster has a Python that was named when it was attached.
         self.takes_users_path = not plan["python"]
         self.is_over = False  # node 0 has ended, for nodes that only wait for it

@@ -161,17 +161,17 @@ class OpenExperiment:
         record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))
 
     @property
-    def dies_with_client(self) -> bool:
-        """Whether a remaining run ends with the client that follows it."""
-        return any(self.workspace.engine_of(run).dies_with_client for run in self.plan.left)
+    def runs_here(self) -> bool:
+        """Whether a remaining run is on this machine, so that Ctrl-C cancels it."""
+        return any(run.spec.engine == "local" for run in self.plan.left)
 
-    def start_run(self, run: RunHandle, *, detach: bool) -> None:
-        """Hand a run to its engine; with `detach` it outlives this process. A rejected run stays recorded."""
+    def start_run(self, run: RunHandle) -> None:
+        """Hand a run to its engine. A rejected run stays recorded."""
         from mlbench_cli.runs import queue
 
         workspace = self.workspace
         engine = workspace.engine_of(run.run)
-        queue.start_member(self.plan.experiment, run.run, engine, workspace.store, detach=detach)
+        queue.start_member(self.plan.experiment, run.run, engine, workspace.store)
 
     def hand_over(self) -> int:
         """Hand the remaining runs to a process that outlives this one. Returns its process ID."""
@@ -186,7 +186,7 @@ class OpenExperiment:
 
 def _follow(opened: OpenExperiment, run: RunHandle) -> "FinishedRun":
     if not run.is_finished:
-        opened.start_run(run, detach=False)
+        opened.start_run(run)
     return run.wait()
 
 

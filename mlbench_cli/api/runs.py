@@ -77,9 +77,9 @@ class RunHandle:
         return find_goal(self.run.spec)
 
     @property
-    def dies_with_client(self) -> bool:
-        """Whether the run ends with the attached client that started it."""
-        return self.workspace.engine_of(self.run).dies_with_client
+    def runs_here(self) -> bool:
+        """Whether the run is on this machine, so that Ctrl-C cancels it."""
+        return self.run.spec.engine == "local"
 
     @property
     def is_started(self) -> bool:

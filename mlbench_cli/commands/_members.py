@@ -23,7 +23,7 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
     """
     experiment, left = opened.plan.experiment, opened.left
     waits = len(left) == 1 and _waits_for_machine(opened, left[0])
-    if (len(left) == 1 and not waits) or (not opened.dies_with_client and experiment.parallel >= len(left)):
+    if (len(left) == 1 and not waits) or (not opened.runs_here and experiment.parallel >= len(left)):
         _submit_all(opened, left)
     elif left:
         pid = opened.hand_over()
@@ -52,14 +52,14 @@ def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
 
 def _submit_all(opened: OpenExperiment, left: Sequence[RunHandle]) -> None:
     for run in left:
-        _submit(opened, run, detach=True)
+        _submit(opened, run)
         console.note(f"Started {run.name}.")
         _announce_keeping(run.run)
 
 
-def _submit(opened: OpenExperiment, run: RunHandle, *, detach: bool) -> None:
+def _submit(opened: OpenExperiment, run: RunHandle) -> None:
     try:
-        opened.start_run(run, detach=detach)
+        opened.start_run(run)
     except MlbenchError:
         console.note(
             f"{run.name} and its partial results are kept. Repeat the command to try again, or run "
@@ -109,7 +109,7 @@ def follow_run(
     """
     try:
         if not run.is_finished:
-            _submit(opened, run, detach=False)
+            _submit(opened, run)
             _announce(run)
         with Reporter(run, shows_log=logs) as report:
             finished = run.wait(report=report)
@@ -122,7 +122,7 @@ def follow_run(
 
 def _announce(handle: RunHandle) -> None:
     run = handle.run
-    interrupt = "cancels it and keeps partial results" if handle.dies_with_client else "leaves it running"
+    interrupt = "cancels it and keeps partial results" if handle.runs_here else "leaves it running"
     console.note(f"Started {run.name}: {in_words(run.spec)}.")
     if run.spec.engine == "local" and (program := find_interpreter(run.spec.argv)) and not run.spec.runs_task_program:
         console.note(f"Interpreter: {program}")
@@ -144,14 +144,14 @@ def _announce_keeping(run: Run) -> None:
 
 
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:
-    """The state of a run whose client was stopped: ended, canceled with its client, or continuing."""
+    """The state of a run whose client was stopped: ended, canceled if it is on this machine, or continuing."""
     names = ", ".join(item.name for item in later)
     never = f" Not started: {names}; to resume: mlbench run {opened.name}" if later else ""
     if (finished := run.finished) is not None:
         return explain_stop(
             stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {run.name}"
         )
-    if not run.dies_with_client:
+    if not run.runs_here:
         return explain_stop(
             stopped,
             f'The run "{run.name}" continues without this client.{never}',

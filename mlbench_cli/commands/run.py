@@ -417,7 +417,7 @@ def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
 
 def _follow(opened: OpenExperiment, logs: bool) -> list[Ended]:
     experiment = opened.plan.experiment
-    if experiment.parallel > 1 and len(opened.plan.left) > 1 and not opened.dies_with_client:
+    if experiment.parallel > 1 and len(opened.plan.left) > 1 and not opened.runs_here:
         return wait_for_queue(opened, require_goal=experiment.require_goal)
     return follow_all(opened, require_goal=experiment.require_goal, logs=logs)
 

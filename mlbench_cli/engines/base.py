@@ -52,13 +52,10 @@ class Fetched:
 class Engine(Protocol):
     """Executes runs on one cluster. Every method may be called from any process that knows the cluster."""
 
-    # True if the run dies with an attached client, so that Ctrl-C cancels instead of detaching.
-    dies_with_client: bool
-
     def render(self, spec: RunSpec) -> Submission:
         """Pure: no network, no clock, no random; the same spec gives the same bytes."""
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Start the run. A second call adopts what exists for the same spec, and rejects another spec."""
 
     def resume(self, run: Run) -> None:

@@ -37,8 +37,6 @@ class HeadEngine(ABC):
     `report` gets the sentences for a person who follows a log while the head does not answer.
     """
 
-    dies_with_client = False
-
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self._report = report
         self._lock = threading.RLock()
@@ -50,7 +48,7 @@ class HeadEngine(ABC):
     def render(self, spec: RunSpec) -> Submission: ...
 
     @abstractmethod
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None: ...
+    def submit(self, run: Run, submission: Submission) -> None: ...
 
     @abstractmethod
     def resume(self, run: Run) -> None:

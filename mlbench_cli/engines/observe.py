@@ -124,7 +124,7 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
         return Ending.LOST
     if all(word == Ending.EXITED for word in words):
         return Ending.EXITED
-    order = (Ending.CANCELLED, Ending.CLIENT_LOST, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
+    order = (Ending.CANCELLED, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
     return next((ending for ending in order if ending in words), Ending.LOST)
 
 

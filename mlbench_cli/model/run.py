@@ -95,7 +95,6 @@ class Ending(StrEnum):
     EXITED = "exited"  # all ranks have exit codes
     FAILED = "failed"  # a rank failed, the others were stopped
     CANCELLED = "cancelled"
-    CLIENT_LOST = "client_lost"  # the attached client was killed
     DEADLINE = "deadline"
     NEVER_STARTED = "never_started"
     LOST = "lost"  # nothing remains to observe
@@ -108,7 +107,6 @@ class Ending(StrEnum):
 
 _ENDING_OUTCOMES = {
     Ending.CANCELLED: Outcome.CANCELLED,
-    Ending.CLIENT_LOST: Outcome.CANCELLED,
     Ending.DEADLINE: Outcome.DEADLINE,
     Ending.NEVER_STARTED: Outcome.NEVER_STARTED,
     Ending.LOST: Outcome.LOST,

@@ -38,7 +38,7 @@ ALL_ENDED = "all its runs have ended"
 # --- starting one member --------------------------------------------------------------------------------------------
 
 
-def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store, *, detach: bool) -> None:
+def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store) -> None:
     """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
 
     Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
@@ -52,7 +52,7 @@ def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store,
         write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
         if run.spec.engine != "kubernetes":
             locks.close()
-        engine.submit(run, engine.render(run.spec), detach=detach)
+        engine.submit(run, engine.render(run.spec))
     store.update_run(run, RunState.RUNNING)
     clear_queued(run.folder)
 
@@ -230,7 +230,7 @@ def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
         engine = connect_engine(store.cluster(run.spec.cluster), _log)
         if row.state is RunState.CREATED:
             _log(f"{run.name}: starting")
-            start_member(experiment, run, engine, store, detach=True)
+            start_member(experiment, run, engine, store)
         finished = supervise.follow(run, engine, store)
     except MlbenchError as error:
         _log(f"{run.name}: {error.message}")

@@ -46,9 +46,9 @@ class Lab:
         self.runs.append(run)
         return run
 
-    def start(self, argv: Sequence[str], *, detach: bool = False, **options: Any) -> Run:
+    def start(self, argv: Sequence[str], **options: Any) -> Run:
         run = self.record(argv, **options)
-        self.engine.submit(run, self.engine.render(run.spec), detach=detach)
+        self.engine.submit(run, self.engine.render(run.spec))
         return run
 
     def end(self, run: Run) -> Observation:

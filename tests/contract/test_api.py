@@ -117,8 +117,8 @@ def test_a_launch_can_be_looked_at_before_it_is_recorded_and_followed_run_by_run
         with pytest.raises(UsageError, match="is running"), client.prepare(launch.request).open():
             pass
         for run in opened.left:
-            assert run.dies_with_client
-            opened.start_run(run, detach=False)
+            assert run.runs_here
+            opened.start_run(run)
             assert run.wait(PATIENCE).outcome is Outcome.COMPLETED
     again = client.prepare(client.recall(Request(name="demo", repeat=3)))
     assert again.is_known

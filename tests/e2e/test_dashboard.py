@@ -42,7 +42,7 @@ def test_a_dashboard_shows_a_cluster_through_its_api_server(cluster: Cluster, tm
         with client.prepare(request).open() as opened:
             opened.record()
             (run,) = opened.left
-            opened.start_run(run, detach=True)  # and nobody on this machine follows it
+            opened.start_run(run)  # and nobody on this machine follows it
         try:
             until(lambda: RUN in list_names(dashboard))
             lines = follow_log(dashboard, RUN)

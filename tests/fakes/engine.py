@@ -20,8 +20,6 @@ class FakeEngine:
     `error` is raised by every call that would ask a cluster, as if it did not answer; None lets them pass.
     """
 
-    dies_with_client = False
-
     def __init__(
         self, observations: Iterable[Observation] = (), logs: Mapping[int, Iterable[bytes]] | None = None
     ) -> None:
@@ -35,7 +33,7 @@ class FakeEngine:
         """One object of kind FakeRun that names the run."""
         return Submission(spec, ({"kind": "FakeRun", "name": spec.name},))
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Record the call; nothing is started."""
         self._record("submit")
 

@@ -31,8 +31,6 @@ SPARE_FILES = 256
 class HostsEngine(MachinesEngine):
     """Executes runs on the hosts that `details` list."""
 
-    dies_with_client = False
-
     def __init__(self, details: HostsDetails) -> None:
         super().__init__(details)
         self._details = details
@@ -47,7 +45,7 @@ class HostsEngine(MachinesEngine):
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Prepare all hosts, then start the head, and an agent on each. A second call completes what is missing."""
         channels = self._channels(run)
         (plan,) = submission.documents

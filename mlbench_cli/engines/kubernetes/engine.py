@@ -87,7 +87,7 @@ class KubernetesEngine(HeadEngine):
         """The suspended Job and its objects. `submit` adds the owner references to the Job."""
         return Submission(spec, manifests(spec, self._access.namespace))
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Create the objects and release the Job; after an interruption, only what is missing."""
         save_manifests(run, submission)
         with self._access.client() as api:

@@ -146,13 +146,6 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
             hint=f"mlbench status {state['name']} --stacks   shows where",
             evidence={"idle_since": idle},
         )
-    if ending == "client_lost":
-        return Finding(
-            "client_lost",
-            "The mlbench process that started the run died, so the run ended.",
-            hint="To let runs outlive the client, use --detach.",
-            retryable=True,
-        )
     if ending == "never_started":
         problem = state.get("start_problem") or "nothing was started in the run's folder"
         return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)

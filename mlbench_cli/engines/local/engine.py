@@ -4,7 +4,7 @@
     FOLDER/.state/request.json  state.json  supervisor.log                between engine and agent
 
 Ranks get the same command line and the same variables as on a cluster. Any process that can read the folder can
-observe, follow, cancel or delete the run. Attached runs die with their client, however it dies.
+observe, follow, cancel or delete the run, which outlives its client.
 """
 
 import contextlib
@@ -63,13 +63,10 @@ class LocalEngine:
     `report` gets the sentences for a person whose run waits for another one to end.
     """
 
-    dies_with_client = True
-
     def __init__(self, finalizer: str | None = None, report: Callable[[str], None] | None = None) -> None:
         """`finalizer` names the module whose `main(FOLDER)` the agent calls when the run is over."""
         self._finalizer = finalizer
         self._report = report or (lambda sentence: None)
-        self._leashes: dict[str, int] = {}  # run id -> descriptor whose closing ends an attached run
         self._children: dict[str, int] = {}
 
     # --- plan ---------------------------------------------------------------------------------------------------
@@ -92,7 +89,7 @@ class LocalEngine:
 
     # --- start --------------------------------------------------------------------------------------------------
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Start the run; the ranks are running when this returns. Waits while another run is using this machine.
 
         Raises UsageError if the folder or the machine does not allow it, DeadlineError after too long a wait.
@@ -104,43 +101,36 @@ class LocalEngine:
             try:
                 if not state_folder.is_dir():
                     raise UsageError(f'The run "{run.name}" was deleted before it was started.')
-                self._start(run, submission, lease, detach)
+                self._start(run, submission, lease)
             finally:
                 lease.close()
 
-    def _start(self, run: Run, submission: Submission, lease: MachineLock, detach: bool) -> None:
+    def _start(self, run: Run, submission: Submission, lease: MachineLock) -> None:
         with _hold_submission(run) as lock:
             if is_abandoned(run):
                 raise UsageError(f'The run "{run.name}" was canceled before it started.')
             if not _adopt(run):
                 _prepare(run, submission, self._finalizer, lease)
-                self._launch(run, lock, lease, detach)
+                self._launch(run, lock, lease)
 
-    def _launch(self, run: Run, lock: int, lease: MachineLock, detach: bool) -> None:
+    def _launch(self, run: Run, lock: int, lease: MachineLock) -> None:
         """Start the agent. It inherits both locks: the folder's, which it drops once its state is on disk, so that
         a client killed here cannot make room for a second one, and the machine's, which it keeps until it ends.
         """
-        leash, hold = (-1, -1) if detach else os.pipe()
         told, ready = os.pipe()
-        inherited = [descriptor for descriptor in (leash, ready, lock, lease.descriptor) if descriptor >= 0]
+        inherited = [descriptor for descriptor in (ready, lock, lease.descriptor) if descriptor >= 0]
         for descriptor in inherited:
             os.set_inheritable(descriptor, True)
         try:
-            pid = _spawn(run.folder, leash, ready, lock, lease.descriptor)
+            pid = _spawn(run.folder, ready, lock, lease.descriptor)
         except OSError:
-            for descriptor in (told, hold):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            os.close(told)
             raise
         finally:
             os.set_inheritable(lock, False)
-            for descriptor in (leash, ready):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            os.close(ready)
             lease.close()
         self._children[run.id] = pid
-        if hold >= 0:
-            self._leashes[run.id] = hold
         try:
             with os.fdopen(told, "rb") as file:
                 answer = file.readline().decode("utf-8", "replace").strip()
@@ -269,8 +259,6 @@ class LocalEngine:
 
     def _release(self, run: Run) -> None:
         """Release what this process holds for a run that has ended."""
-        if (leash := self._leashes.pop(run.id, None)) is not None:
-            os.close(leash)
         if (pid := self._children.pop(run.id, None)) is not None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -335,12 +323,12 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: Mac
         json.dump(request, file)
 
 
-def _spawn(folder: Path, leash: int, ready: int, lock: int, machine_lock: int) -> int:
+def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
     # Imported rather than run as a script, so that it is compiled once; isolated, so that no file of the user's
     # current folder or PYTHONPATH takes the place of a module.
     code = "import sys; sys.path.append(sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
     root = Path(mlbench_cli.__file__).parents[1]
-    arguments = [str(root), str(folder), *map(str, (leash, ready, lock, machine_lock))]
+    arguments = [str(root), str(folder), *map(str, (ready, lock, machine_lock))]
     words = [sys.executable, "-I", "-S", "-c", code.format(main.__module__), *arguments]
     log = str(folder / ".state" / "supervisor.log")
     actions = [

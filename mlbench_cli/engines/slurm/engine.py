@@ -52,7 +52,7 @@ class SlurmEngine(MachinesEngine):
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
-    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: Submission) -> None:
         """Submit the job exactly once, even if several clients call this or are killed."""
         folder, lock = self._run_place(run), f"{self._details.folder}/locks/{run.name}"
         self._install_code(self._channel)

@@ -78,11 +78,11 @@ def test_only_rank_0_runs_the_command(lab: EngineLab) -> None:
 
 
 def test_submitting_again_adopts(lab: EngineLab, kind: str, home: Path) -> None:
-    run = lab.start(SLEEP, workers=2, detach=True)
+    run = lab.start(SLEEP, workers=2)
     before = until(lambda: len(found := lab.processes(run)) == 2 and found)
     agents = lab.agents(run)
     other = EngineLab(kind, home)
-    other.engine.submit(run, other.engine.render(run.spec), detach=True)
+    other.engine.submit(run, other.engine.render(run.spec))
     other.engine.resume(run)
     assert (lab.processes(run), lab.agents(run)) == (before, agents)
 
@@ -178,7 +178,7 @@ def test_the_deadline_ends_ranks_that_ignore_term(lab: EngineLab) -> None:
 
 
 def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
-    run = lab.start(SLEEP, workers=2, detach=True)
+    run = lab.start(SLEEP, workers=2)
     until(lambda: len(lab.processes(run)) == 2)
     with pytest.raises(UsageError, match="still running"):
         lab.engine.delete(run)
@@ -193,7 +193,7 @@ def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
 
 @pytest.mark.parametrize("node", [0, -1])
 def test_a_killed_agent_takes_its_ranks_along_and_the_run_is_lost(lab: EngineLab, node: int) -> None:
-    run = lab.start(STUBBORN, workers=2, detach=True)
+    run = lab.start(STUBBORN, workers=2)
     until(lambda: len(lab.processes(run)) >= 10)
     os.kill(lab.agents(run)[node], signal.SIGKILL)
     assert lab.end(run).ended == "lost"
@@ -207,7 +207,7 @@ def test_a_detached_run_outlives_its_client_and_is_completed_by_another(
 ) -> None:
     gate = tmp_path / "gate"
     script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.02; done; echo $RANK > $MLBENCH_OUTPUT_DIR/f; echo done"
-    program = f"lab.start({shell(script)!r}, name='theirs', workers=2, detach=True); print('up', flush=True); "
+    program = f"lab.start({shell(script)!r}, name='theirs', workers=2); print('up', flush=True); "
     with start_client(kind, home, program + "time.sleep(600)") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "up\n"

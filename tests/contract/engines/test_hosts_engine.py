@@ -126,7 +126,7 @@ def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, m
 
     def start_late() -> None:
         time.sleep(3)
-        lab.engine.submit(run, lab.engine.render(run.spec), detach=True)
+        lab.engine.submit(run, lab.engine.render(run.spec))
         clear_queued(run.folder)
 
     with ThreadPoolExecutor(1) as pool:

@@ -150,7 +150,7 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
     write_queued(waiting.folder, "none", "x")
     lab.engine.cancel(waiting)
     with pytest.raises(UsageError, match="was canceled before it started"):
-        lab.engine.submit(waiting, lab.engine.render(waiting.spec), detach=True)
+        lab.engine.submit(waiting, lab.engine.render(waiting.spec))
     assert lab.end(waiting).ended == "cancelled"
     lab.close()
 

@@ -90,7 +90,7 @@ class Rendezvous(FakeEngine):
 
     barrier: threading.Barrier
 
-    def submit(self, run: Run, submission: object, *, detach: bool = False) -> None:
+    def submit(self, run: Run, submission: object) -> None:
         self.barrier.wait(timeout=30)
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_deleted_meanwhile_is_not_started(store: Store) -> None:
     engine = FakeEngine()
     delete_run(run, store)
     with pytest.raises(NotFoundError, match="was deleted before it was started"):
-        queue.start_member(experiment, run, engine, store, detach=True)
+        queue.start_member(experiment, run, engine, store)
     assert engine.calls == []
     assert not run.folder.exists()
 

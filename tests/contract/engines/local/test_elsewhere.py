@@ -35,7 +35,7 @@ def change_state(lab: Lab, **changes: object) -> None:
 def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
     if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a PID namespace cannot be made here: it needs root")
-    run = lab.start(SLEEP, detach=True)
+    run = lab.start(SLEEP)
     shown = json.loads(elsewhere(lab, "status", run.name, "-o", "json").stdout)
     assert (shown["state"], shown["outcome"], shown["ended"]) == ("created", None, None)
     assert [rank["phase"] for rank in shown["ranks"]] == ["running"]
@@ -47,7 +47,7 @@ def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
 
 
 def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> None:
-    run = lab.start(SLEEP, detach=True)
+    run = lab.start(SLEEP)
     try:
         change_state(lab, host="login-2", boot_id="that of login-2")
         observation = lab.engine.look(run)

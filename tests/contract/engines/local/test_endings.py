@@ -131,58 +131,9 @@ def test_the_deadline_ends_the_run(lab: Lab) -> None:
 # --- the client dies ----------------------------------------------------------------------------------------------
 
 
-def test_an_attached_run_dies_with_its_client(lab: Lab, tmp_path: Path) -> None:
-    script = f"lab.start({STUBBORN!r}, name='theirs', workers=2); print('up', flush=True); time.sleep(600)"
-    with client(tmp_path, script) as other:
-        assert other.stdout
-        assert other.stdout.readline() == "up\n"
-        run = lab.store.run("theirs").run
-        until(lambda: len(processes_of(run)) >= 10)
-        # Children of the client that outlive it must not hold the run's life in their hands.
-        other.kill()
-        end = lab.end(run)
-    assert end.ended == "client_lost"
-    assert "--detach" in str(finding(end.findings, "client_lost").hint)
-    assert processes_of(run) == []
-
-
-def test_a_client_that_is_lost_hastens_a_stop(lab: Lab, tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    program = f"trap 'echo stopping; sleep 3; touch {late}; exit' TERM; echo ready; while true; do sleep 0.1; done"
-    script = f"lab.start({shell(program)!r}, name='theirs'); print('up', flush=True); time.sleep(600)"
-    with client(tmp_path, script) as other:
-        assert other.stdout
-        assert other.stdout.readline() == "up\n"
-        run = lab.store.run("theirs").run
-        log = run.folder / "logs/rank-0.log"
-        until(lambda: b"ready" in log.read_bytes())
-        os.kill(state_of(run)["pid"], signal.SIGTERM)
-        until(lambda: b"stopping" in log.read_bytes())
-        other.kill()
-        assert lab.end(run).ended == "cancelled"
-    assert not late.exists()
-
-
-def test_a_child_of_the_client_does_not_keep_the_run_alive(lab: Lab, tmp_path: Path) -> None:
-    script = (
-        f"import subprocess; lab.start({SLEEP!r}, name='theirs')\n"
-        "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, close_fds=False)\n"
-        "print(child.pid, flush=True); time.sleep(600)"
-    )
-    with client(tmp_path, script) as other:
-        assert other.stdout
-        child = int(other.stdout.readline())
-        try:
-            other.kill()
-            assert lab.end(lab.store.run("theirs").run).ended == "client_lost"
-            os.kill(child, 0)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
 def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    script = f"lab.start({SLEEP!r}, name='theirs', detach=True); os._exit(0)"
+    script = f"lab.start({SLEEP!r}, name='theirs'); os._exit(0)"
     with client(tmp_path, script, pass_fds=[writer]) as other:
         os.close(writer)
         assert other.wait() == 0
@@ -195,7 +146,7 @@ def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Pa
 
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> None:
-    run = lab.start(STUBBORN, workers=2, detach=True)
+    run = lab.start(STUBBORN, workers=2)
     until(lambda: len(processes_of(run)) >= 10)
     ranks = [rank["pid"] for rank in state_of(run)["ranks"]]
     os.kill(state_of(run)["pid"], signal.SIGKILL)
@@ -209,7 +160,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> N
 
 @pytest.mark.parametrize("change", ["start_time", "boot_id"])
 def test_another_process_with_the_same_number_is_not_the_supervisor(lab: Lab, change: str) -> None:
-    run = lab.start(SLEEP, detach=True)
+    run = lab.start(SLEEP)
     real = state_of(run)["pid"]
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:

@@ -135,22 +135,6 @@ def test_an_agent_that_is_killed_leaves_nothing_stopped(lab: Lab, moment: str) -
     until(lambda: not any(Path(f"/proc/{pid}").exists() and is_stopped(pid) for pid in stopped))
 
 
-def test_a_client_that_is_killed_leaves_nothing_stopped(lab: Lab, tmp_path: Path) -> None:
-    script = (
-        "run = lab.start(shell('sleep 77 & sleep 77'), name='theirs', workers=2, "
-        "faults='at 0.2s for 60s stop any rank', on_failure='restart')\nprint('go', flush=True)\nsys.stdin.read()"
-    )
-    with client(tmp_path, script, stdin=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "go\n"
-        run = lab.store.run("theirs").run
-        lab.runs.append(run)
-        until(lambda: any(is_stopped(pid) for pid in processes_of(run)))
-        other.kill()
-    assert lab.end(run).ended == "client_lost"
-    until(lambda: not processes_of(run))
-
-
 def test_a_cancelled_run_is_not_started_again(lab: Lab) -> None:
     run = lab.start(shell("sleep 60"), workers=2, faults="at 0.2s for 60s stop rank 0", on_failure="restart")
     until(lambda: any(is_stopped(pid) for pid in processes_of(run)))

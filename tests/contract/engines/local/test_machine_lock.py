@@ -73,7 +73,7 @@ def start_in_another_process(run: Run, home: Path, **options: Any) -> "subproces
         "from mlbench_cli.storage.store import Store\n"
         "run = Store().run(sys.argv[1]).run\n"
         "engine = LocalEngine(report=lambda sentence: print(sentence, flush=True))\n"
-        "engine.submit(run, engine.render(run.spec), detach=True)"
+        "engine.submit(run, engine.render(run.spec))"
     )
     environment = {**os.environ, "MLBENCH_HOME": str(home)}
     words = [sys.executable, "-c", script, run.name]

@@ -136,7 +136,7 @@ def test_partial_results_are_kept_when_a_run_is_cancelled(lab: Lab) -> None:
 
 
 def test_whoever_comes_first_completes_a_detached_run_and_once_only(lab: Lab, tmp_path: Path) -> None:
-    run = lab.start(task(), workers=2, detach=True)
+    run = lab.start(task(), workers=2)
     lab.end(run)
     script = (
         "sys.stdin.readline(); row = lab.store.run('run-0')\n"
@@ -217,7 +217,7 @@ def test_an_interrupt_cancels_gracefully(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_lost_run_is_sealed_as_lost_with_what_there_is(lab: Lab) -> None:
-    run = lab.start(shell("echo up; exec sleep 600"), detach=True)
+    run = lab.start(shell("echo up; exec sleep 600"))
     until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"up\n")
     os.kill(json.loads((run.folder / ".state/state.json").read_bytes())["pid"], signal.SIGKILL)
     outcome = follow(lab, run)
@@ -307,7 +307,6 @@ def test_a_full_disk_leaves_the_run_to_be_sealed_later(lab: Lab, tmp_path: Path)
 class Unwilling(LocalEngine):
     """A cluster on which nothing can start until it is asked to give up."""
 
-    dies_with_client = False
     cancelled = False
     finding = Finding("image_not_found", "The image no/such:1 does not exist.", permanent=True)
 

@@ -81,7 +81,6 @@ def look(run: Run) -> Watch:
         ({"phase": "failed", "start_error": "no file"}, {}, "failed", "could not be started: no file"),
         ({"phase": "failed", "stopped": True}, {"first_failed": 1}, "failed", "stopped: rank 1 failed"),
         ({"phase": "failed", "stopped": True}, {"ended": "deadline"}, "failed", "stopped: deadline"),
-        ({"stopped": True}, {"ended": None, "stopping": "client_lost"}, "running", "stopped: client lost"),
         ({"phase": "succeeded", "exit_code": 0}, {}, "succeeded", None),
         ({"pid": None}, {}, "running", "only rank 0 runs the command"),
     ],

@@ -89,7 +89,6 @@ def judge_run(
         (observe_end("cancelled", None, None, findings=(PERMANENT,), started=None), None, "never_started"),
         (observe_end("cancelled", 143, 143, findings=(PERMANENT,)), None, "cancelled"),
         (observe_end("cancelled", None, None, started=None), None, "cancelled"),
-        (observe_end("client_lost", 137, 137), REACHED, "cancelled"),
         (observe_end("deadline", 143, 143), REACHED, "deadline"),
         (observe_end("never_started"), None, "never_started"),
         (observe_end("lost", 0, 0), REACHED, "lost"),
