@@ -146,13 +146,13 @@ def help_text(topic: str | None = None) -> str:
         *_rows(_named(EVERYDAY)),
         "",
         "More commands, by topic:",
-        *(f"  mlbench help {name:<12} {text}" for name, text in TOPICS.items()),
+        *(f"  mlbench help {name:<13} {text}" for name, text in TOPICS.items()),
         "",
         "Options: --version, --help (after a command: its options), --install-completion",
         "",
         "Get started:",
         "  mlbench run first 1 2 --task digits_resnet --light    on this machine",
-        "  mlbench create-cluster kind 2 test                    then run there",
+        "  mlbench run big 2 --task allreduce --create kind      on a cluster of its own",
     ]
     return "\n".join(lines) + "\n"
 

@@ -191,6 +191,9 @@ class HeadEngine(ABC):
         """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
         self._save_manifests(run)
         snapshot = self._sync(run)
+        for report in snapshot.nodes.values():
+            for entry in (report.state or {}).get("ranks", ()):
+                RunFolder(run.folder).log(entry["rank"]).touch()  # of a rank that has printed nothing, too
         found = [self._fetch_node(run, node, report) for node, report in snapshot.nodes.items()]
         outputs.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(run, snapshot), *_explain_losses(snapshot)]

@@ -14,13 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
 from tests.e2e.kills import KILLS, survive
@@ -87,9 +85,10 @@ def test_an_image_with_nothing_but_busybox(runs: Runs, tmp_path: Path) -> None:
     engine, run = runs.start(spec, tmp_path / "run")
     seen = until(engine, run, has_ended)
     assert (seen.ended, seen.workers[0].exit_code) == ("failed", 5)
-    assert engine.fetch(run).complete
+    fetched = engine.fetch(run)
+    assert (fetched.complete, [finding.code for finding in fetched.findings]) == (False, ["results_lost"])
+    assert "no Python" in fetched.findings[0].summary
     assert log(run, 0).startswith("here\n")
-    assert (tmp_path / "run/output/rank-0/zeros").stat().st_size == 3 << 20
 
 
 def test_torch_reduces_over_two_nodes_and_collects_from_all(runs: Runs, tmp_path: Path) -> None:
@@ -104,14 +103,12 @@ def test_torch_reduces_over_two_nodes_and_collects_from_all(runs: Runs, tmp_path
         assert (tmp_path / f"output/rank-{rank}/sum.txt").read_text() == "3.0"
 
 
-def test_torchrun_with_two_processes_on_each_node(runs: Runs, tmp_path: Path) -> None:
-    spec = runs.cluster.spec(
-        "torchrun-2", "python3", "-c", GLOO, image=runs.cluster.torch_image, processes_per_worker=2
-    )
+def test_two_processes_on_each_node(runs: Runs, tmp_path: Path) -> None:
+    spec = runs.cluster.spec("two-2", "python3", "-c", GLOO, image=runs.cluster.torch_image, processes_per_worker=2)
     engine, run = runs.start(spec, tmp_path)
     assert until(engine, run, has_ended).ended == "exited"
     engine.fetch(run)
-    assert log(run, 0).count("sum 10.0") == log(run, 2).count("sum 10.0") == 2
+    assert [log(run, rank).count("sum 10.0") for rank in range(4)] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -126,10 +123,10 @@ def test_mpi_between_two_nodes_without_ssh(runs: Runs, tmp_path: Path, processes
     seen = until(engine, run, has_ended)
     engine.fetch(run)
     total = {1: 3.0, 2: 10.0}[processes]
-    for worker in (0, 1):
-        said = log(run, worker * processes)
-        assert said.count(f"sum {total} {total}, MPICH Version: 5") == processes, said
-        assert said.count(", none, None\n") == processes
+    for rank in range(2 * processes):
+        said = log(run, rank)
+        assert said.count(f"sum {total} {total}, MPICH Version: 5") == 1, said
+        assert said.count(", none, None\n") == 1
     assert seen.ended == "exited"
     assert len({worker.node for worker in seen.workers}) == 2
 
@@ -216,27 +213,6 @@ def test_what_can_never_start_is_given_up(runs: Runs, tmp_path: Path) -> None:
     finished = supervise.follow(run, engine, store)
     assert (finished.outcome, finished.exit_code()) == ("never_started", 6)
     assert finished.findings[0].code == "image_name_invalid"
-
-
-def test_lines_that_the_node_has_thrown_away_are_a_finding(runs: Runs, tmp_path: Path) -> None:
-    """While nobody follows, the log grows beyond what the kubelet keeps."""
-    script = "echo first; sleep 8; seq 2000000; sleep 15; echo last"
-    store = Store(tmp_path)
-    run = store.record_run(runs.cluster.spec("rotated-1", "sh", "-c", script, workers=1, options={"keep_seconds": 0}))
-    runs.started.append(run)
-    engine = runs.cluster.engine
-    engine.submit(run, engine.render(run.spec))
-    until(engine, run, all_run)
-    while not list(engine.logs(run, 0)):
-        time.sleep(0.2)
-    time.sleep(22)
-    finished = supervise.follow(run, engine, store)
-    assert finished.outcome == "completed"
-    assert [finding.code for finding in finished.findings] == [LOG_GAP]
-    with Archive.open(run.folder) as archive:
-        assert archive.findings[0]["code"] == LOG_GAP
-    lines = log(run, 0).splitlines()
-    assert (lines[0], lines[-1], len(lines) < 2_000_002) == ("first", "last", True)
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------

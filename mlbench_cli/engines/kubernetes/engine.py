@@ -53,7 +53,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 )
 from mlbench_cli.engines.observe import NodeReport, Snapshot
 from mlbench_cli.engines.placement import NodeShare, share_pods
-from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
+from mlbench_cli.errors import CleanupError, MlbenchError, UnreachableError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound
 from mlbench_cli.kube.claims import DataClaim, ensure_claim
@@ -143,7 +143,12 @@ class KubernetesEngine(HeadEngine):
     def _ask(self, run: Run) -> Snapshot:
         """What the head has; nothing while it is not running: then the cluster says what is known."""
         try:
-            return super()._ask(run)
+            try:
+                return super()._ask(run)
+            except HeadMissing:
+                raise
+            except UnreachableError:  # the pod that the channel led to may have been deleted, and another be there
+                return super()._ask(run)
         except HeadMissing:
             known = self._synced.get(run.id)
             nodes = known[1].nodes if known else {unit: NodeReport() for unit in range(run.spec.unit_count)}
