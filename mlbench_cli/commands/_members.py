@@ -8,7 +8,7 @@ from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
 from mlbench_cli.model.run import Outcome, Run
-from mlbench_cli.model.spec import HOLD_SECONDS
+from mlbench_cli.model.spec import MIN_KEEP_SECONDS
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.util.text import counted
 
@@ -134,13 +134,9 @@ def _announce(handle: RunHandle) -> None:
 
 def _announce_keeping(run: Run) -> None:
     """Until when the results of a cluster run can be fetched."""
-    options = run.spec.kubernetes
-    if run.spec.engine != "kubernetes":
-        return
-    if options.keep_seconds:
-        console.note(f"The cluster keeps the results for {console.duration(options.keep_seconds)} after the run.")
-    else:
-        console.note(f"The workers hold the results for {console.duration(HOLD_SECONDS)} after the run.")
+    if run.spec.engine == "kubernetes":
+        kept = max(MIN_KEEP_SECONDS, run.spec.kubernetes.keep_seconds)
+        console.note(f"The cluster keeps the results for {console.duration(kept)} after the run.")
 
 
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:

@@ -41,6 +41,7 @@ LATER_OPTIONS: dict[str, object] = {
     "start_timeout": START_TIMEOUT,
 }
 KEEP_SECONDS = 86400
+MIN_KEEP_SECONDS = 600  # for which a run's head keeps its results at least
 HOLD_SECONDS = 900  # how long a worker's pod tries to hand its results over to a head that does not answer
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
 

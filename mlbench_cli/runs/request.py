@@ -203,7 +203,7 @@ class Request:
     pull_secret: str | None = _cluster_option("name of the image pull secret")
     queue: str | None = _cluster_option("name of the Kueue queue")
     keep: str | None = _cluster_option(
-        "how long a small pod keeps the results on the cluster after the run; default: 24h; 0: not at all",
+        "how long the cluster keeps the results after the run; default: 24h, at least 10m",
         metavar="DURATION",
         rare=True,
     )

@@ -37,7 +37,7 @@ from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, pod_host
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
+from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
 
 if TYPE_CHECKING:
     from mlbench_cli.agent.messages import MachinesPlan
@@ -61,7 +61,6 @@ ANNOTATION_BYTES = 200_000
 CODE_FILE = "code.tar.gz"  # in the ConfigMap
 CONFIG_BYTES = 1_000_000  # a ConfigMap has at most 1 MiB
 HEAD_PORT = 29600
-HEAD_SECONDS = 600  # for which a head keeps results at least
 HEAD_QUEUE_SECONDS = 7 * 86400  # that a head outlives a run that may wait in a queue
 HEAD_DISK = "10Gi"
 HEAD_CPUS = "2"  # a quota of CPU limits wants one of each pod
@@ -232,7 +231,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     # hand over its results. Each of them keeps its own deadline.
     length = math.ceil(spec.timeout) + HOLD_SECONDS + DEADLINE_MARGIN
     deadline = options.start_timeout + length
-    keep = max(HEAD_SECONDS, options.keep_seconds)
+    keep = max(MIN_KEEP_SECONDS, options.keep_seconds)
     return {
         "name": spec.name,
         "job_name": job_name(spec),
@@ -419,7 +418,8 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
 
 def _plan(spec: RunSpec) -> "MachinesPlan":
     """What the agents of the pods do."""
-    contract = contract_environment(spec, AT_START, AT_START, AT_START)
+    # The user's variables are named here, too: of a container's own, agents leave out what looks like a launcher's.
+    contract = {**spec.kubernetes.env, **contract_environment(spec, AT_START, AT_START, AT_START)}
     lock = NO_PROMISE if spec.kubernetes.share_nodes else WHOLE_NODES
     return make_pods_plan(spec, contract, lock=lock, collects=list(holders(spec)))
 
