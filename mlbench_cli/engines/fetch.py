@@ -25,15 +25,15 @@ class FetchError(MlbenchError):
 
 
 def download(
-    part: Path, size: int, sha256: str, receive: Callable[[BinaryIO, "Digest"], None], *, source: str, keeper: str
+    part: Path, size: int, sha256: str, receive: Callable[[BinaryIO, "Digest"], None], *, source: str, place: str
 ) -> None:
     """Complete `part`, which may hold the beginning of a file of this size and digest. On return, it is on disk.
 
     `receive` appends what is missing, and may tell the digest how many bytes are final. `source` names the file in
-    messages, `keeper` where it stays meanwhile. Raises FetchError, and what `receive` raises.
+    messages, `place` where it stays meanwhile. Raises FetchError, and what `receive` raises.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(part, size, keeper)
+    _check_room(part, size, place)
     for _ in range(ATTEMPTS):
         with ThreadPoolExecutor(1) as pool, open(part, "ab") as file:
             digest = Digest(part, pool)
@@ -47,7 +47,7 @@ def download(
         part.unlink()
     raise FetchError(
         f"{source} arrived damaged twice: expected SHA-256 {sha256[:16]}….",
-        hint=f"Fetch it again; it is still on {keeper}. If this persists, the disk there may be damaged.",
+        hint=f"Fetch it again; it is still on {place}. If this persists, the disk there may be damaged.",
     )
 
 
@@ -135,13 +135,13 @@ def _is_result(name: str) -> bool:
     return name in ("output", "resources.jsonl", FAULTS) or name.startswith("output/")
 
 
-def _check_room(part: Path, size: int, keeper: str) -> None:
+def _check_room(part: Path, size: int, place: str) -> None:
     needed = 2 * size - size_of(part)  # once as the archive, once unpacked
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise FetchError(
             f"The results need {needed >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint=f"Free up disk space, or set MLBENCH_HOME to another folder; the results stay on {keeper} for now.",
+            hint=f"Free up disk space, or set MLBENCH_HOME to another folder; the results stay on {place} for now.",
         )
 
 

@@ -44,7 +44,7 @@ def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) 
             file.write(data)
 
     source = f"{path} from {channel.target.name}"
-    fetch.download(part, facts["size"], facts["sha256"], receive, source=source, keeper="the machines")
+    fetch.download(part, facts["size"], facts["sha256"], receive, source=source, place="the machine of the run's head")
 
 
 def merge_resources(run: Run, nodes: int) -> None:

@@ -41,9 +41,9 @@ def test_a_download_is_what_was_announced_or_refused(tmp_path: Path) -> None:
         file.write(next(attempts, b"DAMAGED"))
 
     part, digest = tmp_path / "part", hashlib.sha256(b"results").hexdigest()
-    download(part, 7, digest, receive, source="it", keeper="the node")
+    download(part, 7, digest, receive, source="it", place="the node")
     assert part.read_bytes() == b"results"
     part.unlink()
     with pytest.raises(FetchError):
-        download(part, 7, digest, receive, source="it", keeper="the node")
+        download(part, 7, digest, receive, source="it", place="the node")
     assert not part.exists()

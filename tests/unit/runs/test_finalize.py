@@ -12,7 +12,7 @@ from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.storage.store import Store
 from tests.fakes.engine import FakeEngine
 
-REASON = Finding("results_lost", "The keeper lost the output of worker 0.", hint="Run it again.")
+REASON = Finding("results_lost", "The head lost the output of worker 0.", hint="Run it again.")
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_workers_keep_off_nodes_that_they_would_share() -> None:
     different = {"key": "mlbench/run", "operator": "NotIn", "values": ["demo-2"]}
     assert others["labelSelector"] == {"matchLabels": workers, "matchExpressions": [different]}
     (own,) = terms(share_nodes=True)
-    # The keeper bears the run's label, too, and must not keep a worker from its node.
+    # The head bears the run's label, too, and must not keep a worker from its node.
     assert own["labelSelector"] == {"matchLabels": {**workers, "mlbench/run": "demo-2"}}
     assert terms(spread=False, share_nodes=True) == []
 
