@@ -299,7 +299,9 @@ def test_two_runs_are_compared_by_keyboard_and_their_report_opens(dashboard: Das
         fill(browser, a="alpha-1", b="alpha-4")
         browser.press(ENTER)
         browser.wait_for("return document.body.innerText.includes('What differs')")
-        assert "These results are not comparable" in browser.text()  # another number of workers
+        text = browser.text()
+        assert "Too few runs for a verdict on alpha-1 and alpha-4" in text
+        assert "The numbers of workers differ: 1 and 4." in text
         browser.run("Array.from(document.links).find(a => a.textContent === 'Report of both').focus()")
         browser.press(ENTER)
         browser.wait_for("return location.pathname === '/report'")

@@ -10,11 +10,12 @@ import pytest
 from mlbench_cli.model.run import Cluster, Experiment, Member
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
-from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit
+from tests.contract.engines.kubernetes.test_engine import a_run, submit
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import record_sealed
 from tests.contract.server.dashboards import PATIENCE, Dashboard, serve
 from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
 
 
 @pytest.fixture
@@ -44,19 +45,17 @@ def dashboard(server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cluster_shows_its_runs_and_nothing_of_others(server: KubeApi, dashboard: Dashboard, tmp_path: Path) -> None:
     """Another machine's run is found, and its log followed, over the connection of all commands."""
-    submit(server, a_run(tmp_path / "elsewhere"))
-    running = [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
-    for index in (0, 1):
-        put_pod(server, index, phase="Running", containerStatuses=running)
-    pods = sorted(name for kind, name in server.objects if kind == "pods")
-    server.write(pods[0], b"first line\n")
-    until(lambda: dashboard.ask("/api/v1/runs").document["total"] == 1)
-    listed = dashboard.ask("/api/v1/runs").document
-    assert [run["name"] for run in listed["runs"]] == ["r-2"]
-    lines = follow_log(dashboard, "r-2")
-    server.write(pods[0], b"second line\n")
-    assert next(lines) == "first line"
-    assert next(lines) == "second line"
+    gate = tmp_path / "gate"
+    script = f"echo first line; while [ ! -e {gate} ]; do sleep 0.05; done; echo second line"
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, a_run(tmp_path / "elsewhere", argv=("sh", "-c", script)))
+        until(lambda: dashboard.ask("/api/v1/runs").document["total"] == 1)
+        listed = dashboard.ask("/api/v1/runs").document
+        assert [run["name"] for run in listed["runs"]] == ["r-2"]
+        lines = follow_log(dashboard, "r-2")
+        assert {next(lines), next(lines)} == {"first line"}  # of both workers
+        gate.touch()
+        assert {next(lines), next(lines)} == {"second line"}
     for path in ("/runs/mine-1", "/api/v1/runs/mine-1", "/api/v1/runs/mine-1/archive", "/report?run=mine-1"):
         assert dashboard.ask(path).status == 404, path
     for path in ("/experiments/mine", "/api/v1/experiments/mine", "/report?run=mine", "/compare?a=mine-1&b=mine-1"):

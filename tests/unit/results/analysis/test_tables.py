@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
 from tests.needs import needs
@@ -72,7 +73,7 @@ def test_a_table_without_its_library_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(UsageError, match="polars") as caught:
         MetricTable(points(1)).to_polars()
-    assert caught.value.hint == "pip install 'mlbench-cli[tables]'"
+    assert caught.value.hint == install_hint("tables")
 
 
 LATE = 150  # more rows than a library looks at when it guesses a type
