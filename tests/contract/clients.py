@@ -68,7 +68,6 @@ def become(work: Work, environment: Mapping[str, str], pass_fds: Sequence[int] =
         for below, above in pairwise(sorted({2, *pass_fds, HIGHEST})):
             if below + 1 < above:  # an empty range would be all there are
                 os.closerange(below + 1, above)
-        gc.freeze()  # what the parent held is never collected here: it would close descriptors that are others' now
         gc.enable()
         for number, handler in (
             (signal.SIGINT, signal.default_int_handler),
