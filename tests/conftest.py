@@ -77,6 +77,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Workers of pytest-xdist end without atexit's functions."""
+    if "tests.browser" in sys.modules:
+        sys.modules["tests.browser"].close_browser()
+
+
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 
 # Before torch is imported. Workers, doubles and ranks are forks: one of a process in which OpenMP has started a team of
