@@ -17,7 +17,6 @@ from mlbench_cli.engines import outputs
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import follow_log
-from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.errors import MlbenchError
@@ -67,8 +66,8 @@ class HeadEngine(ABC):
         """The run's folder there."""
 
     @abstractmethod
-    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        """The observation with facts that only this engine knows."""
+    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
+        """What the nodes say, with what only this engine knows."""
 
     @abstractmethod
     def _save_manifests(self, run: Run) -> None:
@@ -107,11 +106,6 @@ class HeadEngine(ABC):
                 return
             used = time.thread_time() - used
             time.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun), IDLE_FACTOR * used))
-
-    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
-        names = _process_names(run.spec, self._shares(run.spec))
-        observation = observe(run.spec, names, snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
-        return self._judge(run, snapshot, observation)
 
     def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
         """Ask the head once for all nodes, and copy new log lines. Raises UnreachableError if it does not answer."""
@@ -188,7 +182,13 @@ class HeadEngine(ABC):
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
+        """Output, samples and logs into the run's folder; then the head may go."""
+        fetched = self._fetch_all(run)
+        self._release(run)
+        return fetched
+
+    def _fetch_all(self, run: Run) -> Fetched:
+        """Output, samples and logs, each checked against the digest of its machine."""
         self._save_manifests(run)
         snapshot = self._sync(run)
         for report in snapshot.nodes.values():
@@ -198,7 +198,6 @@ class HeadEngine(ABC):
         outputs.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(run, snapshot), *_explain_losses(snapshot)]
         self._save_placement(run, snapshot)
-        self._release(run)
         complete = all(part.complete for part in found)
         return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
 
@@ -248,9 +247,3 @@ def _explain_losses(snapshot: Snapshot) -> list[Finding]:
     names = ", ".join(str((report.state or {}).get("node_name") or "a machine") for report in lost[:20])
     summary = f"{names} went away before its output had arrived: output and ends of logs are missing."
     return [Finding("results_lost", summary, hint="Run it again.")]
-
-
-def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:
-    """Name of the node of each process, ranks first, as far as it is known before the run."""
-    names = {rank: share.name for share in shares for rank in share.ranks(spec)}
-    return [names[rank] for rank in range(spec.process_count)]

@@ -170,9 +170,6 @@ class KubernetesEngine(HeadEngine):
             seen = _without_job(run, seen)
         return seen
 
-    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        return observation
-
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
@@ -188,7 +185,7 @@ class KubernetesEngine(HeadEngine):
             fetched = Fetched(0, 0)
             if snapshot.is_served:
                 with suppress(HeadMissing):
-                    fetched = super().fetch(run)
+                    fetched = self._fetch_all(run)
             missing = self._find_missing(run, snapshot)
             if missing:
                 self._save_manifests(run)

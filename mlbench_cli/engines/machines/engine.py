@@ -11,11 +11,13 @@ from typing import TypeVar
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.base import FoundRun, UnreadableRun, refuse_running, refuse_unfetched
 from mlbench_cli.engines.head import HeadEngine
+from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.observe import Snapshot
+from mlbench_cli.engines.observe import Snapshot, observe
+from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model.run import Ending, Run
+from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import remove_folder, write_atomically
@@ -49,8 +51,20 @@ class MachinesEngine(HeadEngine):
         """A channel to each machine that may have a folder of the run, or of any run; the first is its head's."""
 
     @abstractmethod
+    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
+        """The observation with facts that only this engine knows."""
+
+    @abstractmethod
     def _stop(self, run: Run) -> None:
         """Kill what a cancellation has not ended."""
+
+    # --- look -----------------------------------------------------------------------------------------------------
+
+    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
+        names = _process_names(run.spec, self._shares(run.spec))
+        folder = RunFolder(run.folder)
+        observation = observe(run.spec, names, snapshot, lambda rank: read_last_lines(folder.log(rank)))
+        return self._judge(run, snapshot, observation)
 
     # --- end ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +198,12 @@ class MachinesEngine(HeadEngine):
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench status --refresh, then mlbench delete {run.name}; or choose another name",
             )
+
+
+def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:
+    """Name of the node of each process, ranks first, as far as it is known before the run."""
+    names = {rank: share.name for share in shares for rank in share.ranks(spec)}
+    return [names[rank] for rank in range(spec.process_count)]
 
 
 def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
