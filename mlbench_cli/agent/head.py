@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
 IDLE_SECONDS = 3600.0  # without a message of any node, until the head ends
+LINGER_SECONDS = 10.0  # after the last message, for a courier that did not hear that all has arrived
 PASSED_ON = ("cancel", "rendezvous.json")
 GROWING = re.compile(r"logs/rank-\d{1,7}\.log|\.state/archive\.tar")
 WHOLE = re.compile(r"\.state/(state|results)\.json")
@@ -52,7 +53,7 @@ class Head:
     def __init__(self, folder: str, count: int, token: str, idle_seconds: float) -> None:
         self.folder, self.count, self.token = folder, count, token
         self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
-        self.heard = time.monotonic()
+        self.heard = time.monotonic()  # when a message last came
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
 
     def place(self, node: int) -> str:
@@ -210,6 +211,8 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
             time.sleep(LOOK_SECONDS)
         if keep_seconds and os.path.isdir(folder):
             keep(folder, keep_seconds)
+        while os.path.isdir(folder) and time.monotonic() < head.heard + LINGER_SECONDS:
+            time.sleep(LOOK_SECONDS)
     return 0
 
 
