@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from task_images.methods.lazy import dist, torch
 
@@ -16,13 +16,20 @@ COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
 BURSTS = (2, 12)  # messages of a short and a long burst
 
 
+class Booked(NamedTuple):
+    """When a message was given to the link, and when it may arrive at the earliest (`time.perf_counter`)."""
+
+    begun: float
+    due: float
+
+
 class Pending:
     """A message under way. `wait` returns when it has arrived, and, on a GPU, when later kernels may use it."""
 
-    def __init__(self, link: Link, work: dist.Work, due: float, is_watched: bool = False) -> None:
+    def __init__(self, link: Link, work: dist.Work, booked: Booked, is_watched: bool = False) -> None:
         """`is_watched`: the backend says when the message has arrived, which may be before it is waited for."""
-        self._link, self._work, self._due = link, work, due
-        self._begun = time.perf_counter()
+        self._link, self._work = link, work
+        self._begun, self._due = booked
         self._arrived: float | None = None
         if is_watched:
             work.get_future().add_done_callback(self._note)
@@ -84,24 +91,26 @@ class Link:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks, in place."""
-        due = self.book(tensor, 2 * (self.size - 1) / self.size)
+        booked = self.book(tensor, 2 * (self.size - 1) / self.size)
         work = dist.all_reduce(tensor, async_op=True)
         assert work is not None
-        return Pending(self, work, due, self._is_watched)
+        return Pending(self, work, booked, self._is_watched)
 
     def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
         """whole [P n] -> this rank's part `own` [n] of the sum over ranks."""
-        return self._send(whole, self._scatter_share, dist.reduce_scatter_tensor(own, whole, async_op=True))
+        booked = self.book(whole, self._scatter_share)
+        return self._follow(dist.reduce_scatter_tensor(own, whole, async_op=True), booked)
 
     def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
         """own [n] of each rank -> whole [P n]."""
-        work = dist.all_gather_into_tensor(whole, own, async_op=True)
-        return self._send(whole, (self.size - 1) / self.size, work)
+        booked = self.book(whole, (self.size - 1) / self.size)
+        return self._follow(dist.all_gather_into_tensor(whole, own, async_op=True), booked)
 
     def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Each rank's `own`, of the same size on all ranks, by rank."""
         whole = own.new_empty(self.size * own.numel())
-        self._send(own, self.size - 1, dist.all_gather_into_tensor(whole, own, async_op=True)).wait()
+        booked = self.book(own, self.size - 1)
+        self._follow(dist.all_gather_into_tensor(whole, own, async_op=True), booked).wait()
         return list(whole.chunk(self.size))
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -133,8 +142,9 @@ class Link:
         # data, the two directions take turns.
         operations = [dist.P2POp(dist.irecv, place, peer) for peer, place in zip(peers, received, strict=True)]
         operations += [dist.P2POp(dist.isend, sent, peer) for peer in peers]
-        due = max(self.book(tensor, 1) for _ in peers)
-        pending = [Pending(self, work, due) for work in dist.batch_isend_irecv(operations)]
+        booked = [self.book(tensor, 1) for _ in peers]
+        last = Booked(booked[0].begun, booked[-1].due)
+        pending = [Pending(self, work, last) for work in dist.batch_isend_irecv(operations)]
 
         def finish() -> list[torch.Tensor]:
             for each in pending:
@@ -173,18 +183,19 @@ class Link:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _send(self, tensor: torch.Tensor, factor: float, work: dist.Work | None) -> Pending:
+    def _follow(self, work: dist.Work | None, booked: Booked) -> Pending:
         assert work is not None
-        return Pending(self, work, self.book(tensor, factor))
+        return Pending(self, work, booked)
 
-    def book(self, tensor: torch.Tensor, factor: float) -> float:
-        """Count a message, of which this rank sends `factor` times the size. Returns when it may arrive at the
-        earliest: the delayed link carries one message after another."""
+    def book(self, tensor: torch.Tensor, factor: float) -> Booked:
+        """Count a message that is about to be sent, of which this rank sends `factor` times the size. The delayed link
+        carries one message after another."""
         size = tensor.numel() * tensor.element_size()
         self.messages += 1
         self.bytes += size
         self.wire_bytes += factor * size
+        now = time.perf_counter()
         if self._delay is None:
-            return 0.0
-        self._free = max(self._free, time.perf_counter()) + self._delay.alpha + self._delay.beta * size
-        return self._free
+            return Booked(now, 0.0)
+        self._free = max(self._free, now) + self._delay.alpha + self._delay.beta * size
+        return Booked(now, self._free)

@@ -153,9 +153,9 @@ class Served(Bucketed):
         rank, tag = self.world.size + server, FIRST + number
         sent = message.flat.cpu()
         answer = torch.empty_like(sent)
-        due = self.link.book(message.flat, 1)
+        booked = self.link.book(message.flat, 1)
         sending, receiving = self.group.start_send(sent, rank, tag), self.group.start_receive(answer, rank, tag)
-        pending = Pending(self.link, receiving, due)
+        pending = Pending(self.link, receiving, booked)
 
         def finish() -> None:
             try:
