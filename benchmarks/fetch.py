@@ -21,9 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlbench_cli.engines.fetch import download
 from mlbench_cli.engines.kubernetes.channel import PodChannel
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-from mlbench_cli.engines.outputs import download
 from mlbench_cli.errors import UnreachableError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path

@@ -2,11 +2,10 @@
 not 0.
 """
 
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +15,6 @@ from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 ANY_REGION = "any"
-OLD_DAYS = 90  # from which on a plan says that prices are old
 
 
 @dataclass(frozen=True)
@@ -67,18 +65,6 @@ class PriceTable:
     def count_prices(self, region: str) -> int:
         """The number of parts with a known on-demand price in the region."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
-
-
-def age_in_days(text: str | None, today: date | None = None) -> int | None:
-    """The age of a price dated "2026-07-30", or "2025", which counts from its first day; None without a date."""
-    words = re.fullmatch(r"(\d{4})(?:-(\d\d)-(\d\d))?", text or "")
-    if words is None:
-        return None
-    try:
-        then = date(int(words[1]), int(words[2] or 1), int(words[3] or 1))
-    except ValueError:
-        return None
-    return max(0, ((today or datetime.now(UTC).date()) - then).days)
 
 
 def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:

@@ -211,6 +211,10 @@ class Channel:
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
+        self._start_server(end)
+
+    def _start_server(self, end: float) -> None:
+        """Give the program that answers to the one that waits for it at the other end (`BOOT`)."""
         source = pack_server()
         self._send(b"%d\n" % len(source) + source, end)
         self._read_until(MARKER, end)

@@ -123,10 +123,7 @@ class Courier:
         """A note of the head becomes the same file in this node's folder of the run."""
         name = message.get("note")
         if name in head.PASSED_ON and not os.path.exists(f"{self.run_folder}/{name}"):
-            path = f"{self.run_folder}/{name}"
-            with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(data)
-            os.replace(f"{path}.part", path)
+            machine.replace_bytes(f"{self.run_folder}/{name}", data, is_private=True)
 
     def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""

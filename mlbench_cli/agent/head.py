@@ -104,14 +104,11 @@ class Head:
         elif "whole" in message:
             name = message["whole"]
             if name == "rendezvous.json" and node == 0:
-                path, mode = f"{self.folder}/{name}", 0o600
+                machine.replace_bytes(f"{self.folder}/{name}", data, is_private=True)
             elif WHOLE.fullmatch(name):
-                path, mode = f"{place}/{name}", 0o644
+                machine.replace_bytes(f"{place}/{name}", data)
             else:
                 raise ValueError(name)
-            with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.write(data)
-            os.replace(f"{path}.part", path)
         elif "beat" in message:
             with open(f"{place}/.state/beat", "w", encoding="ascii") as file:
                 file.write(f"{time.time():.3f}\n")
@@ -172,15 +169,18 @@ def open_server(folder: str, head: Head, port: int) -> Server:
     threading.stack_size(1 << 18)
     server = Server(("", port), None)  # type: ignore[arg-type]
     server.head = head
-    mark = f"{folder}/here-{hashlib.sha256(head.token.encode()).hexdigest()[:16]}"
-    with open(mark, "w", encoding="ascii"):
+    with open(_mark(folder, head.token), "w", encoding="ascii"):
         pass
     return server
 
 
 def shares_folder(folder: str, note: link.Message) -> bool:
     """Whether the head that a note names serves this very folder."""
-    return os.path.exists(f"{folder}/here-{hashlib.sha256(str(note['token']).encode()).hexdigest()[:16]}")
+    return os.path.exists(_mark(folder, str(note["token"])))
+
+
+def _mark(folder: str, token: str) -> str:
+    return f"{folder}/here-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def main(arguments: list[str]) -> int:

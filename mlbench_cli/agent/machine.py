@@ -161,10 +161,15 @@ def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
 
 
 def replace_file(path: str, document: object, *, is_private: bool = False, is_durable: bool = False) -> None:
-    """Write a JSON document so that every reader finds the old one or the new one. Raises OSError."""
+    """Write a JSON document as `replace_bytes` writes bytes."""
+    replace_bytes(path, json.dumps(document).encode(), is_private=is_private, is_durable=is_durable)
+
+
+def replace_bytes(path: str, data: bytes, *, is_private: bool = False, is_durable: bool = False) -> None:
+    """Write a file so that every reader finds the old one or the new one. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(f"{path}.part", flags, 0o600 if is_private else 0o644), "w", encoding="utf-8") as file:
-        file.write(json.dumps(document))
+    with open(os.open(f"{path}.part", flags, 0o600 if is_private else 0o644), "wb") as file:
+        file.write(data)
         if is_durable:
             file.flush()
             os.fsync(file.fileno())

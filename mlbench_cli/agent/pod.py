@@ -12,9 +12,7 @@ import os
 
 from mlbench_cli.agent import head, link, node
 
-OWN_VARIABLES = (
-    *("MLBENCH_HEAD", "MLBENCH_HEAD_TOKEN", "MLBENCH_CODE", "MLBENCH_KEEP", "MLBENCH_IDLE", "MLBENCH_FIRST_UNIT"),
-)
+OWN_VARIABLES = [f"MLBENCH_{name}" for name in ("HEAD", "HEAD_TOKEN", "CODE", "KEEP", "IDLE", "FIRST_UNIT")]
 
 
 def main(arguments: list[str]) -> int:

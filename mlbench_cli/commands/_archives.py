@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.api import Client
 from mlbench_cli.api.bundles import name_archive
-from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive, UsageError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -64,15 +63,3 @@ def _warn_of_missing_repeats(archives: Iterable[Archive]) -> None:
     for base, names in there.items():
         if 1 < len(names) < asked[base]:
             console.warn(f"{base}: {len(names)} of the {asked[base]} runs that were asked for are here.")
-
-
-def open_reference(
-    client: Client, name: str | None, option: str, stack: ExitStack, *, unproven: bool
-) -> Archive | None:
-    """The one archive that an option names; None without a name. Raises UsageError for several runs."""
-    if name is None:
-        return None
-    found = open_archives(client.find_archives([name]), stack, unproven=unproven)
-    if len(found) != 1:
-        raise UsageError(f"{option} {name} is {len(found)} runs; it must be one.")
-    return found[0]

@@ -1,20 +1,23 @@
-"""Bringing results into a run's folder: room, digests, and archives that are unpacked in place of what was there."""
+"""Bringing the output of a run's machines into its folder: in pieces, by digest, in place of what was there."""
 
 import hashlib
 import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
+from mlbench_cli.agent.channel import Channel
+from mlbench_cli.engines.base import LOG_GAP
+from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.storage.run_folder import FAULTS
+from mlbench_cli.model.run import Finding, Run
+from mlbench_cli.storage.run_folder import FAULTS, RunFolder
 from mlbench_cli.util.files import size_of, sync_folder, write_atomically
 
-BLOCK = 1 << 20
+PIECE = 4 << 20
 ATTEMPTS = 2
 
 
@@ -24,63 +27,94 @@ class FetchError(MlbenchError):
     code = "fetch_failed"
 
 
-def download(
-    part: Path, size: int, sha256: str, receive: Callable[[BinaryIO, "Digest"], None], *, source: str, place: str
-) -> None:
-    """Complete `part`, which may hold the beginning of a file of this size and digest. On return, it is on disk.
+def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int] | None:
+    """Files and bytes of one machine's output, unpacked into the run's folder; None if the machine packed nothing.
 
-    `receive` appends what is missing, and may tell the digest how many bytes are final. `source` names the file in
-    messages, `place` where it stays meanwhile. Raises FetchError, and what `receive` raises.
+    Raises FetchError if what comes is not what was packed.
+    """
+    packed = (report.results or {}).get("archive")
+    if packed is None:
+        return None
+    state = RunFolder(run.folder).state
+    marker, part = state / f"fetched-{node}.json", state / f"output-{node}.tar"
+    if (known := _read_marker(marker)) is not None:
+        return known
+    download(channel, f"{place}/.state/archive.tar", packed, part)
+    files, size = _unpack(part, run.folder, state / f"resources-{node}.jsonl", is_first=node == 0)
+    write_atomically(marker, json.dumps({"files": files, "bytes": size}).encode())
+    part.unlink()
+    return files, size
+
+
+def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) -> None:
+    """Complete `part`, which may hold the beginning of a file of known size and SHA-256. On return, it is on disk.
+
+    Raises FetchError, and what the channel raises.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(part, size, place)
+    _check_room(part, facts["size"])
     for _ in range(ATTEMPTS):
-        with ThreadPoolExecutor(1) as pool, open(part, "ab") as file:
-            digest = Digest(part, pool)
-            receive(file, digest)
-            file.truncate(min(size, file.seek(0, os.SEEK_END)))
+        with open(part, "ab") as file:
+            while (have := file.tell()) < facts["size"]:
+                answer, data = channel.exchange("get", path=path, offset=have, size=PIECE)
+                if answer["size"] is None or not data:
+                    break
+                file.write(data)
+            file.truncate(min(facts["size"], file.tell()))
             file.flush()
-            digest.upto(size)
-            if digest.hexdigest() == sha256:
+            if _digest(part) == facts["sha256"]:
                 os.fsync(file.fileno())
                 return
         part.unlink()
     raise FetchError(
-        f"{source} arrived damaged twice: expected SHA-256 {sha256[:16]}….",
-        hint=f"Fetch it again; it is still on {place}. If this persists, the disk there may be damaged.",
+        f"{path} from {channel.target.name} arrived damaged twice: expected SHA-256 {facts['sha256'][:16]}….",
+        hint="Fetch it again; it is still on the machine of the run's head. If this persists, the disk there may be "
+        "damaged.",
     )
 
 
-class Digest:
-    """SHA-256 of a growing file, computed while more data arrive."""
-
-    def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
-        self._path = path
-        self._pool = pool
-        self._sha = hashlib.sha256()
-        self._done = 0
-        self._last: Future[None] | None = None
-
-    def upto(self, size: int) -> None:
-        """The file's first `size` bytes are final, and written."""
-        self._last = self._pool.submit(self._digest, size)
-
-    def hexdigest(self) -> str:
-        """The digest of all that is final."""
-        if self._last is not None:
-            self._last.result()
-        return self._sha.hexdigest()
-
-    def _digest(self, size: int) -> None:
-        with open(self._path, "rb") as file:
-            file.seek(self._done)
-            # Empty if the file was truncated; then the digest is wrong, as it should be.
-            while piece := file.read(min(BLOCK, size - self._done)):
-                self._sha.update(piece)
-                self._done += len(piece)
+def merge_resources(run: Run, nodes: int) -> None:
+    """resources.jsonl of the archive: the samples of all machines, in the order of their times."""
+    rows: list[tuple[float, int, bytes]] = []
+    for node in range(nodes):
+        path = RunFolder(run.folder).state / f"resources-{node}.jsonl"
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                rows.append((float(json.loads(line)["time"]), node, line))
+            except (ValueError, KeyError, TypeError):
+                continue
+    if rows:
+        rows.sort(key=lambda row: row[:2])
+        write_atomically(run.folder / "resources.jsonl", b"".join(line + b"\n" for _, _, line in rows))
 
 
-def read_fetched(marker: Path) -> tuple[int, int] | None:
+def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list[Finding]]:
+    """Ranks whose log here is not the one that was packed, and a finding for those without a digest."""
+    wrong, unknown = [], []
+    for report in reports:
+        known = (report.results or {}).get("logs", {})
+        for entry in (report.state or {}).get("ranks", ()):
+            rank = entry["rank"]
+            path = RunFolder(run.folder).log(rank)
+            facts = known.get(str(rank))
+            if facts is None:
+                unknown.append(rank)
+            elif size_of(path) != facts["size"] or (facts["size"] and _digest(path) != facts["sha256"]):
+                wrong.append(rank)
+    findings = []
+    if unknown:
+        findings.append(
+            Finding(
+                LOG_GAP,
+                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not verified: their agent "
+                "was killed before it could write digests.",
+                evidence={"ranks": unknown},
+            )
+        )
+    return wrong, findings
+
+
+def _read_marker(marker: Path) -> tuple[int, int] | None:
     """Files and bytes of an archive that was unpacked before; None if it was not."""
     try:
         document = json.loads(marker.read_bytes())
@@ -89,14 +123,11 @@ def read_fetched(marker: Path) -> tuple[int, int] | None:
         return None
 
 
-def unpack(
-    part: Path, folder: Path, split: Callable[[Path], Mapping[int, Path]], resources: Path, *, marker: Path, first: bool
-) -> tuple[int, int]:
+def _unpack(part: Path, folder: Path, resources: Path, *, is_first: bool) -> tuple[int, int]:
     """Replace `folder`/output/rank-N of each rank, and the file `resources`, by what an archive holds.
 
-    `split` tells which folder of the archive's output is whose. `first`: it is the archive of rank 0, which tells of
-    faults. What could escape the folder, or is no result, is left out. Then the archive is removed, and `marker` says
-    so. On disk when this returns. Returns the number of files and of bytes of the output.
+    `is_first`: it is the archive of rank 0, which tells of faults. What could escape the folder, or is no result, is
+    left out. On disk when this returns. Returns the number of files and of bytes of the output.
     """
     fresh = part.with_suffix(".unpacked")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -105,27 +136,24 @@ def unpack(
         unpack_members(archive, fresh, _is_result)
     outputs = folder / "output"
     outputs.mkdir(exist_ok=True)
-    own = split(fresh / "output")
-    found = [_sync(path) for path in own.values()]
-    files, size = sum(count for count, _ in found), sum(amount for _, amount in found)
-    moves = {"resources.jsonl": resources, **({FAULTS: folder / FAULTS} if first else {})}
+    own = [path for path in (fresh / "output").glob("rank-*") if path.name.removeprefix("rank-").isdigit()]
+    found = [_sync(path) for path in own]
+    moves = {"resources.jsonl": resources, **({FAULTS: folder / FAULTS} if is_first else {})}
     for name, target in moves.items():
         if (fresh / name).is_file():
             _sync_file(fresh / name)
             os.replace(fresh / name, target)
-    for rank, path in own.items():
-        target = outputs / f"rank-{rank}"
+    for path in own:
+        target = outputs / path.name
         if target.exists():
             shutil.rmtree(target)
         os.replace(path, target)
     sync_folder(outputs)
     shutil.rmtree(fresh, ignore_errors=True)
-    write_atomically(marker, json.dumps({"files": files, "bytes": size}).encode())
-    part.unlink()
-    return files, size
+    return sum(count for count, _ in found), sum(amount for _, amount in found)
 
 
-def digest_file(path: Path) -> str:
+def _digest(path: Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -135,13 +163,14 @@ def _is_result(name: str) -> bool:
     return name in ("output", "resources.jsonl", FAULTS) or name.startswith("output/")
 
 
-def _check_room(part: Path, size: int, place: str) -> None:
+def _check_room(part: Path, size: int) -> None:
     needed = 2 * size - size_of(part)  # once as the archive, once unpacked
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise FetchError(
             f"The results need {needed >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint=f"Free up disk space, or set MLBENCH_HOME to another folder; the results stay on {place} for now.",
+            hint="Free up disk space, or set MLBENCH_HOME to another folder; the results stay on the machine of the "
+            "run's head for now.",
         )
 
 

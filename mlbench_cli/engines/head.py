@@ -13,9 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from mlbench_cli.agent.channel import Channel, Document, RemoteError
-from mlbench_cli.engines import outputs
+from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
-from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
@@ -195,7 +194,7 @@ class HeadEngine(ABC):
             for entry in (report.state or {}).get("ranks", ()):
                 RunFolder(run.folder).log(entry["rank"]).touch()  # of a rank that has printed nothing, too
         found = [self._fetch_node(run, node, report) for node, report in snapshot.nodes.items()]
-        outputs.merge_resources(run, len(snapshot.nodes))
+        fetch.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(run, snapshot), *_explain_losses(snapshot)]
         self._save_placement(run, snapshot)
         complete = all(part.complete for part in found)
@@ -207,20 +206,20 @@ class HeadEngine(ABC):
 
     def _fetch_node(self, run: Run, node: int, report: NodeReport) -> Fetched:
         """The output of one machine, unpacked into the run's folder."""
-        found = outputs.fetch_archive(self._head(run), f"{self._run_place(run)}/nodes/{node}", report, node, run)
+        found = fetch.fetch_archive(self._head(run), f"{self._run_place(run)}/nodes/{node}", report, node, run)
         if found is None:
             return Fetched(0, 0, complete=report.state is None)
         return Fetched(*found)
 
     def _check_logs(self, run: Run, snapshot: Snapshot) -> list[Finding]:
-        wrong, findings = outputs.check_logs(run, snapshot.nodes.values())
+        wrong, findings = fetch.check_logs(run, snapshot.nodes.values())
         for rank in wrong:
             RunFolder(run.folder).log(rank).unlink(missing_ok=True)
         if wrong:
             snapshot = self._sync(run)
-            again, _ = outputs.check_logs(run, snapshot.nodes.values())
+            again, _ = fetch.check_logs(run, snapshot.nodes.values())
             if again:
-                raise FetchError(
+                raise fetch.FetchError(
                     f"The logs of ranks {again} of {run.name} differ from the digests of their machines.",
                     hint=f"mlbench wait {run.name}   tries again",
                 )

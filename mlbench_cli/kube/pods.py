@@ -1,6 +1,6 @@
 """The pods of a run, without what nothing is derived from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.kube.api import Api
@@ -12,17 +12,14 @@ KEPT_METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestam
 
 def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
     """List the pods with `selector` once, page by page, because 1,000 complete pods take 50 MB."""
-    pages = _pages(api, f"/api/v1/namespaces/{namespace}/pods", selector)
-    return [_trim(item) for page in pages for item in page.get("items", ())]
-
-
-def _pages(api: Api, path: str, selector: str, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     token: str | None = ""
     while token is not None:
         params = {"labelSelector": selector, "limit": PAGE, "continue": token or None}
-        page = api.request("GET", path, params=params, retry_seconds=retry_seconds)
-        yield page
+        page = api.request("GET", f"/api/v1/namespaces/{namespace}/pods", params=params)
+        found += [_trim(item) for item in page.get("items", ())]
         token = page.get("metadata", {}).get("continue") or None
+    return found
 
 
 def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,6 @@ FAULTS = "faults.json"  # evidence: injected faults, and attempts
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional; like SUMS itself, not listed in SUMS
 STATE_FOLDER = ".state"
-LOG_TIMES = "log-times-"  # prefix of files with the sizes of a log of a run on a cluster
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
 LOCK_SECONDS = 600.0  # seconds in which another command can complete even a large archive

@@ -22,7 +22,7 @@ def decide_ending(
     now: float,
     failing_since: float | None,
 ) -> str | None:
-    """A value of Observation.ended, or None while the run is running. A worker that holds its results has ended.
+    """A value of Observation.ended, or None while the run is running.
 
     `failing_since` is when a worker was first seen to have failed; `now` is the cluster's clock, both since 1970.
     """
@@ -50,12 +50,6 @@ def active(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> list[in
     return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in summaries]
 
 
-def will_be_stopped(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> bool:
-    """Whether the Job controller stops the others, now or once the results of the failed worker are fetched."""
-    held = any(summary.get("held") and summary.get("exit_code") for summary in summaries.values())
-    return held or any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
-
-
 def is_over(job: Mapping[str, Any]) -> bool:
     """Whether the Job controller is done."""
     return is_true(condition(job, "Complete")) or is_true(condition(job, "Failed"))
@@ -80,8 +74,8 @@ def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
 def _survivors_are_stuck(pods: Mapping[int, Pod], seconds_failing: float) -> bool:
     """Whether those who go on after a failure wait for somebody who will not come.
 
-    The Job controller stops them when it sees a failed pod. It sees none if the failed worker holds its results, or
-    went away with its node.
+    The Job controller stops them when it sees a failed pod. It sees none if the failed worker went away with its
+    node.
     """
     stopped = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
     return seconds_failing > (STOP_SECONDS if stopped else SETTLE_SECONDS)

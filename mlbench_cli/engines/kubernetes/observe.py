@@ -79,11 +79,6 @@ class RunObserver:
         """Drop the connections."""
         self._api.close()
 
-    @property
-    def pods(self) -> Mapping[int, Pod]:
-        """The workers' pods as they were last, by worker, also those that have been deleted since."""
-        return self._pods
-
     def observe(self, snapshot: Snapshot) -> Observation:
         """The run now: `snapshot` is what its agents say. Raises ApiError."""
         # Known before the head was asked: what these pods had to say is in the snapshot.

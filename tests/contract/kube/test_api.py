@@ -9,7 +9,7 @@ import pytest
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, Expired
-from mlbench_cli.kube.execute import execute
+from tests.contract.kube.exec import execute
 from tests.fakes.kube_api import Fault, KubeApi
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -144,8 +144,8 @@ def test_exec_renews_a_token_that_expired(tmp_path: Path) -> None:
     with KubeApi(tokens=lambda: valid) as server:
         server.folders["p"] = tmp_path
         access = server.access_with(lambda: (next(tokens), time.time() + 3600))
-        assert execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
+        assert execute(access, "p", ["echo", "hello"]) == b"hello\n"
         valid.clear()
         with pytest.raises(CredentialError):
-            execute(access, "default", "p", ["echo", "hello"])
+            execute(access, "p", ["echo", "hello"])
     assert next(tokens, None) is None

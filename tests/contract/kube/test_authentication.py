@@ -21,8 +21,8 @@ from mlbench_cli.kube import api as api_module
 from mlbench_cli.kube import logins
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
-from mlbench_cli.kube.execute import execute
 from providers.attached import new_attached_cluster
+from tests.contract.kube.exec import execute
 from tests.fakes.certificates import server_context, write_certificate
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.silent import Silent
@@ -108,7 +108,7 @@ def test_a_plugin_may_give_a_client_certificate(world: World, tmp_path: Path) ->
     with access.client() as api:
         assert api.get(PODS)["items"] == []
         api.create(PODS, {"metadata": {"name": "p", "labels": {"a": "b"}}})
-    assert execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
+    assert execute(access, "p", ["echo", "hello"]) == b"hello\n"
     assert set(world.server.subjects) == {"one"}
     assert world.runs == 1
 
@@ -204,7 +204,7 @@ def test_a_handshake_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(api_module, "READ_SECONDS", 0.3)
     silent = Silent()
     with pytest.raises(ApiError, match=r"does not answer: nothing arrived within 0\.3 s"):
-        execute(Access(silent.url), "default", "p", ["true"])
+        execute(Access(silent.url), "p", ["true"])
     silent.close()
 
 
@@ -254,7 +254,7 @@ def works(access: Access) -> bool:
     """Whether both kinds of connection are made."""
     with access.client() as api:
         api.request("GET", PODS, retry_seconds=0)
-    return execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
+    return execute(access, "p", ["echo", "hello"]) == b"hello\n"
 
 
 def test_the_name_in_the_certificate_may_be_given(https: tuple[KubeApi, bytes]) -> None:
@@ -272,7 +272,7 @@ def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(https: t
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
         works(Access(server.url))
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
-        execute(Access(server.url), "default", "p", ["true"])
+        execute(Access(server.url), "p", ["true"])
 
 
 def test_a_certificate_authority_of_old_clusters_is_accepted_where_python_checks_strictly(

@@ -14,7 +14,7 @@ import yaml
 
 from mlbench_cli.errors import CredentialError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.execute import execute
+from tests.contract.kube.exec import execute
 from tests.fakes.kube_api import KubeApi
 
 VERSION = "/version"
@@ -56,7 +56,7 @@ def test_an_administrator_acts_as_the_user_that_the_kubeconfig_names(server: Kub
     with access.client() as api:
         api.get(VERSION)
         api.create("/api/v1/namespaces/default/pods", {"metadata": {"name": "p"}})
-    execute(access, "default", "p", ["true"])
+    execute(access, "p", ["true"])
     assert len(server.headers) == 3
     for _, headers in server.headers:
         assert sorted((name.lower(), value) for name, value in headers if name.lower().startswith("impersonate")) == [
@@ -107,7 +107,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
     (tmp_path / "results").mkdir()
     server.put("pods", {"metadata": {"name": "p"}})
     server.folders["p"] = tmp_path / "results"
-    assert execute(access, "default", "p", ["true"]).code == 0
+    assert execute(access, "p", ["true"]) == b""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from mlbench_cli.engines.kubernetes.ending import (
     is_over,
     is_stopped,
     is_unreleased,
-    will_be_stopped,
 )
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
@@ -100,22 +99,6 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         workers=1,
     )  # fmt: skip
     assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
-
-
-@pytest.mark.parametrize(
-    ("pods", "summaries", "found"),
-    [
-        ({}, {}, False),
-        ({0: RUNNING, 1: DONE}, {}, False),
-        ({0: RUNNING, 1: CRASHED}, {}, True),
-        ({0: RUNNING}, {0: BAD}, True),
-        ({0: RUNNING}, {0: OK}, False),
-        ({0: RUNNING}, {0: {**BAD, "held": False}}, False),
-        ({0: RUNNING, 1: RUNNING}, {0: OK, 1: BAD}, True),
-    ],
-)
-def test_the_job_controller_stops_the_others_after_a_failure(pods: Any, summaries: Any, found: bool) -> None:
-    assert will_be_stopped(pods, summaries) is found
 
 
 @pytest.mark.parametrize(
