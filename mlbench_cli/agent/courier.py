@@ -122,8 +122,8 @@ class Courier:
     def _take(self, message: dict[str, str], data: bytes) -> None:
         """A note of the head becomes the same file in this node's folder of the run."""
         name = message.get("note")
-        if name in head.PASSED_ON and not os.path.exists(f"{self.run_folder}/{name}"):
-            machine.replace_bytes(f"{self.run_folder}/{name}", data, is_private=True)
+        if name in head.PASSED_ON and machine.read_bytes(path := f"{self.run_folder}/{name}") != data:
+            machine.replace_bytes(path, data, is_private=True)
 
     def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""

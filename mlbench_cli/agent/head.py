@@ -7,7 +7,7 @@ would have in a folder which all nodes share:
     RUN/head.json       how to reach this process; the client gives a copy to each node
     RUN/here-TOKEN      only in this folder: a node that finds it shares the folder, and needs no courier
     RUN/head.lock       held by this process until it ends
-    RUN/cancel  rendezvous.json               passed on to all nodes when they appear
+    RUN/cancel  rendezvous.json  stacks       passed on to all nodes when they appear or change
     RUN/nodes/K/logs/  .state/state.json  archive.tar  results.json       from the courier of node K
     RUN/nodes/K/.state/courier  beat  gone    node K has a courier, was heard of last, has no agent any more
     RUN/until  fetched                        until when results are kept (seconds since 1970); a client has them
@@ -41,7 +41,7 @@ LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
 IDLE_SECONDS = 3600.0  # without a message of any node, until the head ends
 LINGER_SECONDS = 10.0  # after the last message, for a courier that did not hear that all has arrived
-PASSED_ON = ("cancel", "rendezvous.json")
+PASSED_ON = ("cancel", "rendezvous.json", "stacks")
 GROWING = re.compile(r"logs/rank-\d{1,7}\.log|\.state/archive\.tar")
 WHOLE = re.compile(r"\.state/(state|results)\.json")
 MAX_OFFSET = 1 << 50
@@ -75,9 +75,8 @@ class Head:
     def look_for_notes(self) -> None:
         """Read what is to be passed on."""
         for name in PASSED_ON:
-            if name not in self.notes:
-                with contextlib.suppress(OSError), open(f"{self.folder}/{name}", "rb") as file:
-                    self.notes[name] = file.read()
+            with contextlib.suppress(OSError), open(f"{self.folder}/{name}", "rb") as file:
+                self.notes[name] = file.read()
 
     def have(self, node: int, names: list[Any]) -> dict[str, int]:
         """The sizes of a node's growing files here."""
@@ -134,12 +133,13 @@ class Head:
             with open(f"{self.place(node)}/.state/courier", "w", encoding="ascii"):
                 pass
             talk.send({"have": self.have(node, names)})
-            passed_on: set[str] = set()
+            passed_on: dict[str, bytes] = {}
             last = time.monotonic()
             while time.monotonic() < last + SILENT_SECONDS:
-                for name in self.notes.keys() - passed_on:
-                    talk.send({"note": name}, self.notes[name])
-                    passed_on.add(name)
+                for name, content in dict(self.notes).items():
+                    if passed_on.get(name) != content:
+                        talk.send({"note": name}, content)
+                        passed_on[name] = content
                 if (found := talk.receive(LOOK_SECONDS)) is not None:
                     last = time.monotonic()
                     if (answer := self.take(node, *found)) is not None:

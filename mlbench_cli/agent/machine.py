@@ -176,6 +176,15 @@ def replace_bytes(path: str, data: bytes, *, is_private: bool = False, is_durabl
     os.replace(f"{path}.part", path)
 
 
+def read_bytes(path: str) -> bytes | None:
+    """A file's content; None if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def is_full(error: OSError) -> bool:
     """Whether an error means that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -4,7 +4,7 @@ It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or thr
 RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
 start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
 
-    RUN/plan.json  cancel  rendezvous.json  nodes/K/      what the run's client and node 0 write
+    RUN/plan.json  cancel  stacks  rendezvous.json  nodes/K/      what the run's client and node 0 write
     RUN/nodes/K/logs/  output/  resources.jsonl                  as in the folder of a local run
     RUN/nodes/K/.state/state.json  beat  archive.tar  results.json
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
 CONNECT_SECONDS = 0.02  # between two looks for node 0
-LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
+LOOK_SECONDS = 0.5  # between two looks for RUN/cancel and RUN/stacks
 LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
 SIGNAL_SECONDS = 0.3
 EXIT_REFUSED = 75
@@ -110,6 +110,7 @@ class NodeAgent(Agent):
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
         self.next_beat = self.next_look = self.next_connection = 0.0
+        self.stacks_asked: bytes | None = None  # what RUN/stacks said when stacks were last printed
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
         self.began_to_lock = time.monotonic()
@@ -425,6 +426,9 @@ class NodeAgent(Agent):
             self.next_look = now + LOOK_SECONDS
             if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
                 self._stop("cancelled", GRACE)
+            asked = machine.read_bytes(f"{self.run_folder}/stacks")
+            if asked != self.stacks_asked:
+                self.stacks_asked, self.are_stacks_wanted = asked, True
 
     def _beat(self, now: float) -> None:
         if now < self.next_beat:

@@ -1,6 +1,5 @@
 """A run: its progress, metrics, logs and archive."""
 
-import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -188,30 +187,29 @@ class RunHandle:
                 return
             time.sleep(poll)
 
-    def stacks(self, timeout: float = 8.0) -> dict[int, str]:
-        """The stacks of the threads of every rank that runs on this machine, by rank; they are in its log, too.
+    def stacks(self, timeout: float = 20.0) -> dict[int, str]:
+        """The stacks of the threads of every rank, by rank; they are in its log, too.
 
-        Raises UsageError for a run elsewhere, for one that does not run, and if no rank can print its stacks within
-        `timeout` seconds.
+        Raises UsageError for a run that does not run, and if no rank can print its stacks within `timeout` seconds.
         """
-        from mlbench_cli.agent.processes import signal_process
-        from mlbench_cli.engines.local.state import read_state
+        from mlbench_cli.model.run import Phase
+        from mlbench_cli.storage.run_folder import RunFolder
+        from mlbench_cli.util.files import size_of
 
-        spec = self.run.spec
-        if spec.engine != "local":
-            raise UsageError("--stacks works for runs on this machine.", hint=f"mlbench logs {self.name}")
         if self.is_finished:
             raise UsageError(f'The run "{self.name}" has ended.', hint=f"mlbench logs {self.name}")
-        logs = {rank: self.folder / "logs" / f"rank-{rank}.log" for rank in range(spec.process_count)}
-        before = {rank: path.stat().st_size for rank, path in logs.items() if path.exists()}
-        if (state := read_state(self.folder)) is None:
-            raise UsageError(f'The run "{self.name}" has not started.', hint=f"mlbench status {self.name}")
-        signal_process(state, signal.SIGUSR1)
+        engine, folder = self.workspace.engine_of(self.run), RunFolder(self.folder)
+        ranks = [worker.rank for worker in engine.look(self.run).workers if worker.phase is Phase.RUNNING]
+        if not ranks:
+            raise UsageError(f'No rank of "{self.name}" is running.', hint=f"mlbench status {self.name}")
+        before = {rank: size_of(folder.log(rank)) for rank in ranks}
+        engine.print_stacks(self.run)
         end, found = time.monotonic() + timeout, dict[int, str]()
-        while time.monotonic() < end and len(found) < len(before):
+        while time.monotonic() < end and len(found) < len(ranks):
             time.sleep(0.5)
+            engine.look(self.run)  # brings what the logs have gained elsewhere
             for rank, size in before.items():
-                with open(logs[rank], "rb") as file:
+                with open(folder.log(rank), "rb") as file:
                     file.seek(size)
                     text = file.read(1 << 20).decode("utf-8", "replace")
                 if 'File "' in text and (start := text.find("--- mlbench: stacks")) >= 0:
@@ -219,7 +217,7 @@ class RunHandle:
         if not found:
             raise UsageError(
                 f'No rank of "{self.name}" could print its stacks: they run no Python, or are stopped.',
-                hint="Install py-spy, which reads the stacks of any Python process.",
+                hint="Install py-spy where the ranks run; it reads the stacks of any Python process.",
             )
         return found
 

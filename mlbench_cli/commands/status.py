@@ -37,7 +37,7 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: also query the cloud")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the evidence behind each finding")] = False,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="show where the threads of each rank are, for a run on this machine")
+        bool, typer.Option("--stacks", help="show where the threads of each rank are, while the run runs")
     ] = False,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="first look for runs that other machines started on the known clusters")

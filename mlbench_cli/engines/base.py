@@ -81,6 +81,9 @@ class Engine(Protocol):
         unknown.
         """
 
+    def print_stacks(self, run: Run) -> None:
+        """Have the ranks write the stacks of their threads into their logs, soon after this returns."""
+
     def cancel(self, run: Run) -> None:
         """Stop the run and keep its partial results. Idempotent: a run that has ended is unchanged."""
 

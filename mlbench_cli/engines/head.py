@@ -178,6 +178,10 @@ class HeadEngine(ABC):
         """Empty before the results are fetched; afterward, digests reveal gaps."""
         return ()
 
+    def print_stacks(self, run: Run) -> None:
+        """A request that the nodes find with the run, or that its head passes on to them."""
+        self._head(run).call("put", path=f"{self._run_place(run)}/stacks", data=os.urandom(8).hex().encode())
+
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:

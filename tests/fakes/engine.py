@@ -68,6 +68,10 @@ class FakeEngine:
                 raise self.error
             yield LogLine(rank, text, Cursor(number + 1))
 
+    def print_stacks(self, run: Run) -> None:
+        """Record the call."""
+        self._record("print_stacks")
+
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
         """None: lists of lines are complete."""
         return ()

@@ -209,6 +209,11 @@ class LocalEngine:
         """None: the results are in the run's folder."""
         return None
 
+    def print_stacks(self, run: Run) -> None:
+        """A signal to the agent."""
+        if (state := read_state(run.folder)) is not None:
+            signal_process(state, signal.SIGUSR1)
+
     def cancel(self, run: Run) -> None:
         """Ask the agent to end the ranks; for a run that waits in a queue, take it out.
 

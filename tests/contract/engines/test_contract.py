@@ -115,6 +115,27 @@ def test_lines_come_while_a_rank_still_runs(lab: EngineLab, tmp_path: Path) -> N
     assert [line.text for line in lines] == [b"half line\n"]
 
 
+HANGS = """
+import threading
+def wait_for_the_others():
+    print("waits", flush=True)
+    threading.Event().wait()
+wait_for_the_others()
+"""
+
+
+def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> None:
+    run = lab.start(python(HANGS), workers=2)
+    follow = [lab.engine.logs(run, rank, follow=True) for rank in range(2)]
+    assert [next(lines).text for lines in follow] == [b"waits\n"] * 2
+    for _ in range(2):
+        lab.engine.print_stacks(run)
+        for lines in follow:
+            assert any(b"in wait_for_the_others" in line.text for line in lines)
+    lab.engine.cancel(run)
+    assert lab.end(run).ended == "cancelled"
+
+
 # --- a rank ends ----------------------------------------------------------------------------------------------------
 
 
