@@ -22,6 +22,7 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH, KubernetesOptions, RunSpec, common_name
 from mlbench_cli.results.analysis.reproduction import in_order
+from mlbench_cli.results.archive.bundle import refuse_bundle
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin
 from mlbench_cli.results.archive.verify import open_verified
@@ -292,6 +293,7 @@ def _make_launch(
 def _open(source: str, workspace: Workspace) -> Archive:
     path = Path(source)
     if "\0" not in source and path.exists():
+        refuse_bundle(path, "--from")
         return open_verified(path)
     try:
         row = one_run(workspace.store, source)

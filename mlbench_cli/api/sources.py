@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mlbench_cli.api.bundles import is_bundle, unpack_bundle
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.archive.bundle import archives_at
 from mlbench_cli.runs.repeats import runs_named
 from mlbench_cli.storage.run_folder import RunFolder, is_sealed
 from mlbench_cli.storage.store import Store
@@ -32,11 +32,6 @@ def as_archive_path(word: str) -> Path | None:
     if not path.exists():
         raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
     return path
-
-
-def archives_at(path: Path) -> list[Path]:
-    """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip)."""
-    return unpack_bundle(path) if path.suffix == ".zip" and is_bundle(path) else [path]
 
 
 def find_archives_below(folder: Path) -> list[Path]:

@@ -9,10 +9,10 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.api.sources import archives_at
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_runs, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.archive.bundle import archives_at
 
 
 def charts(

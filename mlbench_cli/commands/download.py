@@ -11,10 +11,10 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.api.bundles import write_bundle
 from mlbench_cli.commands._common import make_folder
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive.bundle import write_bundle
 
 FORMATS = ("text", "json")
 DEFAULT_FILE = Path("results.zip")

@@ -8,6 +8,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.results import receipts
+from mlbench_cli.results.archive.bundle import refuse_bundle
 from mlbench_cli.results.archive.sign import SIGN_SECONDS
 from mlbench_cli.results.archive.sign import sign as sign_archive
 
@@ -28,6 +29,8 @@ def sign(
     The signature covers SHA256SUMS and through it every file, and is stored in the archive. Archives that do not verify
     are not signed. The signature of a receipt FILE is FILE.sig.
     """
+    for path in archives:
+        refuse_bundle(path, "mlbench sign")
     console.note(f"Signing with {key}. Enter the passphrase or touch the key within {SIGN_SECONDS:g} s.")
     for path in archives:
         if receipts.is_receipt(path):

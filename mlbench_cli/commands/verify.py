@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.api.bundles import name_archive
 from mlbench_cli.api.remote_archives import is_url
-from mlbench_cli.api.sources import archives_at
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis.comparability import conditions_of
+from mlbench_cli.results.archive.bundle import archives_at, name_archive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification

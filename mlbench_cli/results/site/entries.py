@@ -17,6 +17,7 @@ from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive, U
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
+from mlbench_cli.results.archive.bundle import archives_at
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, check_origin
@@ -117,7 +118,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
         if not folder.exists():
             raise NotFoundError(f"There is no folder {folder}.", hint="mlbench download NAME --to FOLDER")
         if folder.is_file() or (folder / run_folder.SUMS).is_file():
-            archives[folder] = None
+            archives |= dict.fromkeys(_archives_at(folder))
             continue
         if is_plain(folder / WITHDRAWN):
             withdrawn += _read_withdrawn(folder / WITHDRAWN)
@@ -132,10 +133,18 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             for name in sorted(files):
                 path = Path(place, name)
                 if name.endswith(".zip"):
-                    archives[path] = None
+                    archives |= dict.fromkeys(_archives_at(path))
                 elif name.endswith(".json") and name != ENTRY and is_plain(path):
                     documents[path] = None
     return Sources(tuple(archives), tuple(documents), tuple(withdrawn))
+
+
+def _archives_at(path: Path) -> list[Path]:
+    """The archive at a path, or those in a file of several; what is neither is refused with the others, by its name."""
+    try:
+        return archives_at(path) if is_plain(path) else [path]
+    except DamagedArchive:
+        return [path]
 
 
 def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Iterator[Entry | Refusal]:

@@ -1,6 +1,7 @@
 """One file with the archives of several runs: a zip that holds the zip of each run, unchanged and uncompressed."""
 
 import atexit
+import shlex
 import shutil
 import tempfile
 import zipfile
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import DamagedArchive, UsageError
+from mlbench_cli.util.text import counted, one_line
 
 PIECE = 1 << 20
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of packing: the same archives give the same file
@@ -61,6 +63,23 @@ def unpack_bundle(path: Path) -> list[Path]:
             _unpacked[target] = f"{path}/{entry.filename}"
             found.append(target)
     return found
+
+
+def archives_at(path: Path) -> list[Path]:
+    """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip)."""
+    return unpack_bundle(path) if path.suffix == ".zip" and is_bundle(path) else [path]
+
+
+def refuse_bundle(path: Path, purpose: str) -> None:
+    """Raise UsageError if a file holds archives of several runs where `purpose` takes one."""
+    if path.suffix == ".zip" and is_bundle(path):
+        with zipfile.ZipFile(path) as bundle:
+            names = bundle.namelist()
+        raise UsageError(
+            f"{path} holds the archives of {counted(len(names), 'run')}; {purpose} takes those of single runs.",
+            hint=f"Take one out of it: python3 -m zipfile -e {shlex.quote(str(path))} FOLDER, then use "
+            f"FOLDER/{one_line(names[0])}",
+        )
 
 
 def name_archive(path: Path) -> str:
