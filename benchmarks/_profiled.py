@@ -15,7 +15,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
-from task_images.harness.throughput import Throughput
+from task_images.clock import Throughput
 
 # Calls of the CUDA and HIP runtimes, by what the host does in them.
 HOST_CALLS = {

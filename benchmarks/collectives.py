@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from task_images.allreduce.measure import time_samples
 from task_images.allreduce.operations import COLLECTIVES, Buffers
+from task_images.clock import Tracker
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.tracker import Tracker
+from task_images.world import World, open_world
 
 RANKS = 2
 ROUNDS = 60

@@ -31,7 +31,7 @@ import torch
 from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
-from task_images.harness.peak import find_peak
+from task_images.peak import find_peak
 
 ROOT = Path(__file__).parents[1]
 Changes = Mapping[str, Any]

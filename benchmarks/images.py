@@ -30,15 +30,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from task_images.arrays import synthetic_images
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
 from task_images.contract import Contract
-from task_images.harness.arrays import synthetic_images
-from task_images.harness.data import Batch
-from task_images.harness.distributed import World, open_world
-from task_images.harness.images import ImageData
-from task_images.harness.models.resnet import resnet
-from task_images.harness.precision import Precision
+from task_images.data import Batch, ImageData
 from task_images.methods.allreduce import Bsp
+from task_images.models.resnet import resnet
+from task_images.precision import Precision
+from task_images.world import World, open_world
 
 RANKS, BATCH, ROUNDS = 2, 64, 24
 IMAGES = 400  # in each of the six batch files

@@ -144,7 +144,7 @@ def serve() -> int:
     import torch
 
     from task_images.contract import Contract
-    from task_images.harness.distributed import open_world
+    from task_images.world import open_world
 
     world, folder, job = open_world(Contract()), os.environ["FOLDER"], int(os.environ["JOB"])
     buffer = torch.zeros(BYTES // 4)

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.harness.models.counting import count_parameters
-from task_images.harness.translation.batches import SentenceBatches, TokenBatches
-from task_images.harness.translation.beam import Search, beam_search
-from task_images.harness.translation.pairs import Pairs, Side
-from task_images.harness.translation.training import TranslationModel
-from task_images.harness.updates import Passes
+from task_images.loop import Passes
+from task_images.train import count_parameters
+from task_images.translation.batches import SentenceBatches, TokenBatches
+from task_images.translation.beam import Search, beam_search
+from task_images.translation.pairs import Pairs, Side
+from task_images.translation.training import TranslationModel
 from task_images.wikitext2_awd_lstm.model import (
     AwdLstm,
     State,

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.shapes import SHAPES
-from task_images.harness.language.chunked_loss import sum_cross_entropy
-from task_images.harness.language.parallel import fill_parameters
+from task_images.language.chunked_loss import sum_cross_entropy
+from task_images.language.parallel import fill_parameters
 
 SEQUENCES, LENGTH, UPDATES = 2, 32, 30
 # Views and the like launch nothing.

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.models.resnet import resnet
 from task_images.methods.base import Method
 from task_images.methods.catalog import FILES, find_class
 from task_images.methods.check import check_method
 from task_images.methods.options import MethodError
+from task_images.models.resnet import resnet
+from task_images.world import World, open_world
 
 BATCH = 16
 STEPS = 3

@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from task_images.contract import Contract
-from task_images.harness.distributed import open_world
 from task_images.mpi import backend as mpi
+from task_images.world import open_world
 
 SUM = dist.ReduceOp.SUM
 RANKS = 2

@@ -20,8 +20,8 @@ import numpy as np
 from mlbench_cli.results.analysis.stats import estimate
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
-from task_images.harness.language.shards import prepare_shards, write_shard
-from task_images.harness.language.tokens import python_text
+from task_images.language.shards import prepare_shards, write_shard
+from task_images.language.tokens import python_text
 
 ROOT = Path(__file__).parents[1]
 GOAL, BATCH = 2.7, 32

@@ -31,15 +31,15 @@ import torch
 import torch.distributed as dist
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.clock import Tracker
 from task_images.contract import Contract, parse_event
+from task_images.data import ArrayData
 from task_images.epsilon_logistic_regression.data import generate
 from task_images.epsilon_logistic_regression.task import main as train_epsilon
-from task_images.harness.data import ArrayData
-from task_images.harness.distributed import open_world
-from task_images.harness.tracker import Tracker
-from task_images.harness.training import Trainer
 from task_images.imagenet_resnet import data, decoding
 from task_images.imagenet_resnet.folders import ImageFolders
+from task_images.train import Trainer
+from task_images.world import open_world
 
 ROWS, FEATURES, ROUNDS = 128, 2000, 5
 TRAINING_ROWS, EPOCHS = 12_800, 11  # as many as the task's preset has of a rank

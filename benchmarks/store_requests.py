@@ -16,7 +16,7 @@ from pathlib import Path
 # As a script the repository is not on the path; with -m it is.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.unit.task_images.harness.store_requests import count
+from tests.unit.task_images.store_requests import count
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from task_images.contract import parse_event
-from task_images.harness.models.imagenet import imagenet_model
+from task_images.models.imagenet import imagenet_model
 
 ROOT = Path(__file__).parents[1]
 MODEL, SIDE = "resnet50", 224

@@ -1,4 +1,4 @@
-"""The tracker's, and the whole harness's, share of a training step of digits_resnet: at most 1 % each.
+"""The tracker's, and the whole training loop's, share of a training step of digits_resnet: at most 1 % each.
 
 Direct: the cost of one step's borders, measured by themselves, against the median step. Paired: steps with and without
 a tracker in turn, on the same model, so that both see the same machine; the difference of medians is mostly noise.
@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from task_images.clock import Tracker
 from task_images.contract import Contract
-from task_images.harness.data import ArrayData
-from task_images.harness.distributed import open_world
-from task_images.harness.loop import Plan
-from task_images.harness.models.resnet import resnet
-from task_images.harness.report import Reporter
-from task_images.harness.schedules import Constant, PerUpdate
-from task_images.harness.tracker import Tracker
-from task_images.harness.training import make_sample_trainer
+from task_images.data import ArrayData
+from task_images.loop import Plan
 from task_images.methods.allreduce import Bsp
+from task_images.models.resnet import resnet
+from task_images.report import Reporter
+from task_images.schedules import Constant, PerUpdate
+from task_images.train import make_sample_trainer
+from task_images.world import open_world
 
 BATCH = 32
 PAIRS = 150
@@ -53,12 +53,12 @@ def main() -> None:
     print(f"step of digits_resnet, batch {BATCH}:  {1e3 * step_seconds:8.3f} ms")
     print(f"tracker's borders of one step:   {1e6 * cost:8.1f} us  = {cost / step_seconds:.3%} (budget 1 %)")
     print(f"tracked / bare, {PAIRS} pairs:       {tracked_seconds / step_seconds:8.4f}")
-    harness = harness_cost()
-    print(f"harness with tracker, one step:  {1e6 * harness:8.1f} us  = {harness / step_seconds:.3%} (budget 1 %)")
+    loop = loop_cost()
+    print(f"loop with tracker, one step:     {1e6 * loop:8.1f} us  = {loop / step_seconds:.3%} (budget 1 %)")
 
 
 def make_step(tracker: Tracker | None) -> Callable[[], None]:
-    """One training step as harness.training makes it, with a tracker or with nothing in its place."""
+    """One training step as train makes it, with a tracker or with nothing in its place."""
     model = resnet(20)
     optimizer = torch.optim.SGD(model.parameters(), 0.002, momentum=0.9, nesterov=True, fused=True)
     images, labels = torch.randn(BATCH, 3, 8, 8), torch.randint(10, (BATCH,))
@@ -104,7 +104,7 @@ def borders_cost(repeats: int = 20000) -> float:
     return (time.perf_counter() - begin) / repeats
 
 
-def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
+def loop_cost(samples: int = 32_000, rounds: int = 5) -> float:
     """Seconds a step that a Trainer takes longer than a bare loop; the least of each, so of an undisturbed machine."""
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
     inputs = torch.randn(samples, 4).numpy()

@@ -1,1 +1,17 @@
-"""The benchmark programs. Each folder with a `task.yaml` is a task; `contract.py` is all that the tool knows."""
+"""The benchmark programs. A folder with a `task.yaml` is a task: read its `task.py` first. They share these modules:
+
+contract     what the tool gives a task and takes from it; the only module that the tool and its tasks both know
+loop         the training loop, independent of the framework: epochs, validation, goal, budget, checkpoints
+train        `Trainer`, the loop in torch; classification: from model and data to the result, for images
+methods      how gradients travel: a method is a file
+run          entry point of a rank: contract in, exit code out; errors: failures by exit code
+parameters   declares parameters once: for `--set`, the documentation and the program
+world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; frameworks: others
+clock        time by category, and throughput in timed blocks; peak: FLOPs and the device's peak rate
+data         batches from arrays and images; arrays: partition over ranks, prefetching, synthetic images
+cache        data converted once per machine; fetch: downloads; published: where data sets are; prepare: a program
+goals, metrics, schedules, precision, speed, seeds, report, checkpoint, elastic: what their names say
+facts        machine and code, for the environment event; cores: usable CPUs; gpu: NCCL's choices and GPU samples
+public       the stable interface for other people's tasks
+language, translation, models     shared by the language tasks, the translation tasks and the image tasks
+"""

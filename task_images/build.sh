@@ -43,7 +43,7 @@ for task; do
   else
     docker build --quiet --file task_images/Dockerfile --tag "$registry/$image:$version" \
       --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$(read_key packages "$@" | sed 's/", "/ /g; s/[]["]//g')" \
-      --build-arg "TASK=$task" --build-arg "EXTENDS=${parent:-$task}" .
+      --build-arg "TASK=$task" .
   fi
   echo "$registry/$image:$version"
 done

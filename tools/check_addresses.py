@@ -13,9 +13,9 @@ import urllib.request
 from collections.abc import Iterator
 
 from task_images.cifar10_resnet20.data import BINARY, PYTHON
-from task_images.harness.datasets import Archive
-from task_images.harness.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
+from task_images.fetch import Archive
 from task_images.mnist.data import ARCHIVES as MNIST
+from task_images.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
 
 TIMEOUT = 60.0
 BLOCK = 1 << 20

@@ -28,7 +28,7 @@ from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.messages import pending_facts
-from task_images.harness import cores
+from task_images import cores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start

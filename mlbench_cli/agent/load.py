@@ -11,7 +11,7 @@ One row a second goes into resources.jsonl. Counters are cumulative since the ru
 
 The first row also has what does not change: `cores` (usable, quota included), `quota` (CPUs, or null), `lock`
 ("held", "shared" or "unavailable", see lock.py) and `lock_reason`.
-Sources: proc_stat(5), task_images/harness/cores.py.
+Sources: proc_stat(5), task_images/cores.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 
 from mlbench_cli.agent import machine
 from mlbench_cli.agent.clock import read_clocks
-from task_images.harness import cores
+from task_images import cores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start

@@ -29,7 +29,7 @@ from mlbench_cli.tasks.catalog import Task, load_task
 from mlbench_cli.util.text import cut, one_line
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
-_PROGRESS = re.compile(r"(.+): (\d+)%( of .+)")  # task_images.harness.progress
+_PROGRESS = re.compile(r"(.+): (\d+)%( of .+)")  # task_images.fetch
 
 
 data = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -198,7 +198,7 @@ def request_filling(
     return Request(
         name=f"prepare-{task.name.replace('_', '-')}"[:NAME_LENGTH].rstrip("-"),
         workers=(1,),
-        command=shlex.join(["python", "-m", "task_images.harness.prepare", task.name, _module_of(task), *urls]),
+        command=shlex.join(["python", "-m", "task_images.prepare", task.name, _module_of(task), *urls]),
         image=task_image(task, cluster),
         cluster=cluster.name,
         data_claim=claim,
@@ -260,7 +260,7 @@ def _module_of(task: Task) -> str:
 def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any], urls: Sequence[str]) -> PreparedData:
     """Run the task's preparation, whose progress goes to standard error; returns its result."""
     command = isolation.rank_command(
-        ["python", "-m", "task_images.harness.prepare", task.name, _module_of(task), *urls],
+        ["python", "-m", "task_images.prepare", task.name, _module_of(task), *urls],
         os.environ,
         task.search_path,
     )

@@ -23,7 +23,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
 from providers.pins import SOON_DAYS, list_pins, user_pin_file
-from task_images.harness.cores import cpu_quota
+from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
 MIN_SHM = 256 << 20

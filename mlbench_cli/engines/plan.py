@@ -14,7 +14,7 @@ from mlbench_cli.engines.environment import contract_environment, plan_rank, pla
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
-from task_images.harness.environment import read_task_code
+from task_images.facts import read_task_code
 
 if TYPE_CHECKING:
     from mlbench_cli.agent.messages import MachinesPlan
@@ -32,10 +32,10 @@ _MODULES = (
 _FOLDERS = ("task_images", "mlbench_cli/agent")
 # What the agent alone needs.
 _AGENT = (
-    *("mlbench_cli/agent", "task_images/__init__.py", "task_images/contract.py"),
-    *("task_images/harness/__init__.py", "task_images/harness/cores.py"),
+    "mlbench_cli/agent",
+    *("task_images/__init__.py", "task_images/contract.py", "task_images/cores.py"),
 )
-PREPARE = "task_images.harness.prepare"  # prepares the data of the task that its first argument names
+PREPARE = "task_images.prepare"  # prepares the data of the task that its first argument names
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"

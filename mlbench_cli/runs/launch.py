@@ -36,7 +36,7 @@ from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_i
 from mlbench_cli.util.masking import refuse_secrets
 from mlbench_cli.util.text import one_line, shorten
 from providers.pins import require_pin
-from task_images.harness.cores import effective_cores
+from task_images.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
 GOOGLES_MIRROR = "mirror.gcr.io/"

@@ -27,7 +27,7 @@ A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `lega
     presets:                             # what each changes; `spec` is the defaults of Settings
       tiny: {batch_size: 32}
 
-Settings is a dataclass of fields made by task_images.harness.settings.parameter; its module imports no torch. Where a
+Settings is a dataclass of fields made by task_images.parameters.parameter; its module imports no torch. Where a
 task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
 """
 
@@ -49,7 +49,7 @@ from mlbench_cli.tasks.task_files import Entries, compose_task
 from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
 from mlbench_cli.util.sizes import parse_sizes
 from task_images import contract
-from task_images.harness.settings import describe
+from task_images.parameters import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")

@@ -131,7 +131,7 @@ def _build_image(folder: Path, task: Task, name: str, base: str, build: Build, e
     if (own := _dockerfile(folder, task.name)).is_file():  # which has its own base image
         _run_build(folder, own, name, {}, build, environment)
         return
-    parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name, "EXTENDS": task.extends or task.name}
+    parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name}
     _run_build(folder, _dockerfile(folder, "."), name, {"BASE": base, **parts}, build, environment)
 
 

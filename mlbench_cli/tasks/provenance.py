@@ -19,7 +19,7 @@ from mlbench_cli.agent.processes import boot_id
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.masking import mask_words
 from mlbench_cli.util.text import one_line
-from task_images.harness import environment
+from task_images import facts as environment
 
 LOADER = ("LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
 MAX_VARIABLE = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from task_images.allreduce.operations import IN_PLACE, Buffers, Call, describe
-from task_images.harness.frameworks import open_framework
+from task_images.frameworks import open_framework
 
 
 def make(collective: str, buffers: Buffers, elements: int, place: str) -> Call:

@@ -11,10 +11,10 @@ import torch
 
 from task_images.allreduce import framework_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
-from task_images.harness.distributed import World
-from task_images.harness.errors import WrongResultError
-from task_images.harness.frameworks import FRAMEWORKS
-from task_images.harness.tracker import Tracker
+from task_images.clock import Tracker
+from task_images.errors import WrongResultError
+from task_images.frameworks import FRAMEWORKS
+from task_images.world import World
 
 ISOLATED, PIPELINED = "isolated", "pipelined"
 CLOCKS = {

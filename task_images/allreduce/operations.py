@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from task_images.allreduce.pattern import Pattern
-from task_images.harness.distributed import World
+from task_images.world import World
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int32": torch.int32}
 IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import parameter
+from task_images.parameters import parameter
 
 
 @dataclass(frozen=True)

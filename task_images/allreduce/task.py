@@ -27,13 +27,13 @@ from task_images.allreduce.measure import (
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
 from task_images.allreduce.settings import Settings
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
+from task_images.clock import Tracker
 from task_images.contract import Contract, emit
-from task_images.harness.distributed import World, open_world
-from task_images.harness.entry import tells_of_lost_peer
-from task_images.harness.errors import TaskError, TaskUsageError
-from task_images.harness.parameters import read_parameters
-from task_images.harness.report import Reporter
-from task_images.harness.tracker import Tracker
+from task_images.errors import TaskError, TaskUsageError
+from task_images.parameters import read_parameters
+from task_images.report import Reporter
+from task_images.run import tells_of_lost_peer
+from task_images.world import World, open_world
 
 # The original measured MPI in single precision only. Today halves are converted, and the result says so.
 ONLY_FP32 = ("mpi",)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from task_images.bert_pretraining.shapes import SHAPES, Shape
-from task_images.harness.language.layout import (
+from task_images.language.layout import (
     Layout,
     LayoutError,
     plan_batch,

@@ -21,11 +21,11 @@ from task_images.bert_pretraining.preflight import Plan, make_plan
 from task_images.bert_pretraining.settings import Settings
 from task_images.bert_pretraining.shapes import FLOPS_FORMULA
 from task_images.contract import Contract
-from task_images.harness.distributed import World
-from task_images.harness.language.pretraining import Workload
-from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
-from task_images.harness.language.tokens import Corpus, Part
-from task_images.harness.loop import Unit
+from task_images.language.pretraining import Workload
+from task_images.language.program import MakeWorkload, Program, require_data_dir
+from task_images.language.tokens import Corpus, Part
+from task_images.loop import Unit
+from task_images.world import World
 
 
 def main(contract: Contract) -> None:

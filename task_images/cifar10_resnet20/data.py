@@ -15,12 +15,21 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from task_images.arrays import Bytes, Labels, synthetic_images
+from task_images.cache import (
+    Arrays,
+    DataIdentity,
+    Say,
+    cached_arrays,
+    compare_data,
+    data_folder,
+    find_other_means,
+    made_up,
+    writable_folder,
+)
 from task_images.contract import Contract
-from task_images.harness.arrays import Bytes, Labels, synthetic_images
-from task_images.harness.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
-from task_images.harness.datasets import Archive, fetch
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity, compare_data, find_other_means, made_up
+from task_images.errors import EnvironmentUnfitError
+from task_images.fetch import Archive, fetch
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
 PIXELS = CHANNELS * SIDE * SIDE

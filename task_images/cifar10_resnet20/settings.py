@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import CheckpointedSettings, PlateauSettings, parameter
+from task_images.parameters import CheckpointedSettings, PlateauSettings, parameter
 
 
 @dataclass(frozen=True)

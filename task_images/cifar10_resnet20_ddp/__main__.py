@@ -1,4 +1,4 @@
 from task_images.cifar10_resnet20_ddp.task import main
-from task_images.harness.entry import run
+from task_images.run import run
 
 run(main)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from task_images.cifar10_resnet20.settings import Settings as PlainSettings
-from task_images.harness.settings import parameter
+from task_images.parameters import parameter
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from task_images.cifar10_resnet20.task import train
 from task_images.cifar10_resnet20_ddp.settings import Settings
 from task_images.contract import Contract
-from task_images.harness.parameters import read_parameters
 from task_images.methods.ddp import Ddp
+from task_images.parameters import read_parameters
 
 
 def main(contract: Contract) -> None:

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from task_images.arrays import Bytes, Labels, Partition, ahead, shard
 from task_images.cifar10_resnet20.data import SIDE, Cifar, prepare_data
-from task_images.harness.arrays import Bytes, Labels, ahead
-from task_images.harness.partition import Partition, shard
-from task_images.harness.seeds import numpy_generator
+from task_images.seeds import numpy_generator
 
 __all__ = ["Batch", "Images", "cut", "prepare_data"]
 

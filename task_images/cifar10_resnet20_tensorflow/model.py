@@ -2,7 +2,7 @@
 
 No norm after the stem, norm and ReLU before every convolution and at the end, and a 1x1 convolution of the activated
 input, without a norm, in the first block of every stage. ResNet-20 has 272 538 parameters. The same as version 2 of
-harness.models.resnet; images are [n, height, width, channels].
+models.resnet; images are [n, height, width, channels].
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from task_images.harness.seeds import numpy_generator
+from task_images.seeds import numpy_generator
 
 WIDTHS = (16, 32, 64)
 EPSILON = 1e-5

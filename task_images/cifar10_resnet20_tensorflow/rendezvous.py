@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack, suppress
 
 from task_images.contract import Contract
-from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
-from task_images.harness.network import Line
-from task_images.harness.ranks import name_place
+from task_images.errors import EnvironmentUnfitError, PeerLostError
+from task_images.network import Line
+from task_images.ranks import name_place
 
 PATIENCE = 5.0  # seconds for an attempt to connect
 

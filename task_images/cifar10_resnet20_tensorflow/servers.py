@@ -29,10 +29,9 @@ from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.training import Network, TensorFlowTrainer, normalize
 from task_images.cifar10_resnet20_tensorflow.world import World, configure, lost_ranks
 from task_images.contract import EXIT_RETRYABLE, Contract
-from task_images.harness.errors import PeerLostError
-from task_images.harness.loop import Values
-from task_images.harness.ranks import GROUP_SECONDS, RENDEZVOUS_SECONDS, free_port
-from task_images.harness.updates import Update
+from task_images.errors import PeerLostError
+from task_images.loop import Update, Values
+from task_images.ranks import GROUP_SECONDS, RENDEZVOUS_SECONDS, free_port
 
 GIVEN = 4  # batches per worker that are given out before the first of them is done
 # Seconds without an answer, between two probes, and their number, after which a connection ends: a machine is off.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from task_images.cifar10_resnet20.settings import CifarSettings
-from task_images.harness.settings import (
+from task_images.parameters import (
     AccuracySettings,
     CheckpointSettings,
     SgdSettings,

@@ -14,12 +14,11 @@ from task_images.cifar10_resnet20_tensorflow.data import Images
 from task_images.cifar10_resnet20_tensorflow.settings import PARAMETER_SERVER, Settings
 from task_images.cifar10_resnet20_tensorflow.world import World, open_world, require_tensorflow
 from task_images.contract import Contract
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan, Unit
-from task_images.harness.parameters import read_parameters
-from task_images.harness.report import Reporter
-from task_images.harness.updates import SampleBatches
+from task_images.errors import TaskUsageError
+from task_images.goals import GoalWatch
+from task_images.loop import Plan, SampleBatches, Unit
+from task_images.parameters import read_parameters
+from task_images.report import Reporter
 
 
 def main(contract: Contract) -> None:

@@ -1,4 +1,4 @@
-"""What TensorFlow gives the training loop (harness.loop): one update, one validation, a checkpoint."""
+"""What TensorFlow gives the training loop (loop): one update, one validation, a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,17 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from task_images.array_checkpoint import load_arrays, save_arrays
 from task_images.cifar10_resnet20.data import DEVIATION, MEAN, SIDE
 from task_images.cifar10_resnet20_tensorflow.data import Batch, Images
 from task_images.cifar10_resnet20_tensorflow.model import ResNet
 from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.world import World, pack, unpack
-from task_images.harness.array_checkpoint import load_arrays, save_arrays
-from task_images.harness.loop import Loop, Values
-from task_images.harness.losses import check_finite
-from task_images.harness.ranks import compare_checksums
-from task_images.harness.tracker import Tracker
-from task_images.harness.updates import Update
+from task_images.clock import Tracker
+from task_images.loop import Loop, Update, Values, check_finite
+from task_images.ranks import compare_checksums
 
 
 class Network:

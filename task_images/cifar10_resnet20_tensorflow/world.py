@@ -23,13 +23,12 @@ except ImportError:  # said by require_tensorflow
 
 from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
 from task_images.contract import Contract
-from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
-from task_images.harness.ranks import RENDEZVOUS_SECONDS, cpu_threads, free_port, resident_peak
-from task_images.harness.tensorflow_strategy import make_strategy
+from task_images.errors import EnvironmentUnfitError, PeerLostError, install_hint
+from task_images.ranks import RENDEZVOUS_SECONDS, cpu_threads, free_port, make_strategy, resident_peak
 
 
 class World:
-    """This rank among all ranks; see harness.ranks.Ranks. With one rank every collective is a no-op."""
+    """This rank among all ranks; see ranks.Ranks. With one rank every collective is a no-op."""
 
     def __init__(self, contract: Contract, device: str, threads: int, strategy: Any) -> None:
         self.contract = contract
@@ -158,7 +157,7 @@ def configure(contract: Contract, *, tf32: bool = False, inter_op: int = 2) -> t
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """What TensorFlow raises when another rank is gone, as the harness says it."""
+    """What TensorFlow raises when another rank is gone, as a PeerLostError."""
     try:
         yield
     except (

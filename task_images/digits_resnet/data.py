@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.harness.data import Prepare
-from task_images.harness.identity import DataIdentity, compare_data, digest_arrays
-from task_images.harness.seeds import numpy_generator
+from task_images.cache import DataIdentity, compare_data, digest_arrays
+from task_images.data import Prepare
+from task_images.seeds import numpy_generator
 
 FILE = Path(__file__).with_name("digits.csv.gz")  # a copy of scikit-learn's, byte for byte
 OFFICIAL = {"images": 1797}

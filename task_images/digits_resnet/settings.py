@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import ClassifierSettings, HoldOutSettings, PlateauSettings, parameter
+from task_images.parameters import ClassifierSettings, HoldOutSettings, PlateauSettings, parameter
 
 
 @dataclass(frozen=True)

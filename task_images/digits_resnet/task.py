@@ -1,15 +1,15 @@
 """The official image classification (synchronous SGD, Nesterov, warm-up of log2 k epochs, plateau) on digits."""
 
+from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
+from task_images.data import ArrayData
 from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load_split, make_shift
 from task_images.digits_resnet.settings import Settings
-from task_images.harness.classification import check_settings, train_classifier
-from task_images.harness.data import ArrayData
-from task_images.harness.models.resnet import resnet
-from task_images.harness.parameters import read_parameters
-from task_images.harness.schedules import follow_plateaus, log2_warmup
-from task_images.harness.seeds import lasting_generator, seed_all
-from task_images.harness.session import training_session
+from task_images.models.resnet import resnet
+from task_images.parameters import read_parameters
+from task_images.schedules import follow_plateaus, log2_warmup
+from task_images.seeds import lasting_generator, seed_all
+from task_images.world import training_session
 
 
 def main(contract: Contract) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from task_images.cache import DataIdentity, compare_data
 from task_images.epsilon_logistic_regression.libsvm import Dense, Floats, load, load_with_digest
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity, compare_data
-from task_images.harness.published import EPSILON, fetch_published
-from task_images.harness.seeds import numpy_generator
+from task_images.errors import EnvironmentUnfitError
+from task_images.published import EPSILON, fetch_published
+from task_images.seeds import numpy_generator
 
 FEATURES = 2000
 OFFICIAL = {"training rows": 400_000, "validation rows": 100_000}

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from task_images.harness.cache import cached_folder
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.progress import ProgressLines
+from task_images.cache import cached_folder
+from task_images.errors import EnvironmentUnfitError
+from task_images.fetch import ProgressLines
 
 Floats = npt.NDArray[np.float32]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from task_images.harness.distributed import World
-from task_images.harness.metrics import TopK, collect
-from task_images.harness.training import PassLoss
+from task_images.metrics import TopK, collect
+from task_images.train import PassLoss
+from task_images.world import World
 
 Rows = tuple[Tensor, Tensor]  # features [n, columns] and labels [n] of 0 and 1
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import (
+from task_images.parameters import (
     AccuracyOnSettings,
     AccuracySettings,
     CudaSettings,

@@ -2,7 +2,9 @@
 
 import torch
 
+from task_images.cache import made_up
 from task_images.contract import Contract
+from task_images.data import ArrayData
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
 from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
@@ -11,19 +13,17 @@ from task_images.epsilon_logistic_regression.regression import (
     RegularizedLoss,
 )
 from task_images.epsilon_logistic_regression.settings import Settings
-from task_images.harness.data import ArrayData
-from task_images.harness.goals import make_accuracy_goal
-from task_images.harness.identity import made_up
-from task_images.harness.loop import Plan, Unit
-from task_images.harness.metrics import F1, Dice, TopK
-from task_images.harness.parameters import read_parameters
-from task_images.harness.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
-from task_images.harness.seeds import seed_all
-from task_images.harness.session import training_session
-from task_images.harness.training import make_sample_trainer
+from task_images.goals import make_accuracy_goal
+from task_images.loop import Plan, Unit
 from task_images.methods.allreduce import Bsp, MeanOfWeights
 from task_images.methods.base import Method
 from task_images.methods.check import prepare_method
+from task_images.metrics import F1, Dice, TopK
+from task_images.parameters import read_parameters
+from task_images.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
+from task_images.seeds import seed_all
+from task_images.train import make_sample_trainer
+from task_images.world import training_session
 
 # The dotted line in the figure of the training loss in MLBench's documentation.
 TARGET_LOSS = 0.2828

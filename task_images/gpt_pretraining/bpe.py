@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from task_images.harness.byte_pairs import Pair, merge_pairs
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.text_lines import read_lines
+from task_images.errors import EnvironmentUnfitError
+from task_images.text import Pair, merge_pairs, read_lines
 
 END = "<|endoftext|>"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"

@@ -1,6 +1,6 @@
 """`mlbench data prepare gpt_pretraining`: digests of shards, or texts into token files, once.
 
-A folder with shards (harness.language.shards) gets their digests. Otherwise:
+A folder with shards (language.shards) gets their digests. Otherwise:
 The folder holds train.txt and perhaps valid.txt (else one document in a hundred becomes validation). A line
 `<|endoftext|>` ends a document. With GPT-2's vocab.json and merges.txt beside them the tokens are its byte pairs, and
 bytes otherwise. Token files that exist are only checked.
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from task_images.cache import DataIdentity
+from task_images.errors import EnvironmentUnfitError
+from task_images.fetch import ProgressLines
 from task_images.gpt_pretraining.bpe import END, BytePairs, read_byte_pairs
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity
-from task_images.harness.language.shards import has_shards, prepare_shards, read_shards
-from task_images.harness.language.tokens import BYTES, Tokens, read_tokens, write_tokens
-from task_images.harness.progress import ProgressLines
-from task_images.harness.published import FINEWEB, fetch_published, is_begun
+from task_images.language.shards import has_shards, prepare_shards, read_shards
+from task_images.language.tokens import BYTES, Tokens, read_tokens, write_tokens
+from task_images.published import FINEWEB, fetch_published, is_begun
 
 TRAIN, VALID = "train.txt", "valid.txt"
 VALIDATION_EVERY = 100

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import gelu, relu, rms_norm, scaled_dot_product_attention, silu
 
 from task_images.gpt_pretraining.shapes import Shape
-from task_images.harness.language.chunked_loss import sum_cross_entropy, sum_in_chunks, sum_over_ranks
+from task_images.language.chunked_loss import sum_cross_entropy, sum_in_chunks, sum_over_ranks
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
 Run = Callable[..., Tensor]
@@ -21,7 +21,7 @@ Run = Callable[..., Tensor]
 class Decoder(nn.Module):
     """tokens [B, T] -> logits [B, T, vocabulary], or the sum of losses.
 
-    Initial values: see `harness.language.parallel.fill_parameters`.
+    Initial values: see `language.parallel.fill_parameters`.
 
     stream   number format of what the blocks add to; None: that of the embedding (fp32)
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
-from task_images.harness.language.layout import (
+from task_images.language.layout import (
     Layout,
     LayoutError,
     check_tensor_parallel,

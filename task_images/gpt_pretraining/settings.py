@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from task_images.gpt_pretraining.shapes import ACTIVATIONS, NORMS, POSITIONS, SHAPES
-from task_images.harness.settings import PretrainingSettings, parameter
+from task_images.parameters import PretrainingSettings, parameter
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from task_images.gpt_pretraining.model import Decoder
-from task_images.harness.language.parallel import split_layers
+from task_images.language.parallel import split_layers
 
 
 def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:

@@ -7,19 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from task_images.contract import Contract
+from task_images.errors import TaskUsageError
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan
 from task_images.gpt_pretraining.settings import Settings
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA
 from task_images.gpt_pretraining.split import split_decoder
-from task_images.harness.distributed import World
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.language.float8 import require_float8, use_float8
-from task_images.harness.language.muon import Muon
-from task_images.harness.language.pretraining import Workload
-from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
-from task_images.harness.language.shards import read_shards
-from task_images.harness.language.tokens import (
+from task_images.language.float8 import require_float8, use_float8
+from task_images.language.muon import Muon
+from task_images.language.pretraining import Workload
+from task_images.language.program import MakeWorkload, Program, require_data_dir
+from task_images.language.shards import read_shards
+from task_images.language.tokens import (
     Batch,
     Corpus,
     Part,
@@ -30,8 +29,9 @@ from task_images.harness.language.tokens import (
     synthetic_tokens,
     validation_batches,
 )
-from task_images.harness.loop import Unit
+from task_images.loop import Unit
 from task_images.methods.base import MakeOptimizer
+from task_images.world import World
 
 
 def main(contract: Contract) -> None:

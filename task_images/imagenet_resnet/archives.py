@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from task_images.harness.cache import Say, as_task_error
-from task_images.harness.datasets import Archive, check_archive, check_space
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.progress import ProgressLines
+from task_images.cache import Say, as_task_error
+from task_images.errors import EnvironmentUnfitError
+from task_images.fetch import Archive, ProgressLines, check_archive, check_space
 
 PAGE = "https://image-net.org/download-images"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"

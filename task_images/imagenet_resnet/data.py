@@ -12,18 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.harness.arrays import Labels, ahead, synthetic_images
-from task_images.harness.buffers import BufferPool, pin
-from task_images.harness.cache import cached_folder
-from task_images.harness.data import Batch
-from task_images.harness.distributed import World
-from task_images.harness.identity import DataIdentity
-from task_images.harness.images import Normalize
-from task_images.harness.partition import Partition, shard
-from task_images.harness.seeds import generator
+from task_images.arrays import Labels, Partition, ahead, shard, synthetic_images
+from task_images.cache import DataIdentity, cached_folder
+from task_images.data import Batch, BufferPool, Normalize, pin
 from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
 from task_images.imagenet_resnet.folders import ImageFolders, load
 from task_images.imagenet_resnet.on_device import decode_batch, load_decoder
+from task_images.seeds import generator
+from task_images.world import World
 
 # Per channel, of the training images, as everybody has them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -20,11 +20,11 @@ from multiprocessing import get_context, parent_process
 
 import numpy as np
 
-from task_images.harness.arrays import Bytes
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.seeds import numpy_generator
+from task_images.arrays import Bytes
+from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.folders import ImageFolders
 from task_images.imagenet_resnet.jpeg import Choose, ImageFile, read_square, training_window, validation_window
+from task_images.seeds import numpy_generator
 
 Place = tuple[int, int]  # epoch from 1, or 0 for validation; number of the image
 Load = Callable[[], ImageFolders]

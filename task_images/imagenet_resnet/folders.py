@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from task_images.harness.arrays import Labels
-from task_images.harness.cache import Arrays, Say, cached_arrays
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity, compare_data
+from task_images.arrays import Labels
+from task_images.cache import Arrays, DataIdentity, Say, cached_arrays, compare_data
+from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
 
 PARTS = ("train", "val")

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from task_images.harness.arrays import Bytes
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.arrays import Bytes
+from task_images.errors import EnvironmentUnfitError
 
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.decoding import Cut, Place
 from task_images.imagenet_resnet.folders import ImageFolders
 from task_images.imagenet_resnet.jpeg import Window, read_square

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import CheckpointedSettings, parameter
+from task_images.parameters import CheckpointedSettings, parameter
 
 
 @dataclass(frozen=True)

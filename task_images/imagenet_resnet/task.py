@@ -4,24 +4,22 @@ from functools import partial
 
 from torch.nn.functional import cross_entropy
 
+from task_images.cache import data_folder, made_up
+from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
-from task_images.harness.cache import data_folder
-from task_images.harness.classification import check_settings, train_classifier
-from task_images.harness.decay import split_decay
-from task_images.harness.distributed import World
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.identity import made_up
-from task_images.harness.models.imagenet import imagenet_model
-from task_images.harness.models.inception import LEAST_SIDE
-from task_images.harness.parameters import read_parameters
-from task_images.harness.report import Reporter
-from task_images.harness.seeds import seed_all
-from task_images.harness.session import training_session
+from task_images.errors import TaskUsageError
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load, load_silently
 from task_images.imagenet_resnet.schedule import make_schedule
 from task_images.imagenet_resnet.settings import Settings
 from task_images.methods.ddp import Ddp
+from task_images.models.imagenet import imagenet_model
+from task_images.models.inception import LEAST_SIDE
+from task_images.parameters import read_parameters
+from task_images.report import Reporter
+from task_images.seeds import seed_all
+from task_images.train import split_decay
+from task_images.world import World, training_session
 
 # From this size on even a single image has more than one pixel at the end of every network.
 SIDE_FOR_ONE = 64

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
-from task_images.harness.errors import TaskUsageError
+from task_images.errors import TaskUsageError
 from task_images.methods.lazy import nn, replicas, torch
 from task_images.methods.link import Link
 from task_images.methods.options import DELAY, MethodError, Option
@@ -25,9 +25,9 @@ from task_images.methods.options import DELAY, MethodError, Option
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from task_images.harness.distributed import World
-    from task_images.harness.precision import LossScale
-    from task_images.harness.tracker import Tracker
+    from task_images.clock import Tracker
+    from task_images.precision import LossScale
+    from task_images.world import World
 
 MakeOptimizer = Callable[["torch.nn.Module"], "torch.optim.Optimizer"]
 NOTHING: AbstractContextManager[object] = contextlib.nullcontext()

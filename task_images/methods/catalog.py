@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from task_images.contract import Contract
-from task_images.harness.errors import TaskUsageError
+from task_images.errors import TaskUsageError
 from task_images.methods.base import Method
 from task_images.methods.options import MethodError
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from task_images.harness.errors import DivergedError, WrongResultError
-from task_images.harness.precision import LossScale
+from task_images.errors import DivergedError, WrongResultError
 from task_images.methods.base import Method
 from task_images.methods.buckets import MEASURED_UPDATES, SKIPPED_UPDATES
 from task_images.methods.catalog import read_method
 from task_images.methods.compressed import Compressed
+from task_images.precision import LossScale
 
 if TYPE_CHECKING:
-    from task_images.harness.distributed import World
+    from task_images.world import World
 
 STEPS = 4
 LATE = 2  # of options that delay something by a number of updates

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch.distributed import device_mesh, fsdp
     from torch.distributed.checkpoint import state_dict as states
 
-    from task_images.harness import distributed
-    from task_images.harness.language import layout
-    from task_images.harness.precision import LossScale
+    from task_images import world as distributed
+    from task_images.language import layout
+    from task_images.precision import LossScale
 else:
     device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
     states = Lazy("torch.distributed.checkpoint.state_dict")
-    distributed, layout = Lazy("task_images.harness.distributed"), Lazy("task_images.harness.language.layout")
+    distributed, layout = Lazy("task_images.world"), Lazy("task_images.language.layout")
 
 
 class Fsdp2(Method):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn as nn
 
-    from task_images.harness import replicas as replicas
+    from task_images import world as replicas
 else:
     torch, dist, nn = Lazy("torch"), Lazy("torch.distributed"), Lazy("torch.nn")
-    replicas = Lazy("task_images.harness.replicas")
+    replicas = Lazy("task_images.world")
 
 __all__ = ["Lazy", "dist", "nn", "replicas", "torch"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from task_images.methods.lazy import dist, torch
 
 if TYPE_CHECKING:
-    from task_images.harness.distributed import World
     from task_images.methods.options import Delay
+    from task_images.world import World
 
 COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
 BURSTS = (2, 12)  # messages of a short and a long burst

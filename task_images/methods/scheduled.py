@@ -22,8 +22,8 @@ from task_images.methods.plans import Groups
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.harness.precision import LossScale
     from task_images.methods.link import Pending
+    from task_images.precision import LossScale
 
 BUCKET = size_option("25MiB", "a message is sent once its tensors have so many bytes")
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from task_images.harness.errors import PeerLostError
-from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+from task_images.errors import PeerLostError
 from task_images.methods import plans
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.lazy import Lazy, dist, torch
@@ -20,14 +19,15 @@ from task_images.methods.link import Pending
 from task_images.methods.options import MethodError, Option, size_option
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
+from task_images.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from task_images import world as distributed
     from task_images.contract import Contract
-    from task_images.harness import distributed
 else:
-    distributed = Lazy("task_images.harness.distributed")
+    distributed = Lazy("task_images.world")
 
 PREFIX = "servers"
 CONTROL, FIRST = 0, 1  # tags: of trainer 0's orders, and of the first message

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import ClassifierSettings, parameter
+from task_images.parameters import ClassifierSettings, parameter
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,19 @@ from dataclasses import replace
 
 from torch.nn.functional import nll_loss
 
+from task_images.arrays import synthetic_images
+from task_images.cache import data_folder
+from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
-from task_images.harness.arrays import synthetic_images
-from task_images.harness.cache import data_folder
-from task_images.harness.classification import check_settings, train_classifier
-from task_images.harness.distributed import World
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.images import ImageData
-from task_images.harness.parameters import read_parameters
-from task_images.harness.schedules import Constant, PerEpoch
-from task_images.harness.seeds import seed_all
-from task_images.harness.session import training_session
+from task_images.data import ImageData
+from task_images.errors import TaskUsageError
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 from task_images.mnist.settings import Settings
+from task_images.parameters import read_parameters
+from task_images.schedules import Constant, PerEpoch
+from task_images.seeds import seed_all
+from task_images.world import World, training_session
 
 
 def main(contract: Contract) -> None:

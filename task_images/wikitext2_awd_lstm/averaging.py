@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from task_images.harness.loop import Values
-from task_images.harness.report import Reporter
+from task_images.loop import Values
+from task_images.report import Reporter
 from task_images.wikitext2_awd_lstm.model import AwdLstm
 
 

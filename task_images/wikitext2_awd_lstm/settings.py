@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings, parameter
+from task_images.parameters import CudaSettings, TrainingSettings, UpdateSettings, parameter
 
 
 @dataclass(frozen=True)

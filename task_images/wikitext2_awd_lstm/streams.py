@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from task_images.harness.distributed import World
-from task_images.harness.loop import Values
-from task_images.harness.metrics import Mean, Perplexity, collect
-from task_images.harness.partition import shard
-from task_images.harness.precision import Precision
-from task_images.harness.schedules import LinearWarmup
-from task_images.harness.training import PassLoss
-from task_images.harness.updates import Update
+from task_images.arrays import shard
+from task_images.loop import Update, Values
+from task_images.metrics import Mean, Perplexity, collect
+from task_images.precision import Precision
+from task_images.schedules import LinearWarmup
+from task_images.train import PassLoss
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import sequence_lengths, streams
 from task_images.wikitext2_awd_lstm.model import AwdLstm, State, regularization
 from task_images.wikitext2_awd_lstm.settings import Settings
+from task_images.world import World
 
 
 class Part(NamedTuple):

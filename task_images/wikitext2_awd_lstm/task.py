@@ -7,27 +7,24 @@ from pathlib import Path
 import torch
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan, Unit
-from task_images.harness.losses import check_finite
-from task_images.harness.models.counting import count_parameters
-from task_images.harness.parameters import read_parameters
-from task_images.harness.precision import Precision, refuse_bf16_lstm
-from task_images.harness.report import Reporter
-from task_images.harness.schedules import Constant, PerUpdate
-from task_images.harness.seeds import seed_all
-from task_images.harness.session import training_session
-from task_images.harness.training import Trainer
+from task_images.errors import EnvironmentUnfitError
+from task_images.goals import GoalWatch
+from task_images.loop import Plan, Unit, check_finite
 from task_images.methods.allreduce import Bsp
 from task_images.methods.check import prepare_method
+from task_images.parameters import read_parameters
+from task_images.precision import Precision, refuse_bf16_lstm
+from task_images.report import Reporter
+from task_images.schedules import Constant, PerUpdate
+from task_images.seeds import seed_all
+from task_images.train import Trainer, count_parameters
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus
 from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout
 from task_images.wikitext2_awd_lstm.sample import write_sample
 from task_images.wikitext2_awd_lstm.settings import Settings
 from task_images.wikitext2_awd_lstm.streams import Evaluation, Streams
+from task_images.world import World, training_session
 
 NAME = "wikitext2_awd_lstm"
 OWN_TEXT = "Python language reference (pydoc_data.topics)"

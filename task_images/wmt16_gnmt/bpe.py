@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from task_images.harness.byte_pairs import Pair, join_pair, merge_pairs
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.pairs import lines
+from task_images.errors import EnvironmentUnfitError
+from task_images.text import Pair, join_pair, merge_pairs
+from task_images.translation.pairs import lines
 
 HEADER = "#version: 0.2"
 SEPARATOR = "@@"

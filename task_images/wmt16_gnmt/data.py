@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from task_images.harness.cache import cached_folder
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity, compare_data
-from task_images.harness.published import WMT16, fetch_published
-from task_images.harness.translation.corpora import Part, join_parts
-from task_images.harness.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_prepacked
+from task_images.cache import DataIdentity, cached_folder, compare_data
+from task_images.errors import EnvironmentUnfitError
+from task_images.published import WMT16, fetch_published
+from task_images.translation.corpora import Part, join_parts
+from task_images.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_prepacked
 from task_images.wmt16_gnmt.prepare import LANGUAGES, REFERENCE, TEST, TRAIN, VOCABULARY
 from task_images.wmt16_gnmt.prepare import prepare as prepare_text
 from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary

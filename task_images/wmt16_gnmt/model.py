@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from task_images.harness.buffers import pin
-from task_images.harness.translation.training import TranslationModel
+from task_images.data import pin
+from task_images.translation.training import TranslationModel
 
 State = tuple[Tensor, Tensor]  # hidden and cell state, each (1, B x K, D)
 

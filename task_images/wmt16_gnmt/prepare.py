@@ -15,9 +15,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from task_images.harness.errors import TaskError
-from task_images.harness.translation.extras import need
-from task_images.harness.translation.pairs import lines, parallel_lines
+from task_images.errors import TaskError, need
+from task_images.translation.pairs import lines, parallel_lines
 from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, write_codes
 
 LANGUAGES = ("en", "de")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import TranslationSettings, parameter
+from task_images.parameters import TranslationSettings, parameter
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World
-from task_images.harness.parameters import read_parameters
-from task_images.harness.precision import LossScale, refuse_bf16_lstm
-from task_images.harness.schedules import ExponentialWarmupMultiStep
-from task_images.harness.translation.batches import SentenceBatches
-from task_images.harness.translation.beam import Search
-from task_images.harness.translation.bleu import international_bleu, mean_of_batches
-from task_images.harness.translation.extras import need
-from task_images.harness.translation.program import Source, train
-from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask
-from task_images.harness.updates import plan_passes
+from task_images.errors import need
+from task_images.loop import plan_passes
+from task_images.parameters import read_parameters
+from task_images.precision import LossScale, refuse_bf16_lstm
+from task_images.schedules import ExponentialWarmupMultiStep
+from task_images.translation.batches import SentenceBatches
+from task_images.translation.beam import Search
+from task_images.translation.bleu import international_bleu, mean_of_batches
+from task_images.translation.program import Source, train
+from task_images.translation.sample import write_sample
+from task_images.translation.training import TranslationTask
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
 from task_images.wmt16_gnmt.prepare import prepare
 from task_images.wmt16_gnmt.settings import Settings
 from task_images.wmt16_gnmt.text import END, PADDING, START
+from task_images.world import World
 
 NAME = "wmt16_gnmt"
 SAMPLE_MERGES = 600

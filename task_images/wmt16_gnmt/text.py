@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.pairs import lines
+from task_images.errors import EnvironmentUnfitError
+from task_images.translation.pairs import lines
 from task_images.wmt16_gnmt.bpe import undo
 
 MARKS = ("<pad>", "<unk>", "<s>", "</s>")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.harness.translation.training import TranslationModel
+from task_images.translation.training import TranslationModel
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.pairs import lines
+from task_images.errors import EnvironmentUnfitError
+from task_images.translation.pairs import lines
 
 PADDING, END = 1, 2
 VOCABULARY = 33_712

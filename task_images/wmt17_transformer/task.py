@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World
-from task_images.harness.parameters import read_parameters
-from task_images.harness.precision import LossScale
-from task_images.harness.schedules import WarmupInverseSqrt
-from task_images.harness.translation.batches import TokenBatches
-from task_images.harness.translation.beam import Search
-from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
-from task_images.harness.translation.extras import need
-from task_images.harness.translation.program import Source, train
-from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask
-from task_images.harness.updates import plan_passes
+from task_images.errors import need
+from task_images.loop import plan_passes
+from task_images.parameters import read_parameters
+from task_images.precision import LossScale
+from task_images.schedules import WarmupInverseSqrt
+from task_images.translation.batches import TokenBatches
+from task_images.translation.beam import Search
+from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
+from task_images.translation.program import Source, train
+from task_images.translation.sample import write_sample
+from task_images.translation.training import TranslationTask
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
 from task_images.wmt17_transformer.settings import Settings
 from task_images.wmt17_transformer.subtokens import END, PADDING
+from task_images.world import World
 
 NAME = "wmt17_transformer"
 

@@ -16,7 +16,7 @@ from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.contract import parse_event
-from task_images.harness.environment import digest_task_code
+from task_images.facts import digest_task_code
 from tests import NIGHTLY
 
 TOOL = Path(sys.executable).with_name("mlbench")
@@ -155,7 +155,7 @@ def test_a_task_is_found_beside_the_tool_even_if_it_is_not_installed(project: Pa
     environment = isolation.rank_environment({**os.environ, "PYTHONPATH": str(project), "PYTHONHOME": "/nowhere"})
     code = "import sys, task_images.contract as c; print(c.__file__)"
     assert subprocess.run([python, "-c", code], env=environment, capture_output=True).returncode != 0
-    words = isolation.rank_command(["python", "-m", "task_images.harness.environment", "x"], {})
+    words = isolation.rank_command(["python", "-m", "task_images.facts", "x"], {})
     (project / "shown.py").write_text("")
     done = subprocess.run([python, *words[1:]], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

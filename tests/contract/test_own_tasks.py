@@ -25,7 +25,7 @@ TASK = {
 }
 SETTINGS = """
 from dataclasses import dataclass
-from task_images.harness.settings import TrainingSettings, parameter
+from task_images.parameters import TrainingSettings, parameter
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):

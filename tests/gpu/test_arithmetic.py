@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from task_images.contract import Contract
-from task_images.harness.distributed import CudaMarks, World, open_world, sample_gpu
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.peak import find_peak
-from task_images.harness.precision import refuse_bf16_lstm, set_arithmetic
-from task_images.harness.settings import CudaSettings
+from task_images.errors import TaskUsageError
+from task_images.parameters import CudaSettings
+from task_images.peak import find_peak
+from task_images.precision import refuse_bf16_lstm, set_arithmetic
+from task_images.world import CudaMarks, World, open_world, sample_gpu
 
 GPU = torch.device("cuda")
 

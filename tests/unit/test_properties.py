@@ -26,7 +26,7 @@ from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge
 from mlbench_cli.tasks.catalog import TYPES, Parameter, load_catalog, parse_task
 from mlbench_cli.util.yaml_text import read_yaml
 from task_images import contract
-from task_images.harness.settings import parameter
+from task_images.parameters import parameter
 
 WIDE = os.environ.get("HYPOTHESIS_PROFILE") == "wide"
 NEW = os.environ.get("MLBENCH_TEST_INPUTS") == "new"

@@ -27,7 +27,7 @@ MAX_LATE_SHARE = 0.05
 PROBE_PORT = 7077
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
 _HUB = "mlbench_cli.agent.network.hub"
-_PROBE = "task_images.harness.network_probe"
+_PROBE = "task_images.network_probe"
 
 
 class SwitchDocument(TypedDict):

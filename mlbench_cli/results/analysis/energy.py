@@ -16,7 +16,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import parse_document
 
-GPU_SAMPLES = "/gpu.jsonl"  # in a rank's output folder, see task_images/harness/gpu_sampler.py
+GPU_SAMPLES = "/gpu.jsonl"  # in a rank's output folder, see task_images/gpu.py
 GPU_COUNTER, GPU_POWER, CPU_COUNTER = "GPU counter", "GPU power, integrated", "CPU counter (RAPL)"
 MOST = 1e15  # of any figure of a sample; joules of a year of a large machine room
 FIGURES = JOULES, PER_SAMPLE, PER_TOKEN = "energy", "energy per sample", "energy per token"

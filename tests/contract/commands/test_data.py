@@ -76,7 +76,7 @@ def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
     task, cluster = load_task("cifar10_resnet20"), Cluster("far", "attached", details={"registry": "example.org/me"})
     url = "s3://bucket/cifar-10-binary.tar.gz"
     [spec] = resolve(request_filling(task, task.resolve(), "pvc", cluster, urls=[url]), cluster)
-    words = f"python -m task_images.harness.prepare cifar10_resnet20 task_images.cifar10_resnet20 {url}"
+    words = f"python -m task_images.prepare cifar10_resnet20 task_images.cifar10_resnet20 {url}"
     assert (spec.name, list(spec.argv), spec.workers) == ("prepare-cifar10-resnet20-1", words.split(), 1)
     assert str(spec.image).startswith("example.org/me/cifar10_resnet20:")
     assert (spec.data_dir, spec.kubernetes.data_claim) == ("/data", "pvc")
@@ -102,7 +102,7 @@ def test_claims_without_a_cluster_are_refused(capsys: Captured, arguments: list[
 
 PREPARATION = """
 import time
-from task_images.harness.progress import ProgressLines
+from task_images.fetch import ProgressLines
 
 def prepare_data(folder, parameters):
     progress = ProgressLines("packing", 4_000_000, print)
@@ -118,7 +118,7 @@ YAML = """
 """
 SETTINGS = """
 from dataclasses import dataclass
-from task_images.harness.settings import TrainingSettings
+from task_images.parameters import TrainingSettings
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):

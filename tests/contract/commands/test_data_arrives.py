@@ -25,18 +25,18 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.commands import data
 from mlbench_cli.tasks.catalog import load_catalog
+from task_images import prepare
 from task_images.bert_pretraining.wordpiece import SPECIAL
 from task_images.cifar10_resnet20.data import BINARY
 from task_images.contract import Contract
-from task_images.harness import prepare
-from task_images.harness.datasets import Archive
-from task_images.harness.errors import TaskError
-from task_images.harness.language.shards import write_shard
-from task_images.harness.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
-from task_images.harness.validation import load_validation
+from task_images.errors import TaskError
+from task_images.fetch import Archive
 from task_images.imagenet_resnet.archives import OFFICIAL as IMAGENET
+from task_images.language.shards import write_shard
 from task_images.mnist.data import ARCHIVES as MNIST
-from tests.contract.task_images.harness.test_published import PAIRS, Mirror, mirror, pairs_of, sgm, tgz
+from task_images.public import load_validation
+from task_images.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
+from tests.contract.task_images.test_published import PAIRS, Mirror, mirror, pairs_of, sgm, tgz
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files
 from tests.unit.task_images.cifar10_resnet20.cifar_files import pack as pack_cifar
 from tests.unit.task_images.imagenet_resnet.imagenet_files import CLASSES
@@ -133,7 +133,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextmanager
     def run_here(command: list[str], env: dict[str, str], **_: Any) -> Iterator[SimpleNamespace]:
-        task = command[command.index("task_images.harness.prepare") + 1]
+        task = command[command.index("task_images.prepare") + 1]
         parameters = json.loads(env["MLBENCH_PARAMETERS"]) | SMALLER.get(task, {})
         monkeypatch.setattr(sys, "argv", ["prepare", *command[command.index(task) :]])
         out, code = io.StringIO(), 0

@@ -6,7 +6,7 @@ FAULTS, a JSON object, says what is wrong with which collective, by the names of
     "lose"     nothing is moved
     "refuse"   the call raises, as backends do that lack a collective
 
-Only tensors of FAULTY_TYPE (default float32) meet with them: a harness keeps its books in float64.
+Only tensors of FAULTY_TYPE (default float32) meet with them: bookkeeping is done in float64.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A program for test_collectives.py: meets the others or gives up soon."""
 
 from task_images.contract import Contract
-from task_images.harness.distributed import open_world
-from task_images.harness.entry import run
+from task_images.run import run
+from task_images.world import open_world
 
 
 def main(contract: Contract) -> None:

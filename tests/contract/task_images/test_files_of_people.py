@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
+from task_images import gpu as gpu_sampler
+from task_images import gpu as nccl
 from task_images.bert_pretraining.wordpiece import split_words
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.epsilon_logistic_regression import libsvm
-from task_images.harness import gpu_sampler, nccl
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.errors import EnvironmentUnfitError
 from task_images.mnist import data as mnist
 from task_images.wikitext2_awd_lstm import data as wikitext
 

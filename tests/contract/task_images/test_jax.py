@@ -49,8 +49,8 @@ def test_what_jax_has_is_measured_and_checked_like_all_others(tmp_path: Path, si
 def test_a_wrong_sum_is_noticed(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong_jax.py"
     wrong.write_text(
-        "from task_images.harness.jax_ranks import JaxRanks; from task_images.allreduce.task import main\n"
-        "from task_images.harness.entry import run\n"
+        "from task_images.frameworks import JaxRanks; from task_images.allreduce.task import main\n"
+        "from task_images.run import run\n"
         "JaxRanks.collective = lambda self, name, donate: lambda array: array + 0\n"
         "run(main)\n"
     )

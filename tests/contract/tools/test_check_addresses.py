@@ -2,7 +2,7 @@
 
 import hashlib
 
-from task_images.harness.datasets import Archive
+from task_images.fetch import Archive
 from tests.fakes.file_server import FileServer, serving
 from tools.check_addresses import all_archives, check
 

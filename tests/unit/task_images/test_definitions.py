@@ -13,9 +13,9 @@ from task_images.digits_resnet.data import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
 from task_images.epsilon_logistic_regression.settings import Settings
 from task_images.epsilon_logistic_regression.task import make_schedule
-from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.parameters import read_parameters
-from task_images.harness.seeds import generator
+from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.parameters import read_parameters
+from task_images.seeds import generator
 
 
 @pytest.mark.parametrize("name", sorted(load_catalog()))

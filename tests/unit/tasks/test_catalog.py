@@ -15,7 +15,7 @@ import yaml
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.tasks.catalog import Parameter, load_catalog, load_task, parse_task, short
 from mlbench_cli.util.yaml_text import read_yaml
-from task_images.harness.settings import SgdSettings, describe, parameter
+from task_images.parameters import SgdSettings, describe, parameter
 
 GOOD: dict[str, Any] = {
     "name": "t",

@@ -25,7 +25,7 @@ from mlbench_cli.tasks.provenance import (
     find_commit,
     parse_provenance,
 )
-from task_images.harness.environment import digest_task_code, list_packages
+from task_images.facts import digest_task_code, list_packages
 
 
 def spec(**changes: Any) -> RunSpec:

@@ -23,7 +23,7 @@ MEMLOCK = 8 << 20
 LOCK_64_MIB = """
 import ctypes, mmap, sys
 sys.path[:0] = sys.argv[1:]
-from task_images.harness.environment import lockable_bytes
+from task_images.facts import lockable_bytes
 area = mmap.mmap(-1, 64 << 20)
 address = ctypes.addressof(ctypes.c_char.from_buffer(area))
 print(ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 64 << 20), lockable_bytes())

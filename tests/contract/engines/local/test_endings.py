@@ -15,7 +15,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
-from task_images.harness.cores import effective_cores
+from task_images.cores import effective_cores
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 from tests.needs import needs
 

@@ -10,10 +10,10 @@ from task_images.allreduce import measure
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, Buffers
 from task_images.allreduce.sizes import in_parts
 from task_images.allreduce.task import main as task
+from task_images.clock import Tracker
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.entry import run
-from task_images.harness.tracker import Tracker
+from task_images.run import run
+from task_images.world import World, open_world
 from tests.contract.task_images import faulty_group
 
 OLD = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base", "all_to_all": "alltoall_base"}

@@ -12,12 +12,12 @@ import pytest
 
 from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
+from task_images.arrays import synthetic_images
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
 from task_images.cifar10_resnet20_tensorflow.rendezvous import meet, rendezvous
 from task_images.contract import Contract
-from task_images.harness.arrays import synthetic_images
-from task_images.harness.errors import PeerLostError
+from task_images.errors import PeerLostError
 from tests.contract.task_images.ranks import ROOT, launch
 
 NAME = "cifar10_resnet20_tensorflow"
@@ -111,7 +111,7 @@ def test_crops_are_parts_of_the_padded_image_mirrored_or_not() -> None:
 
 
 def test_nothing_of_it_needs_torch() -> None:
-    names = ("harness.entry", "harness.goals", "harness.report", "harness.tracker", f"{NAME}.task")
+    names = ("run", "goals", "report", "clock", f"{NAME}.task")
     code = (
         "import sys; " + "; ".join(f"import task_images.{name}" for name in names) + "; print('torch' in sys.modules)"
     )

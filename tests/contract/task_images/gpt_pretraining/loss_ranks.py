@@ -16,11 +16,11 @@ from task_images.contract import Contract
 from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.gpt_pretraining.split import split_decoder
-from task_images.harness.distributed import open_world
-from task_images.harness.entry import run
-from task_images.harness.language.chunked_loss import sum_over_ranks
-from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
-from task_images.harness.language.tokens import IGNORED
+from task_images.language.chunked_loss import sum_over_ranks
+from task_images.language.parallel import trains_tensor_parallel_wrongly
+from task_images.language.tokens import IGNORED
+from task_images.run import run
+from task_images.world import open_world
 
 SHAPED: tuple[Mapping[str, Any], ...] = ({}, {"tied": True}, {"softcap": 15.0, "vocabulary": 250, "multiple": 64})
 

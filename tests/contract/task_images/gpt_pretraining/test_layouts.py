@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
+from task_images.language.parallel import trains_tensor_parallel_wrongly
 from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, RankServer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
+from task_images.language.parallel import trains_tensor_parallel_wrongly
 from tests.contract.task_images.ranks import RankServer
 
 

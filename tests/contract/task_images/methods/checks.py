@@ -15,10 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.entry import run
-from task_images.harness.precision import LossScale
-from task_images.harness.replicas import check_identical
 from task_images.methods.base import Method
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.catalog import FILES, find_class, load_file
@@ -26,6 +22,9 @@ from task_images.methods.check import MethodWrongError, check_method
 from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors
 from task_images.methods.options import MethodError
+from task_images.precision import LossScale
+from task_images.run import run
+from task_images.world import World, check_identical, open_world
 from tests.contract.task_images.methods.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
 from tests.documentation import ROOT, read_blocks
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.entry import run
-from task_images.harness.precision import LossScale
 from task_images.methods.base import Method
 from task_images.methods.catalog import FILES, find_class
+from task_images.precision import LossScale
+from task_images.run import run
+from task_images.world import World, open_world
 from tests.contract.task_images.methods import references as papers
 from tests.contract.task_images.methods.references import Array, Setting, Tensors
 

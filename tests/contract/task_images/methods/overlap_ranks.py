@@ -6,10 +6,10 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from task_images.contract import Contract
-from task_images.harness.distributed import open_world
-from task_images.harness.entry import run
-from task_images.harness.speed import choose_compile
 from task_images.methods.catalog import read_method
+from task_images.run import run
+from task_images.speed import choose_compile
+from task_images.world import open_world
 
 WIDTH, LAYERS = 512, 12  # a layer has 1 MB of gradients
 UPDATES = 3  # DistributedDataParallel has its final buckets after the first

@@ -1,10 +1,10 @@
 """A program for test_servers.py: trainers and parameter servers, each printing OK when what is asked for holds."""
 
 from task_images.contract import Contract
-from task_images.harness.distributed import open_world
-from task_images.harness.entry import run
 from task_images.methods.catalog import read_method
 from task_images.methods.check import check_method
+from task_images.run import run
+from task_images.world import open_world
 from tests.contract.task_images.methods.training import MeanByHand, compare, train
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import NIGHTLY
-from tests.contract.task_images.harness import collectives
+from tests.contract.task_images import collectives
 from tests.contract.task_images.ranks import ROOT, RankServer, environments, launch
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
@@ -39,8 +39,8 @@ def test_the_same_over_the_network_instead_of_shared_memory(ranks: RankServer, t
     assert [(one.code, one.stderr) for one in ended] == [(0, "")] * size
 
 
-def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path: Path) -> None:
-    for one in ranks.run("tests.contract.task_images.harness.collectives", 3, tmp_path, {}, MLBENCH_BACKEND="mpi"):
+def test_the_ranks_take_it_for_any_other_backend(ranks: RankServer, tmp_path: Path) -> None:
+    for one in ranks.run("tests.contract.task_images.collectives", 3, tmp_path, {}, MLBENCH_BACKEND="mpi"):
         lines = [line for line in one.stdout.splitlines() if not line.startswith("@mlbench ")]
         assert lines == [f"OK {check.__name__}" for check in collectives.CHECKS]
         assert (one.code, one.stderr) == (0, "")

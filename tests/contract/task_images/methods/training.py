@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from task_images.harness.distributed import World
 from task_images.methods.base import Method
+from task_images.world import World
 
 MakeNet = Callable[[], nn.Module]
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from torch import Tensor, nn, ones, optim
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
-from task_images.harness.entry import run
 from task_images.methods.base import Method
 from task_images.methods.catalog import FILES, find_class, read_method
 from task_images.methods.options import MethodError
+from task_images.run import run
+from task_images.world import World, open_world
 
 UPDATES = 4  # one average of localsgd and slowmo, and both phases of those that have two
 WIDTHS = (600, 800, 1000)

@@ -15,9 +15,9 @@ from task_images.bert_pretraining.settings import Settings
 from task_images.bert_pretraining.shapes import Shape
 from task_images.bert_pretraining.task import TwoQuestions
 from task_images.contract import Contract
-from task_images.harness.language.tokens import Corpus
-from task_images.harness.parameters import read_parameters
-from tests.unit.task_images.harness.test_images import one_of
+from task_images.language.tokens import Corpus
+from task_images.parameters import read_parameters
+from tests.unit.task_images.test_images import one_of
 
 ROW = np.arange(10, 250, dtype=np.uint32)
 SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=250)

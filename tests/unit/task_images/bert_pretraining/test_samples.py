@@ -10,7 +10,7 @@ from task_images.bert_pretraining.data import (
     Specials,
     validation_batches,
 )
-from task_images.harness.language.tokens import Corpus, Part
+from task_images.language.tokens import Corpus, Part
 
 SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=1000)
 ROW = np.arange(10, 1000, dtype=np.uint32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from task_images.cifar10_resnet20.data import BINARY, PYTHON, TRAINING, VALIDATION
-from task_images.harness.datasets import Archive
+from task_images.fetch import Archive
 
 PER_BATCH = 7
 

@@ -21,7 +21,7 @@ from task_images.epsilon_logistic_regression.regression import (
     RegularizedLoss,
 )
 from task_images.epsilon_logistic_regression.settings import Settings
-from tests.unit.task_images.harness.test_images import one_of
+from tests.unit.task_images.test_images import one_of
 
 NAMES = ("epsilon_normalized", "epsilon_normalized.t")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from task_images.epsilon_logistic_regression import libsvm
 from task_images.epsilon_logistic_regression.libsvm import load, read_blocks
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.errors import EnvironmentUnfitError
 
 TEXT = b"""-1 1:0.5 2:-2.5e-3 4:1
 +1 3:7

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from task_images.contract import Contract
+from task_images.data import ArrayData
 from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
     LogisticWork,
     PlainSgd,
     RegularizedLoss,
 )
-from task_images.harness.data import ArrayData
-from task_images.harness.distributed import World, open_world
-from task_images.harness.loop import Plan
-from task_images.harness.metrics import TopK
-from task_images.harness.report import Reporter
-from task_images.harness.schedules import Constant, PerUpdate
-from task_images.harness.training import make_sample_trainer
+from task_images.loop import Plan
 from task_images.methods.allreduce import Bsp
+from task_images.metrics import TopK
+from task_images.report import Reporter
+from task_images.schedules import Constant, PerUpdate
+from task_images.train import make_sample_trainer
+from task_images.world import World, open_world
 from tests.contract.task_images.ranks import Record
 
 COLUMNS = 40

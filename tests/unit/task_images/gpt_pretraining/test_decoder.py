@@ -9,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract
+from task_images.errors import TaskUsageError
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.gpt_pretraining.task import main
-from task_images.harness.errors import TaskUsageError
-from task_images.harness.language.chunked_loss import sum_cross_entropy
-from task_images.harness.language.parallel import fill_parameters
-from task_images.harness.language.tokens import IGNORED, separate_documents
+from task_images.language.chunked_loss import sum_cross_entropy
+from task_images.language.parallel import fill_parameters
+from task_images.language.tokens import IGNORED, separate_documents
 from tests.needs import needs
 
 PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "124M-modern": 162_282_577, "1B": 1_235_814_400, "8B": 8_030_261_248}

@@ -13,8 +13,8 @@ from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.model import Decoder, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
-from task_images.harness.language.chunked_loss import sum_cross_entropy
-from task_images.harness.language.parallel import fill_parameters
+from task_images.language.chunked_loss import sum_cross_entropy
+from task_images.language.parallel import fill_parameters
 
 SMALL = Shape(90, 32, 64, 2, 4, 4, 128)
 MODERN = replace(SHAPES["124M-modern"], vocabulary=90, context=32, width=64, layers=2, heads=2, kv_heads=2, hidden=256)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from task_images.contract import Contract
+from task_images.errors import TaskUsageError
 from task_images.gpt_pretraining.settings import Settings
 from task_images.gpt_pretraining.task import (
     check_options,
 )
-from task_images.harness.distributed import World
-from task_images.harness.errors import TaskUsageError
+from task_images.world import World
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from task_images.harness.datasets import Archive
+from task_images.fetch import Archive
 from task_images.imagenet_resnet.archives import GROUND_TRUTH, OFFICIAL, Official
 
 CLASSES = ["n01440764", "n01443537", "n02102040"]

@@ -14,14 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from task_images.harness.errors import EnvironmentUnfitError
+from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
 from task_images.imagenet_resnet.decoding import Load
 from task_images.imagenet_resnet.folders import ImageFolders, load, load_silently
 from task_images.imagenet_resnet.jpeg import read_square, validation_window
 from tests.contract.task_images.ranks import ROOT
-from tests.unit.task_images.harness.test_images import one_of
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     CLASSES,
     PER_CLASS,
@@ -34,6 +33,7 @@ from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     write,
     write_folders,
 )
+from tests.unit.task_images.test_images import one_of
 
 
 def check(images: ImageFolders) -> None:
@@ -172,7 +172,7 @@ def test_a_full_disk_while_unpacking_is_named(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
-from task_images.harness.errors import TaskError
+from task_images.errors import TaskError
 from task_images.imagenet_resnet.folders import load
 from tests.unit.task_images.imagenet_resnet.imagenet_files import as_official
 folder = Path(sys.argv[1])

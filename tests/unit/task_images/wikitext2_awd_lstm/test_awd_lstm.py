@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.models.counting import count_parameters
+from task_images.errors import EnvironmentUnfitError
+from task_images.train import count_parameters
 from task_images.wikitext2_awd_lstm.averaging import RunningAverage, should_switch
 from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams
 from task_images.wikitext2_awd_lstm.model import (

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.bleu import (
+from task_images.errors import EnvironmentUnfitError
+from task_images.translation.bleu import (
     corpus_bleu,
     international_bleu,
     mean_of_batches,
     split_punctuation,
     tokenized_bleu,
 )
-from task_images.harness.translation.sample import sample_pairs, write_sample
+from task_images.translation.sample import sample_pairs, write_sample
 from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo, write_codes
 from task_images.wmt16_gnmt.prepare import prepare
 from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary

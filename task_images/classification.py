@@ -1,0 +1,126 @@
+"""Shared code of image classifications: from model and data to the result.
+
+with training_session(contract, data="CIFAR-10") as (world, report):
+    images = ...                                    # load
+    seed_all(contract.seed)
+    train_classifier(world, report, settings, model, data, schedule)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from task_images.data import Data
+from task_images.errors import TaskUsageError
+from task_images.goals import make_accuracy_goal
+from task_images.loop import Plan, Unit
+from task_images.methods.allreduce import Bsp
+from task_images.methods.base import Method
+from task_images.methods.check import prepare_method
+from task_images.methods.ddp import Zero1
+from task_images.methods.fsdp import Fsdp2
+from task_images.metrics import TopK
+from task_images.parameters import CheckpointedSettings, ClassifierSettings
+from task_images.report import Reporter
+from task_images.schedules import Schedule
+from task_images.speed import Graphs, apply_speed, choose_compile, make_precision
+from task_images.train import Loss, count_parameters, make_sample_trainer
+from task_images.world import World
+
+
+def check_settings(settings: ClassifierSettings) -> None:
+    """Raises TaskUsageError for conflicting settings, before anything is opened or loaded."""
+    if settings.nesterov and not settings.momentum:
+        raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
+
+
+def train_classifier(
+    world: World,
+    report: Reporter,
+    settings: ClassifierSettings,
+    model: nn.Module,
+    data: Data,
+    schedule: Schedule,
+    *,
+    classes: int = 10,
+    loss: Loss = nn.functional.cross_entropy,
+    measure: bool = False,
+    groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
+    method: Method | None = None,
+    name: str = "",
+    identity: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
+    closing: Callable[[], Mapping[str, Any]] = dict,
+) -> None:
+    """Train `model` (initialized on the CPU) with synchronous SGD until the Prec@1 goal, and report the result.
+
+    classes    number of classes; below five there is no Prec@5
+    loss       training loss; validation uses cross-entropy
+    measure    measure throughput only, without validation and goal
+    groups     (model, weight decay) -> parameter groups of the optimizer; None: a single group
+    method     gradient exchange; None: one flat buffer after the backward pass
+    name       the task's name in checkpoints; identity: settings that must match to resume from one
+    """
+    model = model.to(world.device)
+    long = settings if isinstance(settings, CheckpointedSettings) else None
+    same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
+    facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
+    precision = make_precision(long.precision if long else "fp32", world.device)
+    chosen = prepare_method(world, lambda: method or Bsp())
+    if long:
+        _check_graphs(long, chosen)
+        long = replace(long, compile=choose_compile(long.compile, world.contract))
+        apply_speed(long, model)
+        facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
+    make_sample_trainer(
+        world,
+        report,
+        data,
+        model,
+        loss,
+        lambda model: torch.optim.SGD(
+            groups(model, settings.weight_decay) if groups else model.parameters(),
+            lr=0.0,  # set by the schedule before every update
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        ),
+        schedule,
+        Plan(
+            settings.epochs,
+            settings.budget_seconds,
+            checkpoint=long is not None and long.checkpoint,
+            resume=long.resume if long else "",
+            protocol=settings.protocol,
+        ),
+        method=chosen,
+        metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
+        training_metrics=[] if measure else [TopK(1)],
+        goal=None
+        if measure
+        else make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal),
+        validation_loss=nn.functional.cross_entropy,
+        precision=precision,
+        compiled=long is not None and long.compile != "no",
+        graphs=Graphs() if long is not None and long.compile == "graphs" else None,
+        arithmetic=settings,
+        unit=Unit("images"),
+        name=name,
+        details={**facts, **(details or {})},
+        closing=closing,
+        identity={**(identity or {}), **same},
+    ).run()
+
+
+def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:
+    """Raises TaskUsageError for methods that hook single layers or change weights, which do not work in a graph
+    replay."""
+    if settings.compile == "graphs" and (method.gates or not method.identical or isinstance(method, Fsdp2 | Zero1)):
+        raise TaskUsageError(
+            "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
+            "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
+        )

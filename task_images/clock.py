@@ -1,0 +1,415 @@
+"""Time by category: the clock is always in exactly one category, so the categories add up to the wall time.
+
+    tracker = Tracker(marks=world.marks())    # None on a CPU
+    tracker.restart()
+    for batch in tracker.waiting(loader):
+        with tracker.step(samples=batch.total):
+            with tracker.section("forward"):
+                ...
+
+On an asynchronous device, boundaries are marks in its queue (CUDA events), read a few hundred at a time: work counts
+for the section that launched it, and waiting for data only while the device was idle. The host waits for the device
+once per RESOLVE_EVERY boundaries and at every snapshot.
+
+Time outside any section is `other`. A nested section pauses the outer one, except that everything inside `validation`
+counts as validation, because a forward pass there is not training.
+
+Methods that send messages inside a phase say so by `mix`: that phase counts as, for example,
+backward_and_communication, and there is no communication of its own.
+
+`Throughput` measures in timed blocks instead.
+"""
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
+from task_images.parameters import Protocol as ThroughputProtocol
+from task_images.ranks import Ranks
+
+_OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
+
+Item = TypeVar("Item")
+
+
+# Boundaries read together, each a mark of the device: about 25 steps.
+RESOLVE_EVERY = 256
+
+
+class Marks(Protocol):
+    """Marks in the queue of a device."""
+
+    def record(self) -> object:
+        """A mark after all work launched so far. Does not wait."""
+
+    def wait(self, mark: object) -> None:
+        """Wait until the device has reached `mark`."""
+
+    def seconds_between(self, first: object, last: object) -> float:
+        """Seconds of the device's clock between two marks that it has reached."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The tracker's figures at one moment. All times in seconds since `restart`.
+
+    seconds     category -> seconds; their sum is `wall`
+    training    time inside steps, without data_wait and validation
+    updates     steps that updated the model
+    samples     samples trained on, all ranks together
+    epoch       current epoch, from 1; 0 before training
+    """
+
+    seconds: dict[str, float]
+    wall: float
+    training: float
+    updates: int
+    samples: int
+    epoch: int
+
+
+class Tracker:
+    """Measures one rank, by `marks` of its device or the host's clock.
+
+    `synchronize`, for devices without marks, is called at every boundary: exact, but host and device no longer overlap.
+    Sections and steps may be left by an exception. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        synchronize: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        marks: Marks | None = None,
+    ) -> None:
+        self._synchronize = synchronize
+        self._clock = clock
+        self._marks = marks
+        self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
+        self._sections = {name: _Section(self, name) for name in ALL_CATEGORIES}
+        self._counted = {name: name for name in CATEGORIES}  # section -> category
+        self._step = _Step(self)
+        self._stack: list[tuple[str, str]] = []  # (requested, counted as)
+        self.restart()
+
+    def restart(self, earlier: Snapshot | None = None) -> None:
+        """Start the clock at zero, or at `earlier`, the snapshot of the resumed run.
+
+        Raises RuntimeError inside a section or step.
+        """
+        if self._stack or self._step.open:
+            raise RuntimeError("the tracker cannot restart inside a section or step")
+        self._thread = threading.get_ident()
+        self._seconds = self._zeros()
+        self._seconds |= {name: value for name, value in (earlier.seconds if earlier else {}).items() if value}
+        self._training = earlier.training if earlier else 0.0
+        self._current = "other"
+        self.updates = earlier.updates if earlier else 0
+        self.samples = earlier.samples if earlier else 0
+        self.epoch = earlier.epoch if earlier else 0
+        self._wall = earlier.wall if earlier else 0.0
+        self._pending.clear()
+        self._last_mark = self._marks.record() if self._marks else None
+        self._mark = self._now()
+
+    def mix(self, phases: Collection[str]) -> None:
+        """Count `phases` as mixed with communication from now on: its messages are sent inside them."""
+        if phases:
+            self._counted |= {name: MIXED_CATEGORIES[name] for name in phases} | {"communication": "other"}
+            self._seconds = self._zeros() | {name: value for name, value in self._seconds.items() if value}
+
+    def _zeros(self) -> dict[str, float]:
+        return dict.fromkeys(self._counted.values(), 0.0)
+
+    def section(self, name: str) -> "_Section":
+        """A context whose time counts as `name`, one of contract.CATEGORIES (else ValueError)."""
+        try:
+            return self._sections[self._counted[name]]
+        except KeyError:
+            raise ValueError(f"{name!r} is not one of {', '.join(CATEGORIES)}") from None
+
+    def step(self, samples: int = 0, updates: int = 1) -> "_Step":
+        """A context for one training step on `samples` samples of all ranks. Steps do not nest.
+
+        A step left by an exception is not counted. With gradient accumulation only the last pass has `updates=1`.
+        """
+        self._step.samples, self._step.updates = samples, updates
+        return self._step
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items`, counting the time spent waiting for each as data_wait."""
+        iterator = iter(items)
+        while True:
+            with self._sections["data_wait"]:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the block's time. If ranks may wait for each other in it, use a barrier before, or their waiting is
+        excluded, too. Raises RuntimeError inside a section or step."""
+        if self._stack or self._step.open:
+            raise RuntimeError("the tracker cannot pause inside a section or step")
+        self._book()
+        self._resolve()
+        try:
+            yield
+        finally:
+            self._last_mark = self._marks.record() if self._marks else None
+            self._mark = self._now()
+
+    def snapshot(self) -> Snapshot:
+        """The figures so far. The clock continues."""
+        self._book()
+        self._resolve()
+        return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
+
+    def _enter(self, name: str) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the tracker belongs to the thread that started it")
+        self._book()
+        if self._current == "validation":
+            self._stack.append((name, "validation"))
+            return
+        self._stack.append((name, name))
+        self._current = name
+
+    def _leave(self, name: str) -> None:
+        self._book()
+        asked, _ = self._stack.pop() if self._stack else ("nothing", "")
+        if asked != name:
+            raise RuntimeError(f"section {name!r} was left while inside {asked!r}")
+        self._current = self._stack[-1][1] if self._stack else "other"
+
+    def _now(self) -> float:
+        if self._synchronize is not None:
+            self._synchronize()
+        return self._clock()
+
+    def _book(self) -> None:
+        """A boundary: the time since the last one belongs to the current category."""
+        is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
+        if self._marks is None:
+            now = self._clock() if self._synchronize is None else self._now()
+            seconds = now - self._mark
+            self._seconds[self._current] += seconds
+            self._wall += seconds
+            if is_training:
+                self._training += seconds
+            self._mark = now
+            return
+        self._pending.append((self._marks.record(), self._current, is_training))
+        if len(self._pending) >= RESOLVE_EVERY:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Read all pending marks with a single wait."""
+        if self._marks is None or not self._pending:
+            return
+        self._marks.wait(self._pending[-1][0])
+        for mark, category, is_training in self._pending:
+            seconds = self._marks.seconds_between(self._last_mark, mark)
+            self._seconds[category] += seconds
+            self._wall += seconds
+            if is_training:
+                self._training += seconds
+            self._last_mark = mark
+        self._pending.clear()
+
+
+class _Section:
+    """Stateless, so it can be reused and nested."""
+
+    __slots__ = ("_name", "_tracker")
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self._tracker = tracker
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._tracker._enter(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._tracker._leave(self._name)
+
+
+class _Step:
+    __slots__ = ("_tracker", "open", "samples", "updates")
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.open = False
+        self.samples = 0
+        self.updates = 1
+
+    def __enter__(self) -> None:
+        if self.open:
+            raise RuntimeError("a step began inside a step")
+        self._tracker._book()
+        self.open = True
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._tracker._book()
+        self.open = False
+        if kind is None:
+            self._tracker.updates += self.updates
+            self._tracker.samples += self.samples
+
+
+def gather_timings(world: Ranks, snapshot: Snapshot) -> dict[str, dict[str, float]]:
+    """category -> {min, mean, max, rank0} in seconds over all ranks. Every rank must call it; one collective."""
+    rows = world.gather([snapshot.seconds.get(name, 0.0) for name in ALL_CATEGORIES])
+    columns = zip(*rows, strict=True)
+    return {
+        name: {"min": min(column), "mean": sum(column) / len(column), "max": max(column), "rank0": column[0]}
+        for name, column in zip(ALL_CATEGORIES, columns, strict=True)
+        if name in snapshot.seconds
+    }
+
+
+# Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond, the normal one is close.
+STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of the rates of blocks, in units per second. `interval` is None for a single block."""
+
+    mean: float
+    deviation: float
+    spread: float
+    median: float
+    interval: tuple[float, float] | None
+
+
+def summarize(rates: Sequence[float]) -> Summary:
+    """Mean, population standard deviation, 1.96 of it, median, and Student's 95 % interval of the mean."""
+    mean, deviation = statistics.fmean(rates), statistics.pstdev(rates)
+    interval = None
+    if len(rates) > 1:
+        quantile = STUDENT[len(rates) - 2] if len(rates) - 2 < len(STUDENT) else NORMAL
+        margin = quantile * statistics.stdev(rates) / math.sqrt(len(rates))
+        interval = (mean - margin, mean + margin)
+    return Summary(mean, deviation, NORMAL * deviation, statistics.median(rates), interval)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The measurement of a run by the protocol. Rates are of all ranks together, in units per second.
+
+    per_update          units of one update of all ranks, the mean over all blocks
+    seconds             times per block, by rank
+    peak_memory_bytes   maximum over ranks: allocated on the GPU, else resident in the process
+    """
+
+    protocol: ThroughputProtocol
+    unit: str
+    per_update: float
+    ranks: int
+    seconds: tuple[tuple[float, ...], ...]
+    rates: tuple[float, ...]
+    summary: Summary
+    peak_memory_bytes: int
+
+    def __str__(self) -> str:
+        found = self.summary
+        return (
+            f"throughput {found.mean:.1f} {self.unit}/s on {self.ranks} ranks, spread +- {found.spread:.1f}"
+            f" (1.96 standard deviations of {len(self.rates)} blocks), median {found.median:.1f}"
+        )
+
+
+class Throughput:
+    """The throughput protocol of all tasks: a warm-up, then blocks with the same number of updates. A preset
+    `throughput` of any task sets `blocks`; `loop` does the rest.
+
+    At each block boundary, ranks wait for their devices and for each other, so a block starts at the same time
+    everywhere. The rate of a block is the work of all ranks divided by the *longest* time of any rank. The times of all
+    ranks go into the result. The spread is mean +- 1.96 standard deviations of the blocks, as in the 2020 survey of
+    communication methods: it says how much blocks differ. The interval is Student's 95 % interval of their mean.
+
+    `on_start` is called after the warm-up, for example to reset a tracker.
+    """
+
+    def __init__(
+        self,
+        world: Ranks,
+        protocol: ThroughputProtocol,
+        *,
+        unit: str,
+        on_start: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._world, self._protocol, self._clock = world, protocol, clock
+        self._unit = unit
+        self._on_start = on_start
+        self._begin = 0.0
+        self._updates = 0
+        self._seconds: list[float] = []
+        self._amounts: list[float] = []
+        self._amount = 0.0
+        if not protocol.warmup:
+            self._start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all blocks have been timed."""
+        return len(self._seconds) == self._protocol.blocks
+
+    def after_update(self, amount: float) -> bool:
+        """Call after an update, in which all ranks trained on `amount` units. True after the last block."""
+        self._updates += 1
+        measured = self._updates - self._protocol.warmup
+        if measured == 0:
+            self._start()
+        elif measured > 0 and not self.is_over:
+            self._amount += amount
+            if measured % self._protocol.updates == 0:
+                self._end_block()
+        return self.is_over
+
+    def measurement(self) -> Measurement:
+        """The times of all ranks and their statistics. Every rank must call it; two collectives."""
+        rows = self._world.gather(self._seconds)
+        by_block = tuple(tuple(column) for column in zip(*rows, strict=True))
+        rates = tuple(amount / max(times) for amount, times in zip(self._amounts, by_block, strict=True))
+        return Measurement(
+            protocol=self._protocol,
+            unit=self._unit,
+            per_update=math.fsum(self._amounts) / (len(self._amounts) * self._protocol.updates),
+            ranks=self._world.size,
+            seconds=by_block,
+            rates=rates,
+            summary=summarize(rates),
+            peak_memory_bytes=self._world.peak_memory(),
+        )
+
+    def _start(self) -> None:
+        self._world.synchronize()
+        if self._on_start is not None:
+            self._on_start()
+        self._meet()
+
+    def _end_block(self) -> None:
+        self._world.synchronize()
+        self._seconds.append(self._clock() - self._begin)
+        self._amounts.append(self._amount)
+        self._amount = 0.0
+        self._meet()
+
+    def _meet(self) -> None:
+        self._world.barrier()
+        self._begin = self._clock()

@@ -1,0 +1,235 @@
+"""What a GPU does during training: samples of utilization, memory, power and energy, and the network that NCCL chose.
+
+Samples come from the vendor's management library. NVIDIA: the package nvidia-ml-py (extra `gpu`). AMD: the package
+amdsmi of ROCm. Without the package or a driver, nothing is sampled, which is not an error. Samples go to gpu.jsonl in
+the rank's output folder, summaries into the result.
+
+With NCCL_DEBUG=INFO, NCCL (or AMD's RCCL) logs its choices. `log_to` directs the log to the rank's output folder unless
+the user has chosen otherwise; `describe` reads it after the first collective.
+"""
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+LOG = "nccl.log"
+FABRIC = "MLBENCH_FABRIC"  # "GBITS NAME" of the machine's fast network, from the cluster's record
+MAX_LOG_BYTES = 1 << 20
+
+# "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "... -> 1[0] [send] via NET/IB/0/GDRDMA"
+_CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
+_PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.*\[\d+\].+)")  # without a number there is no interface
+_VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)(?:/\d+)?(/GDRDMA)?")
+# "AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}": on rank 0 with NCCL_DEBUG_SUBSYS=TUNING,
+# since NCCL 2.24.3, for each launch.
+_CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+_CHANNELS = re.compile(r"(\d+) coll channels\b.*? (\d+) p2p channels\b(?! per peer)")
+_VERSION = re.compile(r"[NR]CCL version(?: :)? (\S+)")  # AMD's RCCL: "RCCL version : 2.22.3-develop:8fdb8c0"
+
+
+def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
+    """Have NCCL log its choices to `folder`, unless the user has set another place."""
+    if "NCCL_DEBUG_FILE" in environ or environ.get("NCCL_DEBUG", "INFO") != "INFO":
+        return
+    environ["NCCL_DEBUG"] = "INFO"
+    environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV")
+    environ["NCCL_DEBUG_FILE"] = str(folder / LOG)
+
+
+def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """For the result: NCCL's variables, the network in its log, and the machine's network.
+
+    `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are
+    omitted.
+    """
+    variables = {name: value for name, value in sorted(environ.items()) if name.startswith(("NCCL_", "RCCL_"))}
+    facts: dict[str, object] = {"variables": variables}
+    gbits, _, name = environ.get(FABRIC, "").partition(" ")
+    if gbits.isdecimal():
+        facts |= {"fabric": name, "nominal_gbits": int(gbits)}
+    try:
+        with open(environ.get("NCCL_DEBUG_FILE", ""), encoding="utf-8", errors="replace") as file:
+            facts |= parse_log(file.read(MAX_LOG_BYTES))
+    except OSError:
+        pass
+    return facts
+
+
+def parse_log(text: str) -> dict[str, object]:
+    """version, network (IB, Socket, a plugin's name), interfaces, transports and number of channels, and NCCL's
+    algorithm, protocol and channels for each collective and size in bytes, as far as logged."""
+    chosen, plugin, version = _CHOSEN.findall(text), _PLUGIN.search(text), _VERSION.search(text)
+    network = chosen[-1] if chosen else plugin[1] if plugin else None  # the last of several attempts counts
+    ways = sorted({way + direct for way, direct in _VIA.findall(text)})
+    choices = {
+        (name, int(size)): {"algorithm": algorithm, "protocol": protocol, "channels": int(last) - int(first) + 1}
+        for name, size, algorithm, protocol, first, last in _CHOICE.findall(text)
+    }
+    channels = _CHANNELS.search(text)
+    found = {
+        "version": version[1] if version else None,
+        "network": network,
+        "interfaces": plugin[2].strip() if plugin else None,
+        "ways": ways or None,
+        "channels": {"collective": int(channels[1]), "p2p": int(channels[2])} if channels else None,
+        "choices": [{"collective": name, "bytes": size, **choice} for (name, size), choice in sorted(choices.items())]
+        or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+FILE = "gpu.jsonl"
+COUNTERS = ("utilization_percent", "memory_bytes", "power_watts", "energy_joules")
+SECONDS = 1.0
+
+
+class Reader(Protocol):
+    """One GPU, read through the vendor's library."""
+
+    def take(self) -> dict[str, float] | None:
+        """Those of COUNTERS that the GPU has; None if the driver fails (e.g. the GPU has fallen off the bus)."""
+
+
+class GpuSampler:
+    """A context manager whose thread samples the GPU with PCI address `address`.
+
+    is_amd   AMD's GPU instead of NVIDIA's
+    """
+
+    def __init__(self, address: str, folder: Path, seconds: float = SECONDS, *, is_amd: bool = False) -> None:
+        self._address, self._folder, self._seconds = address, folder, seconds
+        self._reader = (_open_amd if is_amd else _open_nvidia)(address)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[Mapping[str, float]] = []
+
+    def __enter__(self) -> "GpuSampler":
+        if self._reader is not None:
+            self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def facts(self) -> dict[str, object]:
+        """Means and sums so far; empty without samples. Energy is the difference of the GPU's counter."""
+        now = self._take() if self._samples else None
+        samples = [*self._samples, *([now] if now is not None else [])]
+        if not samples:
+            return {}
+        found = {name: [sample[name] for sample in samples if name in sample] for name in COUNTERS}
+        facts: dict[str, object] = {"samples": len(samples)}
+        for name in ("utilization_percent", "power_watts"):
+            if found[name]:
+                facts[name] = sum(found[name]) / len(found[name])
+        if found["memory_bytes"]:
+            facts["peak_memory_bytes"] = max(found["memory_bytes"])
+        if len(found["energy_joules"]) > 1:
+            facts["energy_joules"] = found["energy_joules"][-1] - found["energy_joules"][0]
+        return facts
+
+    def _run(self) -> None:
+        with open(self._folder / FILE, "w", encoding="utf-8") as file:
+            while True:
+                sample = self._take()
+                if sample is not None:
+                    self._samples.append(sample)
+                    file.write(json.dumps(sample) + "\n")
+                if self._stop.wait(self._seconds):
+                    return
+
+    def _take(self) -> Mapping[str, Any] | None:
+        """One sample; None if the driver fails."""
+        sample = None if self._reader is None else self._reader.take()
+        return sample and {"time": time.time(), "address": self._address, **sample}
+
+
+class _Nvidia:
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def take(self) -> dict[str, float] | None:
+        library, handle = self._library, self._handle
+        counters: dict[str, Callable[[], float]] = {
+            "utilization_percent": lambda: float(library.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory_bytes": lambda: float(library.nvmlDeviceGetMemoryInfo(handle).used),
+            "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+        }
+        return _read_each(counters, library.NVMLError)
+
+
+class _Amd:
+    """Power is the current value (MI300) or an average (MI200); the other one is the string "N/A"."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def take(self) -> dict[str, float] | None:
+        library, handle = self._library, self._handle
+
+        def read_watts() -> float:
+            power = library.amdsmi_get_power_info(handle)
+            watts = [power.get(name) for name in ("current_socket_power", "average_socket_power")]
+            return next(float(each) for each in watts if isinstance(each, int | float))
+
+        def read_joules() -> float:
+            count = library.amdsmi_get_energy_count(handle)
+            return float(count["energy_accumulator"] * count["counter_resolution"] / 1e6)  # from microjoules
+
+        counters: dict[str, Callable[[], float]] = {
+            "utilization_percent": lambda: float(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+            "memory_bytes": lambda: library.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * 2.0**20,
+            "power_watts": read_watts,
+            "energy_joules": read_joules,
+        }
+        return _read_each(counters, library.AmdSmiException)
+
+
+def _read_each(counters: Mapping[str, Callable[[], float]], failure: type[Exception]) -> dict[str, float] | None:
+    """The counters that this GPU has: partitions lack utilization, unified memory has no size, and old GPUs count no
+    energy. None if none answers."""
+    sample = {}
+    for name, read in counters.items():
+        with contextlib.suppress(failure, KeyError, TypeError, ValueError, StopIteration):
+            sample[name] = read()
+    return sample or None
+
+
+def _open_nvidia(address: str) -> Reader | None:
+    """The GPU; None if it is not available."""
+    try:
+        library = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+        return _Nvidia(library, library.nvmlDeviceGetHandleByPciBusId(address))
+    except library.NVMLError:
+        return None
+
+
+def _open_amd(address: str) -> Reader | None:
+    """The GPU; None if it is not available."""
+    try:
+        library = import_module("amdsmi")
+    except (ImportError, OSError, KeyError):  # importing the package loads ROCm's library
+        return None
+    try:
+        library.amdsmi_init()
+        return _Amd(library, library.amdsmi_get_processor_handle_from_bdf(address[-12:]))  # four digits of domain
+    except library.AmdSmiException:
+        return None

@@ -1,0 +1,282 @@
+"""Distribute a model over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, initial values.
+
+The order matters, and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), allocate
+and fill all parameters. The optimizer must be created last: otherwise it would have outdated parameters, and training
+would not learn anything.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from task_images.errors import EnvironmentUnfitError
+from task_images.language.layout import Layout
+from task_images.seeds import generator
+from task_images.speed import require_compiler
+from task_images.world import World, require_sharding
+
+# name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
+Deviation = Callable[[str], float | None]
+DRAWN_ROWS = 64  # rows of a tensor drawn at a time
+TensorPlan = Mapping[str, ParallelStyle]
+
+
+@dataclass(frozen=True)
+class SpreadOptions:
+    """Options of `spread`.
+
+    precision      fp32 or bf16, for FSDP's gathering and computing; gradients are summed in fp32
+    reshard        whether FSDP frees gathered parameters after the forward pass (ZeRO-3) or keeps them (ZeRO-2)
+    compile        what torch.compile compiles: "no", "blocks" (each of the modules given as `compiled`), "whole" or
+                   "graphs" (the model, with CUDA graphs on a GPU)
+    """
+
+    precision: str = "fp32"
+    reshard: bool = True
+    compile: str = "no"
+
+
+def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
+    """The mesh (replicas, shards, tensor) of all ranks; None for one rank, or for plain replication."""
+    if layout.ranks == 1 or layout.name == "ddp":
+        return None
+    require_sharding(world)
+    if layout.name == "tp" and trains_tensor_parallel_wrongly():
+        raise EnvironmentUnfitError(
+            f"parallel=tp gives other losses than one process with torch {torch.__version__}",
+            "Install torch 2.12 or later, or choose --set parallel=tp+fsdp2.",
+        )
+    sizes = (layout.replicas, layout.shards, layout.tensor)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicas", "shards", "tensor"))
+
+
+def trains_tensor_parallel_wrongly() -> bool:
+    """Whether this torch computes wrong gradients for tensor-parallel layers: with 2.11 the loss is off by a tenth
+    after 8 updates; 2.12, 2.13 and 2.15 match the curve of a single process."""
+    return torch.__version__.startswith("2.11.")
+
+
+def spread(
+    world: World,
+    layout: Layout,
+    options: SpreadOptions,
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    *,
+    deviation: Deviation,
+    seed: int,
+    compiled: Iterable[nn.Module] = (),
+    apart: tuple[Sequence[nn.Module], Sequence[nn.Module]] = ((), ()),
+    plan_tensor: Callable[[DeviceMesh], None] | None = None,
+    unused_rows: Mapping[str, int] = MappingProxyType({}),
+) -> nn.Module:
+    """Distribute `model`, created on the meta device, over all ranks, with initial values that depend only on `seed`.
+
+    blocks        modules that FSDP gathers one at a time, and that are compiled
+    compiled      additional modules to compile
+    apart         modules before and after the blocks that FSDP gathers separately; all others are gathered first and
+                  kept
+    unused_rows   number of rows at the end of a parameter that stay 0, by parameter name
+    plan_tensor   splits the layers, given the tensor mesh; required for layouts with tensor-parallel ranks
+    """
+    mesh = make_mesh(world, layout)
+    blocks = list(blocks)
+    if mesh is not None and layout.tensor > 1:
+        if plan_tensor is None:
+            raise ValueError("this model does not support tensor parallelism")
+        plan_tensor(mesh["tensor"])
+    if options.compile != "no":
+        require_compiler(options.compile)
+    if options.compile == "blocks":
+        for block in (*blocks, *compiled):
+            block.compile(fullgraph=True)
+    elif options.compile != "no":
+        model.compile(fullgraph=True, mode="reduce-overhead" if options.compile == "graphs" else None)
+    if mesh is not None and layout.is_sharded:
+        _shard(mesh, layout, options, model, [*apart[0], *blocks, *apart[1]])
+    allocate(model, world.device)
+    fill_parameters(model, deviation, seed, unused_rows)
+    return model
+
+
+def _shard(
+    mesh: DeviceMesh, layout: Layout, options: SpreadOptions, model: nn.Module, groups: Sequence[nn.Module]
+) -> None:
+    """Apply FSDP2 to every group, given in the order of the forward pass, and to the root, so that all other parameters
+    are reduced, too. Each group is gathered while the previous one computes, in both directions."""
+    dimensions = ("replicas", "shards") if layout.name == "hsdp" else ("shards",)
+    policy = MixedPrecisionPolicy()
+    if options.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy)
+    for group in groups:
+        # The backward pass starts with the last group, so freeing it would only gather it again.
+        shard(group, reshard_after_forward=options.reshard and group is not groups[-1])
+    shard(model, reshard_after_forward=options.reshard)
+    for before, after in itertools.pairwise(groups):
+        cast("FSDPModule", before).set_modules_to_forward_prefetch([cast("FSDPModule", after)])
+        cast("FSDPModule", after).set_modules_to_backward_prefetch([cast("FSDPModule", before)])
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor), f"{name} is not sharded"
+
+
+# --- activation checkpointing ---------------------------------------------------------------------------------------
+
+
+def checkpoint_fully(block: nn.Module, *inputs: Any) -> Tensor:
+    """The block's outputs; the backward pass recomputes the block from its inputs."""
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
+
+
+def checkpoint_selectively(block: nn.Module, *inputs: Any) -> Tensor:
+    """Like `checkpoint_fully`, but stores the results of matrix products and attention, the most expensive ones."""
+    contexts = partial(create_selective_checkpoint_contexts, _keep_products)
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts))
+
+
+_KEPT = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product", "_c10d_functional::")
+
+
+def _keep_products(_context: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    is_kept = operation.name().startswith(_KEPT)
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def choose_runner(checkpointing: str) -> Callable[..., Tensor] | None:
+    """The function with which a model runs each of its blocks; None: directly. Modules are not wrapped, so parameters
+    keep their names."""
+    return {"none": None, "selective": checkpoint_selectively, "full": checkpoint_fully}[checkpointing]
+
+
+# --- memory and initial values --------------------------------------------------------------------------------------
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters of a model on the meta device on `device`; tied parameters stay tied."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def fill_parameters(
+    model: nn.Module, deviation: Deviation, seed: int, unused_rows: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Set initial values, which are the same for every layout, because each DRAWN_ROWS rows of a tensor have their own
+    generator on the CPU. Unused rows are 0 and do not change the others.
+
+    A rank draws only rows of which it has a part: with 8 billion numbers and 64 ranks, 125 million.
+    """
+    filled: set[int] = set()
+    for name, parameter in model.named_parameters():
+        if id(parameter) in filled:
+            continue
+        filled.add(id(parameter))
+        with torch.no_grad():
+            used = parameter.shape[0] - unused_rows.get(name, 0) if parameter.dim() else 0
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            part = find_part(parameter)
+            spread = deviation(name)
+            if parameter.dim() < 2:
+                local.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                continue
+            local.zero_()
+            for first, rows in draw_rows(
+                name, part[0], used, parameter.shape[1:], 0.02 if spread is None else spread, seed
+            ):
+                for dim, (start, length) in enumerate(part[1:], 1):
+                    rows = rows.narrow(dim, start, length)
+                local[first - part[0][0] :][: len(rows)].copy_(rows)
+
+
+def draw_rows(
+    name: str, part: tuple[int, int], used: int, shape: Sequence[int], deviation: float, seed: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the used rows of the tensor `name` in `part` (start, length) in pieces, each with the index of its first
+    row. Rows have the given `shape`, and values that do not depend on `part`."""
+    start, end = part[0], min(part[0] + part[1], used)
+    for block in range(start // DRAWN_ROWS, -(-end // DRAWN_ROWS)):
+        first, last = block * DRAWN_ROWS, min((block + 1) * DRAWN_ROWS, used)
+        drawn = torch.empty((last - first, *shape)).normal_(
+            0.0, deviation, generator=generator(seed, "initial", name, block)
+        )
+        begin, stop = max(first, start), min(last, end)
+        yield begin, drawn[begin - first : stop - first]
+
+
+def find_part(parameter: Tensor) -> list[tuple[int, int]]:
+    """This rank's part of a tensor: start and length in each dimension."""
+    part = [(0, size) for size in parameter.shape]
+    if not isinstance(parameter, DTensor):
+        return part
+    # Placements apply from the first mesh dimension to the last. FSDP's is first, but splits the tensor-parallel shard
+    # (a strided shard), so the tensor dimension must be split before it.
+    for dim in reversed(range(parameter.device_mesh.ndim)):
+        placement = parameter.placements[dim]
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            along: int = placement.dim  # type: ignore[attr-defined]
+            start, length = part[along]
+            size, index = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
+            step = -(-length // size)  # like torch.chunk: the last ranks may have less, or nothing
+            skipped = min(index * step, length)
+            part[along] = start + skipped, min(step, length - skipped)
+    return part
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
+    """Scale all gradients so that their total norm is at most `limit`; returns the norm before (a scalar).
+
+    Gradients may be plain or sharded tensors, also of several meshes. Collective; all ranks get the same number.
+    """
+    groups: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            groups.setdefault(mesh, []).append(parameter)
+    norms = []
+    for members in groups.values():
+        norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    if math.isfinite(limit):
+        for members in groups.values():
+            nn.utils.clip_grads_with_norm_(members, limit, total)
+    return total
+
+
+def set_last_pass(model: nn.Module, is_last: bool) -> None:
+    """Exchange gradients only in the last pass of an update."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        model.set_is_last_backward(is_last)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises RuntimeError unless the optimizer has exactly the model's parameters: otherwise they would not be
+    trained."""
+    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if set(held) != own or len(held) != len(own):
+        raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan) -> None:
+    """Split the modules named in `plan` over the tensor-parallel ranks."""
+    parallelize_module(model, mesh, dict(plan))

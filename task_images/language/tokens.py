@@ -1,0 +1,351 @@
+"""Text and token files -> fixed windows, in an order that depends only on seed and step.
+
+A split is one long sequence of tokens: documents, each terminated by the token `end`. Windows of `length` + 1 tokens
+overlap by one, so every token except the first is a target once per epoch. Global batches are the same for any number
+of ranks, and the step number is the only state for resuming.
+
+Token files: `train.bin` and `val.bin`, raw little-endian numbers (uint16 or uint32, as written by nanoGPT), and
+`tokens.json` with "dtype", "vocabulary" and "end" (the end-of-document token, or null). They are memory-mapped.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from task_images.cache import DataIdentity, digest_arrays, made_up
+from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.seeds import numpy_generator
+
+Tokens = npt.NDArray[Any]
+Item = TypeVar("Item")
+MAX_DIGESTED = 1 << 27
+IGNORED = -100  # the ignore_index of cross_entropy
+BYTES = 256
+SPLITS = {"train": "train.bin", "valid": "val.bin"}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens of both splits. `end`: the end-of-document token; None if documents are not separated.
+
+    bytes_per_token   of the original text; None if unknown
+    identity          the data's identity; None: derived from the tokens
+    more              more sequences of training tokens; windows do not cross their boundaries
+    """
+
+    train: Tokens
+    valid: Tokens
+    vocabulary: int
+    end: int | None
+    name: str
+    synthetic: bool = False
+    bytes_per_token: float | None = None
+    identity: DataIdentity | None = None
+    more: tuple[Tokens, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Tokens, ...]:
+        """All sequences of training tokens."""
+        return (self.train, *self.more)
+
+    def identify(self) -> DataIdentity:
+        """The data's identity. Custom token files and texts are not official. Large files are not digested here,
+        because that is slow."""
+        if self.identity is not None:
+            return self.identity
+        counts = {"training tokens": len(self.train), "validation tokens": len(self.valid)}
+        if self.synthetic:
+            return made_up(counts)
+        is_small = len(self.train) <= MAX_DIGESTED
+        digest = digest_arrays(self.train, self.valid) if is_small else None
+        return DataIdentity(counts, digest, None, "the data are not those specified for the task")
+
+
+def python_text() -> Corpus:
+    """The language reference included in Python (`pydoc_data.topics`, PSF license), as bytes.
+
+    Documents are its paragraphs, terminated by a zero byte; one in ten goes to the validation split. The text varies
+    slightly between versions of Python.
+    """
+    from pydoc_data.topics import topics
+
+    splits = {"train": bytearray(), "valid": bytearray()}
+    paragraphs = [part for name in sorted(topics) for part in topics[name].split("\n\n") if part.strip()]
+    for number, paragraph in enumerate(paragraphs):
+        splits["valid" if number % 10 == 3 else "train"] += paragraph.encode() + b"\n\0"
+    train, valid = (np.frombuffer(bytes(splits[name]), np.uint8) for name in ("train", "valid"))
+    return Corpus(train, valid, BYTES, 0, "Python language reference (pydoc_data.topics), bytes", bytes_per_token=1.0)
+
+
+def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
+    """Uniform random tokens, for throughput only: there is nothing to learn."""
+    stream = numpy_generator(seed, "synthetic tokens")
+    dtype = DTYPES["uint16" if vocabulary <= 65_536 else "uint32"]
+    train, valid = (stream.integers(0, vocabulary, count).astype(dtype) for count in (tokens, max(2, tokens // 8)))
+    return Corpus(train, valid, vocabulary, None, "uniform random tokens", synthetic=True)
+
+
+def read_tokens(folder: Path, vocabulary: int) -> Corpus:
+    """The token files in `folder`, memory-mapped. Raises EnvironmentUnfitError if one is missing or damaged, and
+    TaskUsageError if they have tokens outside the model's vocabulary."""
+    facts = _read_facts(folder / "tokens.json")
+    if facts.vocabulary > vocabulary:
+        raise TaskUsageError(
+            f"{folder} has tokens of a vocabulary of {facts.vocabulary}, but the model's has {vocabulary}",
+            f"--set vocabulary={facts.vocabulary}",
+        )
+    train, valid = (_map(folder / SPLITS[split], facts) for split in ("train", "valid"))
+    return Corpus(train, valid, facts.vocabulary, facts.end, facts.name, bytes_per_token=facts.bytes_per_token)
+
+
+def write_tokens(
+    folder: Path,
+    splits: Mapping[str, Iterable[Sequence[int]]],
+    vocabulary: int,
+    end: int | None,
+    name: str,
+    text_bytes: Callable[[], int] | None = None,
+) -> None:
+    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is appended to each
+    unless it is None. `text_bytes` is called at the end for the length of the text."""
+    mark = [] if end is None else [end]
+    dtype = "uint16" if vocabulary <= 65_536 else "uint32"
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for split, documents in splits.items():
+        with open(folder / SPLITS[split], "wb") as file:
+            for document in documents:
+                row = np.asarray([*document, *mark], DTYPES[dtype])
+                count += len(row)
+                file.write(row.tobytes())
+    facts: dict[str, object] = {"dtype": dtype, "vocabulary": vocabulary, "end": end, "name": name}
+    if text_bytes is not None:
+        facts["bytes_per_token"] = text_bytes() / max(1, count)
+    (folder / "tokens.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class _Facts:
+    dtype: str
+    vocabulary: int
+    end: int | None
+    name: str
+    bytes_per_token: float | None
+
+
+def _read_facts(path: Path) -> _Facts:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(
+            f"there is no {path}",
+            "Put train.bin, val.bin and tokens.json there (docs: language models), or --set data=synthetic.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
+    is_fit = (
+        isinstance(found, dict)
+        and found.get("dtype") in DTYPES
+        and isinstance(found.get("vocabulary"), int)
+        and isinstance(found.get("end"), int | None)
+    )
+    if not is_fit:
+        raise EnvironmentUnfitError(
+            f'{path} is not an object with "dtype" (uint16 or uint32), "vocabulary" (a number) and "end"',
+            'For example: {"dtype": "uint16", "vocabulary": 50257, "end": 50256}',
+        )
+    size = found.get("bytes_per_token")
+    return _Facts(
+        found["dtype"],
+        found["vocabulary"],
+        found["end"],
+        str(found.get("name", "token files")),
+        float(size) if isinstance(size, int | float) else None,
+    )
+
+
+def _map(path: Path, facts: _Facts) -> Tokens:
+    try:
+        if (size := path.stat().st_size) % DTYPES[facts.dtype].itemsize:
+            raise EnvironmentUnfitError(f"{path} has {size} bytes, no whole number of {facts.dtype}", "Write it again.")
+        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r")
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(f"there is no {path}", "The data type is that of tokens.json.") from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
+    # Check only the beginning and the end: the whole file would take long.
+    edge = 1 << 20
+    highest = max(int(mapped[:edge].max(initial=0)), int(mapped[-edge:].max(initial=0)))
+    if highest >= facts.vocabulary:
+        raise EnvironmentUnfitError(
+            f"{path} holds the token {highest}, but its vocabulary has {facts.vocabulary}",
+            'Correct "vocabulary" or "dtype" in tokens.json.',
+        )
+    return mapped
+
+
+# --- windows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of one pass. inputs, targets [B, T] int64; places and mask only if documents are separated.
+
+    terms   number of counted targets in the whole update, over all ranks and passes
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    places: Tensor | None
+    mask: Tensor | None
+    terms: float
+
+    def to(self, device: torch.device) -> "Batch":
+        """A copy on `device`, transferred asynchronously."""
+        return move_tensors(self, device)
+
+
+def move_tensors(item: Item, device: torch.device) -> Item:
+    """The dataclass `item` with its tensors on `device`; pinned tensors are transferred asynchronously."""
+    return map_tensors(item, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(item: Item, change: Callable[[Tensor], Tensor]) -> Item:
+    """The dataclass `item` with `change` applied to its tensors."""
+    tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}
+    return replace(item, **{name: change(value) for name, value in tensors.items()})  # type: ignore[type-var]
+
+
+class Windows:
+    """Fixed windows of one split, of one or several sequences of tokens, whose boundaries they do not cross.
+
+    block      0: reshuffled every epoch. Otherwise in the order of the tokens, in blocks of this many windows; an
+               incomplete block at the end of a sequence is skipped, as in the loaders of llm.c and modded-nanogpt
+    separate   separate documents: no attention across boundaries, positions restart, and a document's first token is
+               not a target
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens | Sequence[Tokens],
+        length: int,
+        seed: int,
+        *,
+        end: int | None = None,
+        separate: bool = False,
+        block: int = 0,
+    ):
+        self._rows = (tokens,) if isinstance(tokens, np.ndarray) else tokens
+        counts = [max(0, len(row) - 1) // length for row in self._rows]
+        self._last = np.cumsum([count // block * block if block else count for count in counts])
+        self.count = int(self._last[-1])
+        if self.count < 1:
+            raise EnvironmentUnfitError(
+                f"{sum(len(row) for row in self._rows)} tokens are too few for "
+                + (f"an update of {block} sequences of {length}" if block else f"a sequence of {length}")
+                + " and their last target",
+                "Use a smaller sequence_length" + (" or global_batch" if block else "") + ", or more data.",
+            )
+        self.length, self._seed, self._block = length, seed, block
+        self._end = end if separate else None
+        self.separates = self._end is not None
+        self._order = lru_cache(2)(self._permute)
+
+    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        return numpy_generator(self._seed, "windows", epoch).permutation(self.count)
+
+    def numbers(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Indices of the windows `first` to `first` + `count` (exclusive) in the endless stream of epochs."""
+        places = np.arange(first, first + count)
+        epochs, inside = np.divmod(places, self.count)
+        if self._block:
+            return inside
+        return np.array([self._order(int(epoch))[at] for epoch, at in zip(epochs, inside, strict=True)], np.int64)
+
+    def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Inputs, targets, places and mask of the given windows, on the CPU."""
+        whole = torch.from_numpy(self._read(np.fromiter(numbers, np.int64), self.length + 1).astype(np.int64))
+        inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # separate memory
+        if self._end is None:
+            return inputs, targets, None, None
+        return separate_documents(inputs, targets, self._end)
+
+    def count_targets(self, numbers: npt.NDArray[np.int64]) -> float:
+        """Number of counted targets in these windows: one fewer per end-of-document token."""
+        ends = np.count_nonzero(self._read(numbers, self.length) == self._end) if self.separates else 0
+        return float(len(numbers) * self.length - ends)
+
+    def _read(self, numbers: npt.NDArray[np.int64], length: int) -> Tokens:
+        """The tokens of the windows, [windows, length], in the file's data type."""
+        of_row = np.searchsorted(self._last, numbers, side="right")
+        first = np.concatenate(([0], self._last))[of_row]
+        starts = ((numbers - first) * self.length)[:, None] + np.arange(length)
+        if len(self._rows) == 1:
+            taken: Tokens = self._rows[0][starts]
+            return taken
+        found = np.empty(starts.shape, self._rows[0].dtype)
+        for row in np.unique(of_row):
+            found[of_row == row] = self._rows[row][starts[of_row == row]]
+        return found
+
+
+def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Targets, places [B, T] and mask [B, 1, T, T] of windows whose documents end with `end`.
+
+    The token `end` belongs to the document before it; the token after it is not its target.
+    """
+    ends = inputs == end
+    documents = ends.cumsum(1) - ends.long()
+    steps = torch.arange(inputs.shape[1]).expand_as(inputs)
+    begins = torch.zeros_like(inputs)
+    begins[:, 1:] = torch.where(ends[:, :-1], steps[:, 1:], 0)
+    places = steps - begins.cummax(1).values
+    same = documents.unsqueeze(2) == documents.unsqueeze(1)
+    mask = same.tril().unsqueeze(1)
+    return inputs, targets.masked_fill(ends, IGNORED), places, mask
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of every global batch: part `rank` of `ranks`, in passes of `micro_batch` windows."""
+
+    micro_batch: int
+    rank: int
+    ranks: int
+
+
+def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part) -> Iterator[Batch]:
+    """This rank's passes of update `step` (from 0): a contiguous part of the global batch, which does not depend on the
+    layout."""
+    numbers = windows.numbers(step * global_batch, global_batch)
+    share = global_batch // part.ranks
+    own = numbers[part.rank * share : (part.rank + 1) * share]
+    terms = windows.count_targets(numbers)
+    for first in range(0, len(own), part.micro_batch):
+        inputs, targets, places, mask = windows.take(own[first : first + part.micro_batch])
+        yield Batch(inputs, targets, places, mask, terms)
+
+
+def validation_batches(windows: Windows, part: Part, most: int = 0) -> Iterator[Batch]:
+    """The first `most` windows (0: all), each once, in the same number of passes on every rank.
+
+    Sharded models communicate in each pass, so the last passes are padded with windows whose targets are ignored.
+    """
+    count = min(most, windows.count) if most else windows.count
+    passes = -(-count // (part.micro_batch * part.ranks))
+    for number in range(passes):
+        first = (number * part.ranks + part.rank) * part.micro_batch
+        wanted = list(range(first, first + part.micro_batch))
+        inputs, targets, places, mask = windows.take(min(at, count - 1) for at in wanted)
+        extra = torch.tensor([at >= count for at in wanted])
+        targets[extra] = IGNORED
+        yield Batch(inputs, targets, places, mask, float((targets != IGNORED).sum()))

@@ -1,0 +1,117 @@
+"""ResNets for small images (He et al. 2015 section 4.2, and 2016 for version 2), any depth 6n+2.
+
+Shortcuts at changes of width are 1x1 convolutions, as in the original benchmark, not He's zero padding: ResNet-20 v1
+has 272,474 parameters with 3 input channels and 10 classes. Pooling is global, so any input size from 4x4 works.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from task_images.models.layers import Norm, make_norm
+
+WIDTHS = (16, 32, 64)
+
+
+def resnet(
+    depth: int = 20, version: int = 1, channels: int = 3, classes: int = 10, *, norm: str = "batch"
+) -> nn.Module:
+    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for other depths, versions or norms.
+
+    Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes. Version 2:
+    BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the activated input
+    in the first block of every stage. `norm` "group" replaces BN by GroupNorm (layers.make_norm).
+
+    Input [n, channels, height, width], output [n, classes] (logits). Initialization: convolutions Kaiming normal (fan
+    out), BN 1 and 0, linear layer as in torch.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"a ResNet for small images has depth 6n+2, not {depth}")
+    if version not in (1, 2):
+        raise ValueError(f"ResNet version {version} is neither 1 nor 2")
+    blocks = (depth - 2) // 6
+    model = (_ResNetV1 if version == 1 else _ResNetV2)(blocks, channels, classes, make_norm(norm))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+class _ResNetV1(nn.Module):
+    def __init__(self, blocks: int, channels: int, classes: int, norm: Norm) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_convolution(channels, WIDTHS[0]), norm(WIDTHS[0]), nn.ReLU(inplace=True))
+        self.stages = _stages(_BlockV1, blocks, norm)
+        self.classifier = nn.Linear(WIDTHS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.stages(self.stem(images))
+        return self.classifier(features.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class _BlockV1(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, first: bool, norm: Norm) -> None:
+        super().__init__()
+        self.convolution1 = _convolution(inputs, outputs, stride)
+        self.norm1 = norm(outputs)
+        self.convolution2 = _convolution(outputs, outputs)
+        self.norm2 = norm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(_projection(inputs, outputs, stride), norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = relu(self.norm1(self.convolution1(x)), inplace=True)
+        y = self.norm2(self.convolution2(y))
+        return relu(y + self.shortcut(x))
+
+
+class _ResNetV2(nn.Module):
+    def __init__(self, blocks: int, channels: int, classes: int, norm: Norm) -> None:
+        super().__init__()
+        self.stem = _convolution(channels, WIDTHS[0])
+        self.stages = _stages(_BlockV2, blocks, norm)
+        self.norm = norm(WIDTHS[-1])
+        self.classifier = nn.Linear(WIDTHS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = relu(self.norm(self.stages(self.stem(images))))
+        return self.classifier(features.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class _BlockV2(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, first: bool, norm: Norm) -> None:
+        super().__init__()
+        self.norm1 = norm(inputs)
+        self.convolution1 = _convolution(inputs, outputs, stride)
+        self.norm2 = norm(outputs)
+        self.convolution2 = _convolution(outputs, outputs)
+        self.projection = _projection(inputs, outputs, stride) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = relu(self.norm1(x))
+        shortcut = x if self.projection is None else self.projection(activated)
+        y = self.convolution1(activated)
+        y = self.convolution2(relu(self.norm2(y), inplace=True))
+        return torch.add(y, shortcut)
+
+
+def _stages(block: Callable[[int, int, int, bool, Norm], nn.Module], blocks: int, norm: Norm) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    inputs = WIDTHS[0]
+    for stage, outputs in enumerate(WIDTHS):
+        for index in range(blocks):
+            stride = 2 if stage and not index else 1
+            layers.append(block(inputs, outputs, stride, index == 0, norm))
+            inputs = outputs
+    return nn.Sequential(*layers)
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+def _projection(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)

@@ -1,0 +1,353 @@
+"""Parameters of tasks, each declared once: name, type, default, range and help.
+
+A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.TASK.settings`).
+mlbench's catalog, `--set`, the documentation and the program itself all read that class; its defaults are the preset
+`spec`. The classes below have shared parameters, to inherit from; assigning a value in a subclass changes a parameter's
+default. No torch, because mlbench imports these modules.
+`read_parameters` makes an instance from MLBENCH_PARAMETERS.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from inspect import get_annotations
+from typing import Any, TypeVar
+
+from task_images.errors import TaskUsageError
+
+CUDNN = ("default", "deterministic", "benchmark")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Untimed warm-up updates, number of blocks, updates per block. blocks = 0: no measurement."""
+
+    warmup: int = 10
+    blocks: int = 10
+    updates: int = 10
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is measured."""
+        return self.blocks > 0
+
+    @property
+    def total(self) -> int:
+        """Total number of updates."""
+        return self.warmup + self.blocks * self.updates
+
+
+def parameter(
+    default: Any,
+    help: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    choices: tuple[str, ...] = (),
+    kind: str | None = None,
+    formerly: str | None = None,
+) -> Any:
+    """A field of a Settings class. `min` and `max` apply to numbers, `choices` to strings and lists; `kind` is the type
+    if it differs from the annotation ("sizes": a list of bytes); `formerly` is the name in earlier versions."""
+    limits = {"min": min, "max": max, "choices": choices or None, "type": kind, "formerly": formerly}
+    metadata = {**{key: value for key, value in limits.items() if value is not None}, "help": help}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def describe(settings: type) -> dict[str, dict[str, Any]]:
+    """The parameters of a Settings class by name: type, help, range and default. Its own come first, then those of its
+    bases. A parameter redefined without `parameter` keeps the help and range of the base."""
+    names = dict.fromkeys(name for one in settings.__mro__ for name in get_annotations(one))
+    found = {one.name: one for one in fields(settings)}
+    return {name: _describe_field(settings, found[name]) for name in names if name in found}
+
+
+def _describe_field(settings: type, one: Field[Any]) -> dict[str, Any]:
+    declared = (getattr(base, "__dataclass_fields__", {}).get(one.name) for base in settings.__mro__)
+    metadata: Mapping[str, Any] = next((item.metadata for item in declared if item and item.metadata), {})
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    return {"type": getattr(one.type, "__name__", str(one.type)), **metadata, "default": default}
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Parameters of every training: how long to train, or whether to measure speed instead."""
+
+    budget_seconds: float = parameter(
+        0.0,
+        "train for this many seconds, including validation, and report the metric (run.budget); 0: train to the goal",
+        min=0,
+        max=2592000,
+    )
+    blocks_after: int = parameter(10, "throughput: updates before the first block", min=0, max=1000000)
+    blocks: int = parameter(0, "throughput: timed blocks, and no goal; 0: train to the goal", min=0, max=100000)
+    block_updates: int = parameter(10, "throughput: updates of a block", min=1, max=1000000)
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(self.blocks_after, self.blocks, self.block_updates)
+
+
+@dataclass(frozen=True)
+class CudaSettings:
+    """Arithmetic on NVIDIA GPUs (precision.set_arithmetic); nothing changes on CPUs."""
+
+    tf32: bool = parameter(False, "GPU: allow TF32 for fp32 products")
+    cudnn: str = parameter(
+        "default",
+        "GPU: how cuDNN chooses algorithms; deterministic: bit-identical runs; benchmark: try all, use the fastest",
+        choices=CUDNN,
+    )
+
+
+@dataclass(frozen=True)
+class AccuracyOnSettings:
+    """Which samples' accuracy is the goal."""
+
+    goal_on: str = parameter(
+        "validation",
+        "samples on which the goal is measured; training: the augmented samples of the epoch, before the model "
+        "learned from them",
+        choices=("validation", "training"),
+    )
+
+
+@dataclass(frozen=True)
+class HoldOutSettings:
+    """Scoring on held-out training samples, so that nothing is tuned on the validation set."""
+
+    hold_out: float = parameter(
+        0.0,
+        "share of training samples held out instead of the validation set, as in trials of --search; 0: the "
+        "validation set",
+        min=0,
+        max=0.5,
+    )
+
+
+@dataclass(frozen=True)
+class SgdSettings:
+    """SGD with momentum."""
+
+    momentum: float = parameter(0.9, "momentum of SGD", min=0, max=1)
+    nesterov: bool = parameter(True, "Nesterov momentum")
+    weight_decay: float = parameter(0.0001, "weight decay on all parameters", min=0, max=1)
+
+
+@dataclass(frozen=True)
+class AccuracySettings:
+    """Goals of a classification."""
+
+    goal_full: float = parameter(80.0, "Prec@1 in percent at which the clock stops", min=0, max=100)
+    goal_light: float = parameter(70.0, "the easier goal", min=0, max=100)
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Checkpoints of trainings measured in epochs."""
+
+    checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
+    resume: str = parameter("", "checkpoint to resume from; every worker needs a copy")
+
+
+@dataclass(frozen=True)
+class SpeedSettings:
+    """Faster ways to compute the same (speed.py); all are listed in the result."""
+
+    channels_last: bool = parameter(True, "memory format of images and convolutions; mathematically equal")
+    compile: str = parameter(
+        "no",
+        "torch.compile, for each block of the model or for all of it; graphs: all of it, replayed as CUDA "
+        "graphs on a GPU; compiling counts as training",
+        choices=("no", "blocks", "whole", "graphs"),
+    )
+    precision: str = parameter(
+        "fp32", "bf16, fp16: mixed, with parameters in fp32 (fp16 on GPUs only)", choices=("fp32", "bf16", "fp16")
+    )
+    loaders: int = parameter(2, "threads that load and augment ahead", min=0, max=256)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """Trainings measured in updates rather than epochs."""
+
+    report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
+    checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0: none", min=0, max=1000000000)
+    resume: str = parameter("", "path of the checkpoint to resume from; empty: none")
+
+
+@dataclass(frozen=True)
+class PretrainingSettings(TrainingSettings, CudaSettings):
+    """Pretraining of language models on any layout of ranks."""
+
+    vocabulary: int = parameter(0, "vocabulary size; 0: that of the model", min=0, max=4194304)
+    synthetic_tokens: int = parameter(4194304, "tokens of synthetic data", min=1024, max=4294967296)
+    global_batch: int = parameter(480, "sequences per update, over all ranks", min=1, max=1048576)
+    batch_per_rank: int = parameter(
+        0,
+        "sequences per update and data-parallel rank, instead of global_batch (weak scaling); 0: global_batch",
+        min=0,
+        max=1048576,
+    )
+    micro_batch: int = parameter(
+        12,
+        "sequences per pass and data-parallel rank; 0: all sequences of a rank in one pass",
+        min=0,
+        max=65536,
+    )
+    steps: int = parameter(
+        10000, "maximum number of updates; the learning rate schedule ends there", min=1, max=100000000
+    )
+    learning_rate: float = parameter(0.0006, "highest rate of AdamW", min=0, max=100)
+    warmup_steps: int = parameter(700, "updates of linear warm-up", min=0, max=10000000)
+    schedule: str = parameter(
+        "cosine",
+        "after the warm-up; cosine: half a cosine down to final_rate; linear: constant, then linear to final_rate "
+        "over the last decay_share of the updates",
+        choices=("cosine", "linear"),
+    )
+    decay_share: float = parameter(0.7, "share of the updates in which schedule=linear decays", min=1e-06, max=1)
+    final_rate: float = parameter(0.1, "share of learning_rate at which the schedule ends", min=0, max=1)
+    beta1: float = parameter(0.9, "of AdamW", min=0, max=1)
+    beta2: float = parameter(0.95, "of AdamW", min=0, max=1)
+    epsilon: float = parameter(1e-08, "of AdamW", min=0, max=1)
+    weight_decay: float = parameter(0.1, "of matrices; scales, shifts and biases have none", min=0, max=10)
+    clip: float = parameter(1.0, "maximum gradient norm; 0: no limit", min=0, max=1000000)
+    evaluate_every: int = parameter(250, "updates between validations", min=1, max=100000000)
+    replicas: int = parameter(
+        0,
+        "replicas of the sharded model with hsdp; 0: one per node, or 2 if nodes have one rank each",
+        min=0,
+        max=65536,
+    )
+    reshard: bool = parameter(True, "FSDP frees gathered parameters after the forward pass")
+    activation_checkpointing: str = parameter(
+        "none",
+        "what the backward pass recomputes: nothing, everything except matrix products and attention, or whole blocks",
+        choices=("none", "selective", "full"),
+    )
+    precision: str = parameter(
+        "bf16", "bf16: mixed, with parameters and sums of gradients in fp32", choices=("fp32", "bf16")
+    )
+    compile: str = parameter(
+        "no",
+        "torch.compile, for each block and the output with its loss, or for all of the model; graphs: all of "
+        "it, replayed as CUDA graphs on a GPU; compiling counts as training",
+        choices=("no", "blocks", "whole", "graphs"),
+    )
+    attention: str = parameter(
+        "auto",
+        "attention implementation; auto: torch's choice. The result names the one used",
+        choices=("auto", "flash", "cudnn", "efficient", "math"),
+    )
+    checkpoint_every: int = parameter(0, "updates between distributed checkpoints; 0: none", min=0, max=100000000)
+    checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
+    resume: str = parameter("", "checkpoint (folder step-N) to resume from, on any number of ranks")
+    sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
+    validation_sequences: int = parameter(0, "sequences per validation; 0: all", min=0, max=100000000)
+    goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
+    goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
+
+    past_goal: bool = parameter(
+        False,
+        "train to the last update although the clock stops at the goal; the rule of the speed runs judges repeats "
+        "(mean of their last losses below the goal, p < 0.01)",
+    )
+
+    # Choices are set by each task.
+    model: str = ""
+    data: str = ""
+    parallel: str = "ddp"
+    tensor_parallel: int = 0
+
+
+@dataclass(frozen=True)
+class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
+    """Parameters of every image classification."""
+
+    batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
+    epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
+
+
+@dataclass(frozen=True)
+class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
+    """Parameters of long image classifications: checkpoints, and the options of speed."""
+
+
+@dataclass(frozen=True)
+class PlateauSettings:
+    """Learning rates that decrease when the validation loss stops improving."""
+
+    plateau_factor: float = parameter(0.5, "factor of the rate on a plateau of the validation loss", min=0, max=1)
+    plateau_patience: int = parameter(1, "epochs without improvement before a plateau, minus one", min=0, max=100000)
+    plateau_threshold: float = parameter(
+        0.01, "minimum decrease of the validation loss that counts as an improvement", min=0, max=100
+    )
+
+
+@dataclass(frozen=True)
+class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
+    """Parameters of both translation tasks."""
+
+    longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
+    epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
+    label_smoothing: float = parameter(
+        0.1, "share of the target spread over the vocabulary (label smoothing)", min=0, max=0.99
+    )
+    learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
+    precision: str = parameter(
+        "fp16", "number format; fp16 on GPUs only, replaced by fp32 on CPUs", choices=("fp32", "bf16", "fp16")
+    )
+    loss_scale: float = parameter(1024.0, "initial loss scale of fp16", min=1, max=16777216)
+    loss_scale_window: int = parameter(
+        128, "updates without overflow until the loss scale doubles", min=1, max=10000000
+    )
+    beam: int = parameter(5, "hypotheses of the beam search", min=1, max=1000)
+    length_power: float = parameter(0.6, "power of the length penalty", min=0, max=10)
+    validation_share: float = parameter(0.3, "share of an epoch between validations", min=0.01, max=1)
+    evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
+    goal_bleu: str = parameter(
+        "lowercased",
+        "BLEU on which the goal is measured; the goals were set on lowercased text",
+        choices=("lowercased", "cased"),
+    )
+    goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)
+    goal_light: float = parameter(20.0, "corpus BLEU of the light goal", min=0, max=100)
+
+    # Set by each task.
+    data: str = "sample"
+    longest: int = 75
+    global_batch: int = 2048
+    largest_pass: int = 128
+    reshuffle: bool = True
+    longest_translation: int = 150
+
+
+Settings = TypeVar("Settings")
+
+
+def read_parameters(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """An instance of the dataclass `kind` with the values `given`, else its defaults.
+
+    Fields are int, float, str, bool or list. Raises TaskUsageError for an unknown key, a wrong type or a value that is
+    not among the choices. mlbench checks ranges earlier; this check is for tasks started by hand.
+    """
+    hints, known = typing.get_type_hints(kind), describe(kind)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            names = ", ".join(item.name for item in dataclasses.fields(kind))  # type: ignore[arg-type]
+            raise TaskUsageError(f'there is no parameter "{name}", only {names}')
+        wanted = typing.get_origin(hints[name]) or hints[name]
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise TaskUsageError(f'the parameter "{name}" is {value!r}, which is not of type {wanted.__name__}')
+        choices = known[name].get("choices")
+        if choices and not set(value if isinstance(value, list) else [value]) <= set(choices):
+            raise TaskUsageError(f'the parameter "{name}" is {value!r}, not {" or ".join(choices)}')
+        values[name] = value
+    return kind(**values)

@@ -1,0 +1,43 @@
+"""The stable interface for custom tasks. Everything else in `task_images` may change at any time.
+
+run, Contract, emit          entry point of a rank; the contract's variables; events
+training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
+TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings class imports them from parameters,
+                             without torch
+ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
+Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
+Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
+GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
+corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
+load_validation              the official validation set of a catalog task
+Tracker                      time by category
+Schedule, PerUpdate, PerEpoch, Plateau, Constant, Cosine, MultiStep   learning rates
+Bsp, prepare_method          gradient exchange, replaced by `--method`
+Precision                    number formats
+DataIdentity, made_up, compare_data              identity of a run's data
+seed_all, generator          random numbers that do not depend on the number of ranks
+TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
+"""
+
+from task_images.cache import DataIdentity, compare_data, made_up
+from task_images.clock import Tracker
+from task_images.contract import Contract, emit
+from task_images.data import ArrayData, Batch, Data
+from task_images.errors import DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError
+from task_images.goals import GoalWatch
+from task_images.loop import Batches, Plan, Unit, Update
+from task_images.methods.allreduce import Bsp
+from task_images.methods.check import prepare_method
+from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
+from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
+from task_images.precision import Precision
+from task_images.prepare import load_validation
+from task_images.report import Reporter
+from task_images.run import run
+from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
+from task_images.seeds import generator, seed_all
+from task_images.train import PassLoss, Trainer, Work, make_sample_trainer
+from task_images.translation.bleu import Bleu, corpus_bleu
+from task_images.world import World, training_session
+
+opening = training_session  # its earlier name, which custom tasks may use

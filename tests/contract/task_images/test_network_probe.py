@@ -1,0 +1,110 @@
+"""The probe of the network, with real processes and sockets."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.agent.machine import free_port
+from task_images import network, network_probe
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 60
+
+
+def start(rank: int, size: int, port: int) -> "subprocess.Popen[str]":
+    words = [
+        sys.executable,
+        "-m",
+        "task_images.network_probe",
+        str(rank),
+        str(size),
+        "before",
+        f"127.0.0.1:{port}",
+    ]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def probe(size: int) -> Any:
+    port = free_port()
+    ranks = [start(rank, size, port) for rank in range(size)]
+    texts = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * size
+    assert texts[1:] == [""] * (size - 1)
+    return json.loads(texts[0])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
+    report = probe(size)
+    assert "error" not in report, report["error"]
+    assert (report["stage"], report["form"], report["ranks"], report["networks"]) == ("before", "short", size, 1)
+    assert [(link["from"], link["to"]) for link in report["links"]] == [(r, (r + 1) % size) for r in range(size)]
+    assert all(0 < link["rtt_p50_seconds"] <= link["rtt_p90_seconds"] for link in report["links"])
+    assert report["links"][0]["alone_bits_per_second"] > 0
+    assert {row["interface"] for row in report["counters"]} == {"lo"}
+    assert len(report["counters"]) == size
+    assert all(row["tx_bytes"] > 0 and row["retransmits"] >= 0 for row in report["counters"])
+
+
+def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
+    store = network_probe.SocketStore(0, 2, "127.0.0.1", free_port())
+    report = network.measure_network(store, 0, 2, "before")
+    assert report is not None
+    assert report["error"] == "rank 1 sent no address: no rank sent network/before/all within 0.2 s"
+
+
+def test_what_comes_with_the_greeting_is_not_lost() -> None:
+    """Rank 0 may order the first ping while a neighbor has not yet read who connected."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        neighbor = network.connect(listener.getsockname()[:2], b"secret data 1")
+        neighbor.socket.sendall(b"xy" + bytes(5))
+        line = network._accept(listener, b"secret", {"data 1"})["data 1"]
+        assert [line.read_byte(), line.read_byte()] == [b"x", b"y"]
+        line.receive_block(5, bytearray(8))
+        neighbor.close()
+        assert line.read_byte() == b""
+        line.close()
+
+
+def test_a_stranger_is_not_taken_for_a_neighbor() -> None:
+    """It speaks first, without the token; the neighbor that has it comes second."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()[:2]
+        found: dict[str, network.Line] = {}
+        thread = threading.Thread(target=lambda: found.update(network._accept(listener, b"secret", {"data 1"})))
+        thread.start()
+        stranger = network.connect(place, b"guess data 1")
+        neighbor = network.connect(place, b"secret data 1")
+        thread.join(SECONDS)
+        assert stranger.socket.recv(1) == b""  # it was turned away
+        found["data 1"].write("welcome")
+        assert neighbor.read() == "welcome"
+        for line in (stranger, neighbor, found["data 1"]):
+            line.close()
+
+
+def test_counters_are_those_of_the_interface_that_has_the_address() -> None:
+    assert network.find_interface("127.0.0.1") == "lo"
+    assert network.find_interface("192.0.2.1") is None
+    assert network.find_own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert network.find_own_address({"GLOO_SOCKET_IFNAME": "nothing"}, "127.0.0.1") == "127.0.0.1"
+    assert network.read_counters("lo").keys() >= {"rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "retransmits"}
+    assert network.read_counters(None) == {"interface": None, "retransmits": network.read_counters("lo")["retransmits"]}
+
+
+@pytest.mark.parametrize(
+    ("rates", "found", "taken"),
+    [([4.9], 4.9, 1), ([9.0, 5.1], 5.1, 2), ([60.0, 50.0, 55.0, 70.0], 50.0, 4)],
+    ids=["no burst", "a late reader", "a token bucket"],
+)
+def test_a_late_reader_is_no_burst(rates: list[float], found: float, taken: int) -> None:
+    left = list(rates)
+    assert network._find_least(lambda: left.pop(0), 5.2) == found
+    assert len(rates) - len(left) == taken

@@ -1,0 +1,147 @@
+"""What a rank says of its code, its packages and its machine, against what others say."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.tasks.catalog import load_catalog
+from task_images import facts as environment
+from task_images.facts import digest_task_code, gpu_driver, gpu_models, list_packages
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "task_images", tmp_path / "task_images", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("task", sorted(load_catalog()))
+def test_every_task_has_a_digest_that_its_image_has_too(task: str, tmp_path: Path) -> None:
+    """An image holds what the Dockerfile copies, and nothing else of the repository."""
+    own = ROOT / "task_images" / task / "Dockerfile"
+    shared = own.parents[1] / own.name
+    text = own.read_text() if own.is_file() else shared.read_text()
+    for line in text.splitlines():
+        if line.startswith("COPY "):
+            *sources, target = line.split()[1:]
+            for source in sources:
+                place = tmp_path / target / (Path(source).name if target.endswith("/") else "")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                whole = (ROOT / source).is_dir()
+                shutil.copytree(ROOT / source, place, dirs_exist_ok=True) if whole else shutil.copy(
+                    ROOT / source, place
+                )
+    assert digest_task_code(task, tmp_path) == digest_task_code(task)
+
+
+def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
+    """Of the modules that a fresh process has when it has imported the task."""
+    code = "import sys, task_images.mnist.task, task_images.run\n"
+    code += "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('task_images')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True, text=True)
+    package = copy / "task_images"
+    loaded = {Path(name).relative_to(package).as_posix() for name in done.stdout.split()}
+    own = {path.relative_to(package).as_posix() for path in (package / "mnist").glob("*.*")}
+    late = {f"mpi/{name}.py" for name in ("__init__", "backend", "group", "work", "pmi")}  # with --backend mpi
+    late |= {"peak.py", "language/__init__.py", "language/layout.py"}  # throughput, hsdp
+    names = loaded | own | late
+    lines = subprocess.run(["sha256sum", *sorted(names)], cwd=package, capture_output=True, check=True).stdout
+    assert digest_task_code("mnist", copy) == hashlib.sha256(lines).hexdigest()
+
+
+def test_only_code_that_runs_changes_the_digest(copy: Path) -> None:
+    before = digest_task_code("mnist", copy)
+    folder = copy / "task_images" / "mnist"
+    for name in (".task.py.swp", "task.py~", "task.pyc", "Dockerfile", "__pycache__/task.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("changed")
+    with open(copy / "task_images" / "methods" / "powersgd.py", "a") as file:
+        file.write("# changed\n")
+    (copy / "task_images" / "wmt16_gnmt" / "bpe.py").write_text("changed")
+    assert digest_task_code("mnist", copy) == before
+    digests = {before, digest_task_code("mnist", copy, "powersgd")}
+    own = ("mnist/task.yaml", "mnist/task.py", "mnist/new.py")
+    names = (*own, "train.py", "methods/base.py", "contract.py")
+    for number, name in enumerate(names, 3):
+        with open(copy / "task_images" / name, "a") as file:
+            file.write("# changed\n")
+        digests.add(digest_task_code("mnist", copy))
+        assert len(digests) == number
+
+
+def test_a_task_that_another_imports_counts(copy: Path) -> None:
+    before = digest_task_code("cifar10_resnet20_ddp", copy)
+    with open(copy / "task_images" / "cifar10_resnet20" / "data.py", "a") as file:
+        file.write("# changed\n")
+    assert digest_task_code("cifar10_resnet20_ddp", copy) != before
+
+
+def test_a_task_that_does_not_exist_has_none() -> None:
+    with pytest.raises(OSError, match="nothing_like_it"):
+        digest_task_code("nothing_like_it")
+
+
+def test_packages_are_those_of_importlib() -> None:
+    expected: dict[str, str] = {}
+    for found in distributions():
+        expected.setdefault(re.sub(r"[-_.]+", "-", found.name).lower(), found.version)
+    assert list_packages() == expected
+    assert "torch" in expected
+
+
+def test_packages_of_every_form_are_read(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for name in ("Some_Pack.age-1.0+cpu.dist-info", "egg-2.0-py3.11.egg-info", "develop.egg-info", "empty.egg-info"):
+        (first / name).mkdir(parents=True)
+    (first / "develop.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nVersion: 3.0\n")
+    (second / "egg-9.dist-info").mkdir(parents=True)
+    assert list_packages([str(first), str(tmp_path / "absent"), str(second)]) == {
+        "develop": "3.0",
+        "egg": "2.0",
+        "empty": "unknown",
+        "some-pack-age": "1.0+cpu",
+    }
+
+
+def test_gpus_without_a_framework(tmp_path: Path) -> None:
+    """As the driver's files read on a machine with two of them."""
+    for number in (1, 0):
+        folder = tmp_path / "gpus" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        text = f"Model: \t\t NVIDIA H100 {number}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-0\n"
+        (folder / "information").write_text(text)
+    for line in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Sat Aug\nGCC version: 12\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (me)\nGCC version: 12\n",
+    ):
+        (tmp_path / "version").write_text(line)
+        assert gpu_driver(tmp_path) == "570.86.15"
+    assert gpu_models(tmp_path) == ["NVIDIA H100 0", "NVIDIA H100 1"]
+    assert (gpu_models(tmp_path / "absent"), gpu_driver(tmp_path / "absent")) == ([], None)
+
+
+def test_amd_gpus_without_a_framework(tmp_path: Path) -> None:
+    for address in ("0000:2f:00.0", "0000:05:00.0"):
+        folder = tmp_path / "drivers" / "amdgpu" / address
+        folder.mkdir(parents=True)
+        (folder / "product_name").write_text("AMD Instinct MI300X OAM\n")
+    (tmp_path / "version").write_text("6.10.5\n")
+    absent = tmp_path / "absent"
+    assert gpu_models(absent, tmp_path) == ["AMD Instinct MI300X OAM"] * 2
+    assert gpu_driver(absent, tmp_path) == "amdgpu 6.10.5"
+    assert gpu_driver(absent, absent) is None
+
+
+def test_nothing_but_the_standard_library_is_needed() -> None:
+    code = "import sys; from task_images import facts as e; e.machine_facts(); e.code_facts(); "
+    code += "assert not {'torch', 'numpy'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert environment.running_task() is None

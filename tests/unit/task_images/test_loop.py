@@ -1,0 +1,258 @@
+"""The loop without torch: what a framework gets from it once it can update, validate, and write what it holds."""
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from task_images.array_checkpoint import load_arrays, save_arrays
+from task_images.contract import Contract, parse_event
+from task_images.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
+from task_images.goals import GoalWatch
+from task_images.loop import Loop, Plan, SampleBatches, Unit, Update
+from task_images.parameters import Protocol
+from task_images.report import Reporter
+from task_images.schedules import Constant, PerUpdate
+from tests.contract.task_images.ranks import Record
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class OneRank:
+    """A world of one, without any framework."""
+
+    rank, size, backend, threads, is_first = 0, 1, "none", 1, True
+
+    def __init__(self, folder: Path) -> None:
+        self.contract = Contract({"MLBENCH_OUTPUT_DIR": str(folder)})
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        return [list(values)]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def agree(self, value: float) -> float:
+        return value
+
+    def barrier(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def await_loading(self) -> None: ...
+
+    def peak_memory(self) -> int:
+        return 1
+
+    def framework_facts(self) -> Record:
+        return {}
+
+    def backend_facts(self) -> dict[str, object]:
+        return {}
+
+
+class Batch(NamedTuple):
+    values: Numbers
+    total: int
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+
+class Values:
+    """Eight numbers in four batches, another order in every epoch."""
+
+    steps = 4
+
+    def training(self, epoch: int) -> Iterator[Batch]:
+        order = np.random.default_rng(epoch).permutation(8.0 + np.arange(8))
+        for start in range(0, 8, 2):
+            yield Batch(order[start : start + 2], 2)
+
+
+@dataclass
+class MeanTrainer(Loop[Batch]):
+    """Learns the mean of the numbers: the loss is half the mean square of what is left."""
+
+    learned: Numbers = field(default_factory=lambda: np.zeros(1))
+
+    def _attach(self) -> None: ...
+
+    def _update(self, update: Update[Batch], rate: float) -> bool:
+        [batch] = update.passes
+        errors = self.learned - batch.values
+        self.learned -= rate * errors.mean()
+        self.losses.add(0.5 * (errors**2).mean(), update.weight)
+        return True
+
+    def _read_losses(self, losses: list[float]) -> list[float]:
+        return losses
+
+    def _check_replicas(self) -> dict[str, float]:
+        return {}
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        save_arrays(self.world, path, self.name, state, [self.learned])
+
+    def _read(self, path: Path) -> Mapping[str, Any]:
+        state, [learned] = load_arrays(path, self.name, self.identity)
+        self.learned = learned.astype(np.float64)
+        return state
+
+
+def train(
+    folder: Path,
+    plan: Plan,
+    *,
+    rate: float = 0.1,
+    seed: int = 1,
+    goal: float = 0.0,
+    prepare: Callable[[MeanTrainer], None] = lambda trainer: None,
+    close: Callable[[MeanTrainer], Mapping[str, Any]] | None = None,
+) -> tuple[MeanTrainer, Any]:
+    """The trainer, and the result that it reports. `prepare` comes before the training, `close` is its last work."""
+    folder.mkdir(exist_ok=True)
+    world, out = OneRank(folder), io.StringIO()
+    trainer = MeanTrainer(
+        world, Reporter(world, "numbers", synthetic=True), SampleBatches(Values()), PerUpdate(Constant(rate)), plan,
+        name="mean", identity={"seed": seed}, goal=GoalWatch("distance", "<=", goal, 2 * goal, "full"),
+        unit=Unit("numbers"),
+    )  # fmt: skip
+    trainer.validate = lambda epoch: {"loss": 1.0, "distance": abs(11.5 - float(trainer.learned[0]))}
+    prepare(trainer)
+    if close:
+        trainer.closing = lambda: close(trainer)
+    with contextlib.redirect_stdout(out):
+        trainer.run()
+    events = [event for event in map(parse_event, out.getvalue().splitlines()) if event]
+    return trainer, next(event for event in events if event["event"] == "result")
+
+
+def test_a_goal_ends_the_training(tmp_path: Path) -> None:
+    trainer, result = train(tmp_path, Plan(100), goal=1.0)
+    assert result["outcome"] == "goal_reached"
+    assert result["epochs"] == trainer.curve[-1]["epoch"] < 100
+    assert (result["updates"], result["samples"]) == (4 * result["epochs"], 8 * result["epochs"])
+
+
+def test_training_past_the_goal_stops_the_clock_there(tmp_path: Path) -> None:
+    stopped, at_goal = train(tmp_path / "to", Plan(12), goal=1.0)
+    trainer, result = train(tmp_path / "past", Plan(12, past_goal=True), goal=1.0)
+    assert trainer.curve[-1]["epoch"] == 12 > stopped.curve[-1]["epoch"]
+    assert (result["outcome"], result["updates"]) == ("goal_reached", at_goal["updates"])
+    assert result["goal"]["value"] == at_goal["goal"]["value"]
+    assert result["goal"]["last"] == trainer.curve[-1]["distance"] < result["goal"]["value"]
+
+
+def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:
+    _, result = train(tmp_path, Plan(10**9, budget=0.05), goal=100.0)
+    assert result["outcome"] == "budget_spent"
+    assert result["details"]["measured_at_seconds"] >= 0.05
+
+
+def test_a_budget_is_held_against_the_time_that_the_result_names(tmp_path: Path) -> None:
+    def write(trainer: MeanTrainer) -> None:
+        trainer.after_validation = lambda epoch, values: time.sleep(0.06)  # longer than what is left of the budget
+
+    _, result = train(tmp_path, Plan(10**9, budget=0.05), goal=100.0, prepare=write)
+    assert result["outcome"] == "budget_spent"
+    assert result["details"]["measured_at_seconds"] >= 0.05
+
+
+def test_ranks_whose_clocks_differ_look_at_the_budget_after_the_same_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, float]] = []  # after which update rank 0 gave which time
+    plan = Plan(10**9, budget=0.5)
+
+    def lead(trainer: MeanTrainer) -> None:
+        def agree(value: float) -> float:
+            said.append((trainer.position.total, value))
+            return value
+
+        trainer.after_update = lambda: time.sleep(0.02)
+        monkeypatch.setattr(trainer.world, "agree", agree)
+
+    def follow(trainer: MeanTrainer) -> None:
+        wall, left = trainer._wall, iter(said)
+
+        def agree(value: float) -> float:
+            update, agreed = next(left)
+            assert update == trainer.position.total
+            return agreed
+
+        monkeypatch.setattr(trainer, "_wall", lambda: wall() + 1)
+        monkeypatch.setattr(trainer.world, "agree", agree)
+
+    _, first = train(tmp_path, plan, goal=100.0, prepare=lead)
+    _, second = train(tmp_path, plan, goal=100.0, prepare=follow)
+    assert first["updates"] == second["updates"]
+
+
+def test_speed_is_measured_in_blocks(tmp_path: Path) -> None:
+    _, result = train(tmp_path, Plan(1, protocol=Protocol(1, 2, 3)))
+    assert (result["outcome"], result["updates"]) == ("completed", 6)
+    measured = result["details"]["throughput_protocol"]
+    assert (measured["unit"], measured["per_update"], len(measured["rates"])) == ("numbers", 2.0, 2)
+
+
+def test_an_update_that_is_skipped_keeps_the_learning_rate(tmp_path: Path) -> None:
+    """fp16 overflows: the schedule goes on when the model does."""
+    rates: list[float] = []
+
+    def overflow_once(trainer: MeanTrainer) -> None:
+        trainer.schedule, update = PerUpdate(lambda t: 1 / (1 + t)), trainer._update
+
+        def observed(batch: Update[Batch], rate: float) -> bool:
+            rates.append(rate)
+            return update(batch, rate) and len(rates) != 2
+
+        trainer._update = observed  # type: ignore[assignment, method-assign]
+
+    _, result = train(tmp_path, Plan(1), prepare=overflow_once)
+    assert rates == [1, 1 / 2, 1 / 2, 1 / 3]
+    assert result["details"]["updates_skipped"] == 1
+
+
+def test_a_resumed_training_goes_on_with_clock_and_arrays(tmp_path: Path) -> None:
+    whole, _ = train(tmp_path / "whole", Plan(4))
+    first, _ = train(tmp_path / "first", Plan(2, checkpoint=True))
+    saved = tmp_path / "first" / "checkpoint.pt"
+    rest, result = train(tmp_path / "rest", Plan(4, resume=str(saved)))
+    assert [point["epoch"] for point in rest.curve] == [3, 4]
+    assert [point["train_loss"] for point in rest.curve] == [point["train_loss"] for point in whole.curve[2:]]
+    assert rest.curve[0]["seconds"] > first.curve[-1]["seconds"]
+    assert result["details"]["resumed"] == {"epoch": 2, "updates": 8}
+    with pytest.raises(TaskUsageError, match=r"was made with seed = 1, this run has 2.*"):
+        train(tmp_path / "rest", Plan(4, resume=str(saved)), seed=2)
+    saved.write_bytes(saved.read_bytes()[:60])
+    with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
+        train(tmp_path / "rest", Plan(4, resume=str(saved)))
+    with pytest.raises(EnvironmentUnfitError, match="No such file"):
+        train(tmp_path / "rest", Plan(4, resume=str(tmp_path / "none.npz")))
+
+
+def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None:
+    """A test set, for example; a goal that was missed has the time of the training alone, too."""
+
+    def close(trainer: MeanTrainer) -> Mapping[str, Any]:
+        return {"when": trainer.tracker.snapshot().wall}
+
+    for goal, outcome in ((1.0, "goal_reached"), (0.0, "goal_missed")):
+        _, result = train(tmp_path, Plan(20), goal=goal, close=close)
+        assert result["outcome"] == outcome
+        assert result["wall_seconds"] < result["details"]["when"]
+        assert sum(times["rank0"] for times in result["timings"].values()) == pytest.approx(result["wall_seconds"])
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="the training has diverged"), np.errstate(all="ignore"):
+        train(tmp_path, Plan(200, loss_every=4), rate=1e200)
+
+
+# --- what is reported, and when -------------------------------------------------------------------------------------

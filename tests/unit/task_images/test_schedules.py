@@ -1,0 +1,121 @@
+"""Learning rates against the figures of the original's own tests and of the specification."""
+
+import math
+
+import pytest
+
+from task_images.schedules import (
+    Constant,
+    Cosine,
+    ExponentialWarmupMultiStep,
+    InverseSqrt,
+    LinearWarmup,
+    MultiStep,
+    PerEpoch,
+    PerUpdate,
+    Plateau,
+    WarmupInverseSqrt,
+    log2_warmup,
+)
+
+
+def test_linear_warmup() -> None:
+    rate = LinearWarmup(0, 10, 5)
+    assert [rate(t) for t in range(7)] == pytest.approx([0, 2, 4, 6, 8, 10, 10])
+
+
+def test_multistep() -> None:
+    rate = MultiStep(10, (2, 3), 0.5)
+    assert [rate(t) for t in range(4)] == [10, 10, 5, 2.5]
+
+
+def test_multistep_with_warmup() -> None:
+    rate = MultiStep(10, (7, 8), 0.5, warmup=5)
+    assert [rate(t) for t in range(9)] == pytest.approx([0, 2, 4, 6, 8, 10, 10, 5, 2.5])
+
+
+def test_multistep_refuses_a_warmup_beyond_the_first_milestone() -> None:
+    with pytest.raises(ValueError, match="warm-up"):
+        MultiStep(10, (5, 8), 0.5, warmup=5)
+
+
+@pytest.mark.parametrize(("workers", "epochs"), [(1, 0), (2, 1), (3, 1), (4, 2), (8, 3), (16, 4), (32, 5)])
+def test_the_official_warmup_takes_log2_of_the_workers(workers: int, epochs: int) -> None:
+    assert log2_warmup(workers) == epochs
+
+
+def official_plateau(workers: int) -> Plateau:
+    return Plateau(0.02, 0.02 * workers, log2_warmup(workers), factor=0.5, patience=1, threshold=0.01, floor=0.02)
+
+
+def test_official_warmup_of_eight_workers() -> None:
+    schedule, rates = official_plateau(8), []
+    for _ in range(5):
+        rates.append(schedule.rate(0))
+        schedule.after_epoch(1.0)
+    third = 0.02 + (0.16 - 0.02) / 3
+    assert rates == pytest.approx([0.02, third, third + (0.16 - 0.02) / 3, 0.16, 0.16])
+
+
+def test_the_plateau_begins_after_the_warmup_and_needs_two_bad_epochs() -> None:
+    schedule, rates = official_plateau(4), []
+    # Warm-up (2 epochs, their losses do not count), best, not better by 0.01 twice, bad, better, bad twice, bad twice.
+    for loss in (0.1, 0.1, 1.0, 0.995, 0.991, 0.995, 0.5, 0.6, 0.6, 0.6, 0.6):
+        schedule.after_epoch(loss)
+        rates.append(schedule.rate(0))
+    assert rates == pytest.approx([0.05, 0.08, 0.08, 0.08, 0.04, 0.04, 0.04, 0.04, 0.02, 0.02, 0.02])
+
+
+def test_one_worker_never_leaves_its_floor() -> None:
+    schedule = official_plateau(1)
+    for _ in range(10):
+        schedule.after_epoch(1.0)
+        assert schedule.rate(0) == 0.02
+
+
+def test_the_original_logistic_regression_falls_after_one_bad_epoch_to_its_floor() -> None:
+    schedule, rates = Plateau(8, 8, 0, factor=0.75, patience=0, threshold=0.01, floor=4), []
+    for _ in range(5):
+        schedule.after_epoch(0.5)
+        rates.append(schedule.rate(0))
+    assert rates == [8, 6, 4.5, 4, 4]
+
+
+def test_the_rate_of_2018_falls_with_the_square_root() -> None:
+    assert [InverseSqrt(6)(t) for t in (0, 1, 4, 9)] == [6, 6, 3, 2]
+
+
+def test_transformer_warms_up_and_decays_with_the_square_root() -> None:
+    rate = WarmupInverseSqrt(1.976e-3, 1000)
+    assert (rate(0), rate(500), rate(1000)) == pytest.approx((0, 0.988e-3, 1.976e-3))
+    assert rate(4000) == pytest.approx(0.988e-3)
+
+
+def test_gnmt_warms_up_exponentially_and_halves_four_times() -> None:
+    rate = ExponentialWarmupMultiStep(2e-3, total=10000, warmup=200, remain=0.4, interval=0.05, decays=4, factor=0.5)
+    assert (rate(0), rate(100), rate(200), rate(3999)) == pytest.approx((2e-5, 2e-4, 2e-3, 2e-3))
+    assert [rate(t) for t in (4000, 4499, 4500, 5000, 5500, 9999)] == pytest.approx(
+        [1e-3, 1e-3, 5e-4, 2.5e-4, 1.25e-4, 1.25e-4]
+    )
+
+
+def test_gnmt_shares_the_rest_evenly_without_an_interval() -> None:
+    rate = ExponentialWarmupMultiStep(1, total=100, warmup=80, remain=60, decays=4, factor=0.5)
+    assert rate(60) == 1  # the warm-up ends at `remain`
+    assert [rate(t) for t in (61, 70, 80, 90, 99)] == [0.5, 0.25, 0.125, 0.0625, 0.0625]
+
+
+def test_a_formula_of_updates_or_of_epochs() -> None:
+    by_update, by_epoch = PerUpdate(LinearWarmup(0, 10, 5)), PerEpoch(MultiStep(10, (1,), 0.5))
+    assert [by_update.rate(2), by_epoch.rate(2)] == pytest.approx([4, 10])
+    by_update.after_epoch(math.nan)
+    by_epoch.after_epoch(math.nan)
+    assert [by_update.rate(2), by_epoch.rate(2)] == pytest.approx([4, 5])
+    assert PerUpdate(Constant(3)).rate(10**9) == 3
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"), [(0, 0.5), (5, 1.25), (10, 2.0), (60, 1.0), (85, 0.2929), (110, 0.0), (200, 0.0)]
+)
+def test_a_cosine_begins_after_the_warm_up_and_ends_at_0(update: int, rate: float) -> None:
+    assert Cosine(2.0, end=110, warmup=10, start=0.5)(update) == pytest.approx(rate, abs=1e-4)

@@ -1,0 +1,230 @@
+"""One update: exact means of sums, clipping after them, loss scale and overflow, checkpoints."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from task_images.checkpoint import load_checkpoint, save_checkpoint
+from task_images.contract import Contract
+from task_images.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
+from task_images.loop import Plan, Update
+from task_images.methods.allreduce import Bsp
+from task_images.methods.base import LOOK_EVERY, NormWatch
+from task_images.methods.ddp import Ddp
+from task_images.precision import LossScale, Precision
+from task_images.report import Reporter
+from task_images.schedules import Constant, PerUpdate
+from task_images.train import PassLoss, Trainer
+from task_images.world import World, open_world
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    threads = torch.get_num_threads()
+    yield open_world(Contract({"OMP_NUM_THREADS": "1"}))
+    torch.set_num_threads(threads)
+
+
+class Sums:
+    """A work on rows whose loss is the sum of the model's outputs: its gradient is the sum of the rows."""
+
+    def prepare(self, part: Tensor) -> Tensor:
+        return part
+
+    def forward(self, model: nn.Module, data: Tensor) -> Tensor:
+        outputs: Tensor = model(data)
+        return outputs
+
+    def loss(self, outputs: Tensor, data: Tensor) -> PassLoss:
+        return PassLoss(outputs.sum(), outputs.detach().mean(), len(data))
+
+
+class Given:
+    """Batches that are given: every list of passes is an update."""
+
+    def __init__(self, *updates: list[Tensor]) -> None:
+        self._updates = updates
+
+    def count(self, epoch: int) -> int:
+        return len(self._updates)
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
+        for passes in self._updates[begin:]:
+            yield Update(passes, len(passes), 1.0, 3.0, 3)
+
+
+def train(
+    world: World,
+    precision: Precision,
+    *updates: list[Tensor],
+    clip: float | None = None,
+    rate: float = 0.5,
+    momentum: float = 0.0,
+    plan: Plan | None = None,
+    note: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor, Trainer[Tensor]]:
+    """The weights before and after one epoch (or `plan`), and the trainer; `note` sees them after each update."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False)
+    before = model.weight.detach().clone()
+    trainer = Trainer(
+        world,
+        Reporter(world, "rows", synthetic=True),
+        Given(*updates),
+        PerUpdate(Constant(rate)),
+        plan or Plan(1),
+        after_update=(lambda: note(model.weight.detach())) if note else None,
+        work=Sums(),
+        model=model,
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum),
+        method=Bsp(),
+        precision=precision,
+        clip=math.inf if clip is None else clip,
+    )
+    trainer.run()
+    return before, model.weight.detach(), trainer
+
+
+X = torch.arange(12.0).reshape(3, 4)
+
+
+def test_sums_of_passes_become_the_mean_over_all_terms(world: World) -> None:
+    before, after, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]])
+    torch.testing.assert_close(after, before - 0.5 * X.mean(0))
+    _, again, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]], [])
+    torch.testing.assert_close(again, before - 0.5 * X.mean(0))  # gradients had been cleared
+
+
+def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
+    steps = []
+    for passes in (1, 3):
+        before, after, _ = train(world, Precision("fp32", CPU), list(torch.split(X, 3 // passes)), clip=2.0, rate=1.0)
+        steps.append(before - after)
+        assert float(steps[-1].norm()) == pytest.approx(2.0, abs=1e-4)
+    torch.testing.assert_close(*steps)
+
+
+def test_comparing_the_replicas_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, trainer = train(world, Precision("fp32", CPU), [X])
+    begin = trainer.tracker.snapshot().wall
+    monkeypatch.setattr(trainer.method, "check_replicas", lambda: time.sleep(0.5))
+    trainer._compare_replicas()
+    assert trainer.tracker.snapshot().wall - begin < 0.4
+
+
+class Scaled(Precision):
+    """fp16's loss scale without its autocast, which needs a GPU."""
+
+    def __init__(self, scale: LossScale | None = None) -> None:
+        super().__init__("fp16", torch.device("cuda"), scale or LossScale(1024.0, window=1))
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world: World) -> None:
+    _, plain, _ = train(world, Precision("fp32", CPU), [X], clip=3.0)
+    scaled = Scaled()
+    _, after, trainer = train(world, scaled, [X], clip=3.0)
+    torch.testing.assert_close(after, plain)
+    assert scaled.factor == 2048.0  # grown, after a window of one
+    scaled = Scaled()
+    _, after, trainer = train(world, scaled, [X], [X * torch.inf], clip=3.0)
+    torch.testing.assert_close(after, plain)
+    assert (scaled.factor, trainer.position.skipped, trainer.position.total) == (1024.0, 1, 2)
+
+
+def test_a_resumed_training_overflows_when_the_whole_one_does(tmp_path: Path) -> None:
+    """Gradients overflow whenever the scale has grown, after two good updates. The checkpoint is written between two
+    such: with another scale, or with their count lost, the next overflow would come at another update."""
+
+    def run(name: str, plan: Plan) -> list[tuple[float, int, list[list[float]]]]:
+        world = open_world(Contract({"OMP_NUM_THREADS": "1", "MLBENCH_OUTPUT_DIR": str(tmp_path / name)}))
+        scale = LossScale(2.0**125, window=2, largest=2.0**126)
+        seen = []
+
+        def note(weights: Tensor) -> None:
+            seen.append((scale.value, scale.good, weights.tolist()))
+
+        rows = [[X * (1 + number / 64)] for number in range(6)]
+        train(world, Scaled(scale), *rows, clip=1.0, momentum=0.9, plan=plan, note=note)
+        return seen
+
+    whole, first = run("whole", Plan(2)), run("first", Plan(1, checkpoint=True))
+    exponents = [math.log2(value) for value, _, _ in whole]
+    assert exponents == [124, 123, 123, 124, 123, 123, 124, 123, 123, 124, 123, 123]
+    assert first[-1][:2] == (2.0**123, 1)
+    rest = run("rest", Plan(2, resume=str(tmp_path / "first" / "checkpoint.pt")))
+    assert first + rest == whole
+
+
+def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:
+    with pytest.raises(DivergedError, match="norm of the gradients is not finite"):
+        train(world, Precision("fp32", CPU), [X * torch.nan])
+
+
+def test_a_checkpoint_is_replaced_only_as_a_whole(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "checkpoint.pt"
+    save_checkpoint(world, path, "a_task", {"size": 3, "weights": torch.ones(3)})
+    with pytest.raises(AttributeError):
+        save_checkpoint(world, path, "a_task", {"bad": lambda: None})
+    state = load_checkpoint(world, path, "a_task", {"size": 3})
+    assert state["weights"].tolist() == [1.0] * 3
+
+
+def test_a_checkpoint_of_something_else(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(world, path, "a_task", {"size": 3})
+    with pytest.raises(TaskUsageError, match="made with size = 3, this run has 4"):
+        load_checkpoint(world, path, "a_task", {"size": 4})
+    with pytest.raises(TaskUsageError, match="not a checkpoint of another"):
+        load_checkpoint(world, path, "another", {})
+    torch.save([1, 2], path)
+    with pytest.raises(TaskUsageError, match="not a checkpoint of"):
+        load_checkpoint(world, path, "a_task", {})
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\3\4 broken", b"\x80\x02cposix\nsystem\n."])
+def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(content)
+    with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
+        load_checkpoint(world, path, "a_task", {})
+
+
+def test_a_rank_without_gradients_has_nothing_to_scale(world: World) -> None:
+    """The last update of an epoch may leave it without any pass."""
+    method, model = Ddp(), nn.Linear(2, 1)
+    method.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
+    before = model.weight.detach().clone()
+    method.begin(1.0, 2.0)
+    assert method.step(1.0)
+    torch.testing.assert_close(model.weight.detach(), before)
+
+
+def test_a_gpu_is_looked_at_rarely_and_nothing_is_overlooked() -> None:
+    """Norms are only added up there; one that is not finite is known at the next look, whatever came after it."""
+    watch = NormWatch(torch.device("cuda"))
+    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY))
+    assert watch.add(torch.tensor(torch.nan))
+    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY - 2))
+    assert not watch.add(torch.tensor(1.0))
+    assert watch.add(torch.tensor(torch.inf))
+    assert not watch.look()  # before a validation or a checkpoint
+    assert watch.look()
+    assert not NormWatch(CPU).add(torch.tensor(torch.inf))
+
+
+def test_comparing_the_replicas_of_ranks_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bsp, "check_replicas", lambda _: time.sleep(0.5))
+    begun = time.monotonic()
+    _, _, trainer = train(world, Precision("fp32", CPU), [torch.ones(1, 4)])
+    assert trainer.curve[-1]["seconds"] <= trainer.tracker.snapshot().wall < time.monotonic() - begun - 0.5

@@ -1,0 +1,123 @@
+"""Parallel text out of archives: parts in order, segments of SGML, what is missing, and the figures of BLEU."""
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from task_images.errors import EnvironmentUnfitError
+from task_images.translation.bleu import (
+    corpus_bleu,
+    international_bleu,
+    mean_of_batches,
+    tokenized_bleu,
+)
+from task_images.translation.corpora import Part, join_parts
+from task_images.translation.pairs import (
+    Encoded,
+    read_prepacked,
+)
+
+
+def pack(path: Path, files: Mapping[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+PARTS = (Part("one.tgz", ("a.en", "a.de")), Part("two.tgz", ("test.en.sgm", "test.de.sgm")))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.en": b"one\ntwo\n", "a.de": b"eins\n"}, "a.en has 2 lines and a.de has 1"),
+        ({"a.en": b"", "a.de": b""}, "a.en has 0 lines and a.de has 0"),
+        ({"a.en": b"one\n"}, "has no a.de"),
+        ({}, "has no a.en"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_part_that_is_not_parallel_or_not_there_leaves_no_file(
+    tmp_path: Path, files: Mapping[str, bytes] | None, words: str
+) -> None:
+    if files is None:
+        (tmp_path / "one.tgz").write_bytes(b"no archive")
+    else:
+        pack(tmp_path / "one.tgz", files)
+    with pytest.raises(EnvironmentUnfitError, match=words) as caught:
+        join_parts(tmp_path, PARTS[:1], tmp_path / "out", "train", lambda line: None)
+    assert "prepare the data again" in str(caught.value.hint)
+    assert not (tmp_path / "out" / "train.en").exists()
+    assert not (tmp_path / "out" / "train.de").exists()
+
+
+# --- BLEU -----------------------------------------------------------------------------------------------------------
+
+HYPOTHESES = ["The cat is on the mat , said Bob-Dylan 's dog .", "a b c d e f g", "Nothing in common"]
+REFERENCES = ["The Cat is on a mat, said Bob-Dylan's dog.", "a b c d e x g", "Something else entirely here"]
+
+
+def test_scores_are_those_of_sacrebleus_functions() -> None:
+    for lowercase in (False, True):
+        wanted = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], lowercase=lowercase, tokenize="13a")
+        found = corpus_bleu(HYPOTHESES, REFERENCES, lowercase)
+        assert found.score == pytest.approx(wanted.score)
+        assert f"case:{'lc' if lowercase else 'mixed'}" in found.signature
+    wanted = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], lowercase=True, tokenize="intl")
+    assert international_bleu(HYPOTHESES, REFERENCES) == pytest.approx(wanted.score)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_tokenized_scores_have_a_floor_for_orders_without_a_match(floor: float) -> None:
+    wanted = sacrebleu.corpus_bleu(
+        HYPOTHESES[1:], [REFERENCES[1:]], tokenize="none", smooth_method="floor", smooth_value=floor, force=True,
+        use_effective_order=True,
+    )  # fmt: skip
+    assert tokenized_bleu(HYPOTHESES[1:], REFERENCES[1:], floor) == pytest.approx(wanted.score)
+    assert tokenized_bleu(["a b"], ["a c"], 0.1) > tokenized_bleu(["a b"], ["a c"])
+
+
+def test_a_mean_of_batches_weighs_the_last_batch_by_its_sentences() -> None:
+    sizes: list[int] = []
+
+    def score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        assert [int(one) + 10 for one in hypotheses] == [int(one) for one in references]
+        sizes.append(len(hypotheses))
+        return float(hypotheses[0])
+
+    found = mean_of_batches(score, ["0", "1", "2", "3", "4"], ["10", "11", "12", "13", "14"], 2)
+    assert sizes == [2, 2, 1]
+    assert found == pytest.approx((0 * 2 + 2 * 2 + 4 * 1) / 5)
+
+
+# --- word numbers on disk -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", ["", "{", "[]", '{"lines": 3}', '{"lines": 3, "left_out": {}, "written": [1]}'])
+def test_a_damaged_journal_begins_anew(tmp_path: Path, stored: str) -> None:
+    (tmp_path / ".journal.json").write_text(stored)
+    assert Encoded.read(tmp_path) == Encoded(0, {"too long": 0, "empty": 0}, [(0, 0), (0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "fits"), [((1, 3), (3, 1), True), ((0, 3), (3, 1), False), ((1, 3), (4, 1), False)]
+)
+def test_lengths_of_a_prepacked_corpus_are_from_1_to_its_width(
+    tmp_path: Path, source: tuple[int, int], target: tuple[int, int], fits: bool
+) -> None:
+    head = np.array([2, 32_767, 1, 3, *source, *target, 9 * 8], "<i8").tobytes()
+    (tmp_path / "x").write_bytes(head + np.arange(12, dtype="<i2").tobytes())
+    if fits:
+        pairs = read_prepacked(tmp_path / "x", 32_767)
+        assert pairs.source.sentence(1) == [6, 7, 8]
+        assert pairs.target.sentence(0) == [3, 4, 5]
+        return
+    with pytest.raises(EnvironmentUnfitError, match=r"lengths outside of 1 \.\.\. 3"):
+        read_prepacked(tmp_path / "x", 32_767)
