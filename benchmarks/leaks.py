@@ -78,15 +78,7 @@ def _gke(folder: Path, every: int, only: str) -> Iterator[Row]:
     google = Google(folder / "google")
     zygote = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *(
-            "providers.gke.end",
-            "providers.gke.repository",
-            "providers.lifecycle",
-            "providers.gke.provider",
-            "providers.gke.discover",
-            "providers.gke.fabric",
-            "google.cloud.container_v1",
-        ),
+        *("providers.lifecycle", "providers.gke.provider", "providers.gke.discover", "google.cloud.container_v1"),
         *("google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
     create = ["create-cluster", "gke", "2", "ref", "--yes", "--ttl", "2h", "--registry", "auto"]

@@ -294,3 +294,45 @@ def _review(api: Any, namespace: str, group: str, resource: str, verb: str, need
     answer = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
     status = answer.get("status") or {}
     return Right(group, resource, verb, needed, bool(status.get("allowed")), str(status.get("reason") or ""))
+
+
+# --- machines without Kubernetes --------------------------------------------------------------------------------------
+
+
+class MachinesProvider(Provider):
+    """Nothing to create, find or delete."""
+
+    name = "machines"
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """Nothing: these machines are neither created nor deleted."""
+        return ()
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Nothing: such clusters are known by the store of the machine that attached them."""
+        return []
+
+    def connect(self, cluster: Cluster) -> Access:
+        """Raise UsageError: there is no Kubernetes API to open."""
+        raise UsageError(
+            f'The cluster "{cluster.name}" has no Kubernetes API: it is a {cluster.provider} cluster.',
+            hint="mlbench list-clusters",
+        )
+
+
+class LocalProvider(MachinesProvider):
+    """The provider "local": this machine, the cluster that always exists."""
+
+    name = "local"
+
+
+class SlurmProvider(MachinesProvider):
+    """The provider "slurm": a Slurm cluster, attached by `mlbench attach-slurm`."""
+
+    name = "slurm"
+
+
+class HostsProvider(MachinesProvider):
+    """The provider "hosts": hosts that ssh reaches, attached by `mlbench attach-hosts`."""
+
+    name = "hosts"

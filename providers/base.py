@@ -1,7 +1,7 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one folder with a class that extends `Provider`, and one line in `registry`. `mlbench doctor` asks the
-module `doctor` in it. The life cycle prevents leaks, provided that each resource
+A new provider is one folder with a class that extends `Provider`, and one line in `registry`. The life cycle prevents
+leaks, provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,
@@ -12,7 +12,7 @@ module `doctor` in it. The life cycle prevents leaks, provided that each resourc
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ from mlbench_cli.model.run import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
+    from providers.doctor import Check
     from providers.workloads import OrphanedResource, WorkloadObject
 
 
@@ -224,6 +225,10 @@ class Provider(ABC):
     def find_account(self, cluster: Cluster) -> str | None:
         """The account that today's credentials select, if they do, in which names are unique and which pays."""
         return None
+
+    def check_account(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        """Whether a cluster can be created: credentials, rights, APIs, quotas, versions, prices. Reads only."""
+        raise self._lacks("account to check")
 
     # --- creation
 

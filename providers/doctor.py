@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ def run_checks(provider: str, project: str | None, location: str | None) -> Iter
     if name not in registry.PAID:
         near = did_you_mean(provider, [*registry.PAID, *registry.ALIASES])
         raise UsageError(f'There are no checks for "{provider}", only for {", ".join(registry.PAID)}.{near}')
-    yield from import_module(f"providers.{name}.doctor").run_checks(project, location)
+    yield from registry.load(name).check_account(project, location)
 
 
 def policy_file(provider: str) -> Path:

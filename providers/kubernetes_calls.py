@@ -1,4 +1,4 @@
-"""Requests to the Kubernetes API of a cluster that was created a moment ago, and objects that mlbench puts there."""
+"""The Kubernetes API of a cluster that was created a moment ago: objects that mlbench puts there, and its machines."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,8 @@ from typing import Any
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api
-from providers.base import ROLE_LABEL, WORKER, Part, Resource, ResourceStatus, TransientError
+from mlbench_cli.kube.objects import condition, is_true
+from providers.base import ROLE_LABEL, WORKER, Part, Readiness, Resource, ResourceStatus, TransientError
 
 Connect = Callable[[], Access]
 Document = Mapping[str, Any]  # an object of Kubernetes
@@ -91,3 +92,53 @@ class ClusterObjects(Part):
                 return found
         except NotFoundError:
             return None
+
+
+# --- waiting for machines ---------------------------------------------------------------------------------------------
+
+GPU = "nvidia.com/gpu"
+
+
+class ReadyMachines(Part):
+    """Waits until every worker has joined and reports its GPUs."""
+
+    kind = "workers"
+    create_seconds = 1200.0
+
+    def __init__(
+        self, connect: Connect, cluster: str, count: int, gpus: int, needs: Sequence[Resource], goes_with: Resource
+    ) -> None:
+        self.connect = connect
+        self.count = count
+        self.gpus = gpus
+        self.name = f"{cluster}/{count}"
+        self.needs = tuple(needs)
+        self.goes_with = goes_with
+
+    def find(self) -> ResourceStatus | None:
+        """Always None: it is only a wait."""
+        return None
+
+    def create(self) -> None:
+        """Do nothing: the pool brings the machines."""
+
+    def poll(self) -> Readiness:
+        """Count the workers that are Ready and show their GPUs; ready when `count` do.
+
+        Raises NotFoundError if the cluster does not exist.
+        """
+        ready = list_ready_workers(self.connect)
+        if len(ready) < self.count:
+            return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
+        shown = sum(1 for node in ready if count_allocatable(node, GPU) >= self.gpus)
+        return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
+
+
+def list_ready_workers(connect: Connect) -> list[dict[str, Any]]:
+    """The nodes of the workers that are Ready. Raises NotFoundError if the cluster does not exist."""
+    return [node for node in list_workers(connect) if is_true(condition(node, "Ready"))]
+
+
+def count_allocatable(node: Mapping[str, Any], resource: str) -> int:
+    """How many of a device a node offers to pods; 0 until its plugin has shown them."""
+    return int(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))

@@ -7,14 +7,14 @@ from providers.base import Provider
 
 # A new provider is one line here and one folder, whose class overrides what its clusters have (see `base`).
 PROVIDERS = {
-    "local": "providers.machines:LocalProvider",
+    "local": "providers.attached:LocalProvider",
     "kind": "providers.kind.provider:KindProvider",
     "gke": "providers.gke.provider:GkeProvider",
     "eks": "providers.eks.provider:EksProvider",
     "aks": "providers.aks.provider:AksProvider",
     "attached": "providers.attached:AttachedProvider",
-    "slurm": "providers.machines:SlurmProvider",
-    "hosts": "providers.machines:HostsProvider",
+    "slurm": "providers.attached:SlurmProvider",
+    "hosts": "providers.attached:HostsProvider",
 }
 # Those whose clusters cost money as long as they exist.
 PAID = ("gke", "eks", "aks")

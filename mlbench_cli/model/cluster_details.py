@@ -47,7 +47,7 @@ class WaitRecord(TypedDict):
 
 
 class TimesRecord(TypedDict, total=False):
-    """Times of one resource in seconds since the operation started, null until known (`providers.timeline`)."""
+    """Times of one resource in seconds since the operation started, null until known (`providers.lifecycle`)."""
 
     kind: str
     name: str

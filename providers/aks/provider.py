@@ -1,7 +1,7 @@
 """AKS, Kubernetes on Azure: a resource group, a cluster with a small system pool, a pool of equal workers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,10 +11,8 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers import pricing
 from providers.aks import api
-from providers.aks.api import Azure
-from providers.aks.discover import discover_clusters
-from providers.aks.end import AksHold, EndTags
-from providers.aks.errors import Message
+from providers.aks.api import Azure, Message
+from providers.aks.discover import check_account, discover_clusters
 from providers.aks.options import (
     CPU_DEFAULT,
     DEFAULT_REGION,
@@ -29,24 +27,28 @@ from providers.aks.options import (
     is_gpu_family,
     split_zones,
 )
-from providers.aks.prices import ask_price
-from providers.aks.quota import Demand, check_machines, find_offer
-from providers.aks.repository import ImageGroup, ImageRegistry, fetch_login, registry_of
+from providers.aks.quota import Demand, ask_price, check_machines, find_offer, list_versions
 from providers.aks.resources import (
     PLUGIN,
     SPOT,
     SPOT_TOLERATION,
     SYSTEM_DISK,
     SYSTEM_NODES,
+    AksHold,
     ControlPlane,
     DevicePlugin,
+    EndTags,
+    ImageGroup,
+    ImageRegistry,
     Placement,
     PoolSize,
     ResourceGroup,
+    SubnetAccess,
     WorkerPool,
     azure_of,
+    fetch_login,
+    registry_of,
 )
-from providers.aks.subnet import SubnetAccess
 from providers.base import (
     ROLE_LABEL,
     WORKER,
@@ -60,9 +62,10 @@ from providers.base import (
     registry_details,
 )
 from providers.cluster_end import describe_hold
+from providers.doctor import Check
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
+from providers.kubernetes_calls import ReadyMachines
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
-from providers.ready_machines import ReadyMachines
 
 MAX_NODES = 1000
 REGION = re.compile(r"[a-z]{4,40}\d?")
@@ -140,8 +143,6 @@ class AksProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks sizes and quotas with read-only calls."""
-        from providers.aks.provider import make_plan
-
         return make_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster))
 
     def fill_place(self, options: Mapping[str, Any]) -> Message:
@@ -150,8 +151,6 @@ class AksProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        from providers.aks.provider import sketch_plan
-
         return sketch_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
@@ -211,6 +210,10 @@ class AksProvider(Provider):
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the resource groups with our tag in the subscription and region of `scope`."""
         return discover_clusters(api.subscription_of(scope.get("project")), scope.get("location"))
+
+    def check_account(self, project: str | None, location: str | None) -> Iterator[Check]:
+        """The lines of `mlbench doctor aks`."""
+        return check_account(project, location)
 
     def connect(self, cluster: Cluster) -> Access:
         """Connect to the cluster's API. Raises NotFoundError if the cluster does not exist."""
@@ -428,15 +431,3 @@ def _check_identity(options: AksOptions, azure: Azure) -> None:
         azure.get(options.identity, "show the identity of --identity")
     except NotFoundError as error:
         raise UsageError(error.message, hint="az identity list --query [].id   lists those there are") from None
-
-
-def list_versions(azure: Azure) -> dict[str, list[str]]:
-    """The generally available minor versions of the region, with their patches."""
-    path = f"{azure.root}/providers/Microsoft.ContainerService/locations/{azure.location}/kubernetesVersions"
-    values = azure.get(path, f"list Kubernetes' versions in {azure.location}").get("values") or []
-    plans = {item["version"]: (item.get("capabilities") or {}).get("supportPlan") or [] for item in values}
-    return {
-        item["version"]: list(item.get("patchVersions") or {})
-        for item in values
-        if not item.get("isPreview") and (not plans[item["version"]] or "KubernetesOfficial" in plans[item["version"]])
-    }

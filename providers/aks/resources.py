@@ -1,36 +1,40 @@
-"""The resources of an AKS cluster: a resource group, the cluster with a system pool, the worker pool.
+"""The resources of an AKS cluster: a resource group, the cluster with a system pool, the worker pool, and their parts.
 
 Everything is in the group, and AKS deletes its own group for the machines with the cluster, so deleting the group
 deletes everything. AKS allows one operation at a time on a cluster and rejects others: mlbench waits for these.
 """
 
+import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from urllib.parse import urlencode
 
-from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.aks import api
-from providers.aks.api import Azure, Operation
-from providers.aks.errors import AGAIN, Message
-from providers.aks.kubeconfig import access_to
+from providers.aks.api import AGAIN, Azure, Message, Operation, access_to
 from providers.aks.options import AksOptions, Machine
 from providers.base import (
     CLUSTER_TAG,
+    KEPT_TAG,
     ROLE_LABEL,
     WORKER,
     BusyError,
     Readiness,
     Resource,
     ResourceStatus,
+    TransientError,
     ownership_tags,
+    reason_to_keep_images,
 )
-from providers.kubernetes_calls import ClusterObjects, Document
+from providers.cluster_end import EndMark, WorkerHold
+from providers.kubernetes_calls import ClusterObjects, Document, list_ready_workers
 from providers.pins import require_pin
-from providers.ready_machines import list_ready_workers
 from templates import documents
 
 SYSTEM_POOL = "system"
@@ -441,3 +445,242 @@ class DevicePlugin(ClusterObjects):
         spec = manifest["spec"]["template"]["spec"]
         spec["tolerations"] = [*spec.get("tolerations", []), SPOT]
         return [manifest]
+
+
+# --- permission to use an existing subnet -----------------------------------------------------------------------------
+
+# AKS creates network cards and load balancers in the subnet (`--subnet`) with the cluster's identity. An identity that
+# AKS creates with the cluster would have no role there, and creation would fail, so the identity is created first.
+# Sources: docs/clouds-assumptions.md.
+
+NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in role's ID, the same everywhere
+
+
+class SubnetAccess(Resource):
+    """The identity in the cluster's group, and its role on the subnet, which is removed before the group."""
+
+    kind = "access to the subnet"
+    create_seconds = delete_seconds = 600.0
+
+    def __init__(self, group: ResourceGroup, subnet: str) -> None:
+        self.group = group
+        self.name = f"{group.name}/{subnet.rpartition('/')[2]}"
+        self.needs = (group,)
+        self._identity = network_identity_of(group)
+        self._assignment = name_assignment(subnet, f"{self._identity}{subnet}")
+        self._is_being_made = False
+        self.remove_command = f"az role assignment delete --ids {self._assignment}"
+
+    def find(self) -> ResourceStatus | None:
+        """None until the identity has its role."""
+        try:
+            self.group.azure.get(self._assignment, "show the role on the subnet")
+        except NotFoundError:
+            return None
+        return ResourceStatus("has its role")
+
+    def create(self) -> None:
+        """Create the identity and assign its role. Raises CredentialError if the caller may not assign it."""
+        self._is_being_made = True
+        principal = make_identity(self.group, self._identity, "create the cluster's identity")
+        try:
+            what = "give the cluster a role on the subnet"
+            assign_role(self.group.azure, self._assignment, NETWORK_CONTRIBUTOR, principal, what)
+        except CredentialError as error:
+            raise CredentialError(
+                error.message,
+                hint="With --subnet the cluster needs the role Network Contributor on the subnet, which its owner may "
+                "let you assign; or leave out --subnet",
+                details=error.details,
+            ) from None
+
+    def poll(self) -> Readiness:
+        """Ready when Azure shows the role."""
+        return Readiness(self.find() is not None, "Azure does not show its role yet")
+
+    def describe_wait(self) -> str | None:
+        """What the cluster must wait for while this is being created; None otherwise, also during deletion."""
+        if self._is_being_made and self.find() is None:
+            return "its identity has no role on the subnet yet"
+        return None
+
+    def delete(self) -> None:
+        """Take the role away; the identity goes with the group."""
+        with suppress(NotFoundError):
+            self.group.azure.change("DELETE", self._assignment, "remove the role on the subnet")
+
+
+# --- the end of a cluster ---------------------------------------------------------------------------------------------
+
+NAMESPACE = "mlbench-end"
+# Waits for a signal. AKS' machines already have it for their own pods.
+PAUSE = "mcr.microsoft.com/oss/kubernetes/pause:3.6"
+
+
+class AksHold(WorkerHold):
+    """The hold on the workers of a node pool."""
+
+    image = PAUSE
+
+    def __init__(self, pool: WorkerPool, needs: Sequence[Resource] = ()) -> None:
+        plane = pool.plane
+        super().__init__(plane.cluster, plane.access, NAMESPACE, pool.count, needs, plane.group)
+        self.pool = pool
+
+    def let_shrink(self) -> None:
+        """Enable autoscaling of the pool. A PUT resets omitted properties to their defaults."""
+        what = f"let the {self.pool.kind} {self.pool.name} shrink"
+        found = self.pool.azure.get(self.pool.path, what)["properties"]
+        limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count, int(found["count"]))}
+        self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, {"properties": {**found, **limits}})
+
+    def may_shrink(self) -> bool:
+        what = f"show the {self.pool.kind} {self.pool.name}"
+        found = self.pool.azure.get(self.pool.path, what)["properties"]
+        return bool(found.get("enableAutoScaling")) and int(found.get("maxCount") or 0) >= self.pool.count
+
+    def poll_shrinking(self) -> Readiness:
+        return self.pool.poll_operation("scaled down automatically")
+
+
+class EndTags(EndMark):
+    """The expiry in the tags of the cluster's group."""
+
+    kind = "tag of the end"
+
+    def __init__(self, group: ResourceGroup) -> None:
+        super().__init__(group.cluster, group)
+        self.group = group
+
+    def read(self) -> Mapping[str, str]:
+        found = self.group.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no resource group "{self.group.name}".')
+        return dict(found.get("tags") or {})
+
+    def write(self, tags: Mapping[str, str]) -> None:
+        body = {"tags": {**self.read(), **tags}}
+        self.group.azure.change("PATCH", self.group.path, f"tag the group {self.group.name}", body)
+
+
+# --- the image registry of --registry auto ----------------------------------------------------------------------------
+
+# It is in its own resource group, so that it can outlive the cluster (--keep-images). It is deleted before the
+# cluster's group, by which the cluster is found. Sources: Azure Container Registry's REST reference and its page on
+# authentication, as of 2026-11. MLBENCH_ACR_ENDPOINT sets the address of the registry's sign-in, for tests and proxies.
+
+USER = "00000000-0000-0000-0000-000000000000"  # the registry's user name for tokens
+IMAGES_SUFFIX = "-images"  # suffix of the group's name
+FOLDER = "mlbench"  # a name without a folder would refer to Docker Hub
+PULL = "7f951dda-4ed3-4680-a7ca-43fe172d538d"  # the built-in role AcrPull, the same everywhere
+
+
+def registry_name(subscription: str, region: str, cluster: str) -> str:
+    """A globally unique name of letters and digits, derived from the cluster's name."""
+    return f"mlbench{uuid.uuid5(uuid.NAMESPACE_URL, f'{subscription}/{region}/{cluster}'.lower()).hex[:20]}"
+
+
+def registry_of(subscription: str, region: str, cluster: str) -> str:
+    """The prefix of image names, for nodes and `docker push`."""
+    return f"{registry_name(subscription, region, cluster)}.azurecr.io/{FOLDER}"
+
+
+class ImageGroup(ResourceGroup):
+    """The resource group of the registry."""
+
+    kind = "group of the image registry"
+
+    def __init__(self, group: ResourceGroup) -> None:
+        super().__init__(group.cluster, group.azure)
+        self.name = f"{group.name}{IMAGES_SUFFIX}"
+        self.path = group.azure.group(self.name)
+        self.needs = (group,)
+        self.remove_command = f"az group delete --name {self.name} --subscription {self.azure.subscription}"
+
+    def find(self) -> ResourceStatus | None:
+        """Like the cluster's own group; kept if the images are kept."""
+        found = super().find()
+        kept = reason_to_keep_images(self.cluster, self.remove_command)
+        return replace(found, kept=kept) if found else None
+
+    def keep(self) -> None:
+        """Mark it, so that gc keeps it after its cluster is deleted."""
+        found = self.find_raw() or {}
+        tags = {**(found.get("tags") or {}), KEPT_TAG: "true"}
+        self.azure.change("PATCH", self.path, f"mark the group {self.name}", {"tags": tags})
+
+
+class ImageRegistry(AzureResource):
+    """The registry, and the permission of the cluster's machines to pull from it."""
+
+    kind = "image registry"
+    create_seconds = delete_seconds = 600.0
+
+    def __init__(self, group: ImageGroup, plane: ControlPlane) -> None:
+        azure = group.azure
+        name = registry_name(azure.subscription, azure.location, plane.name)
+        super().__init__(azure, name, f"{group.path}/providers/Microsoft.ContainerRegistry/registries/{name}")
+        self.plane = plane
+        self.needs = (group, plane)
+        self.goes_with = group
+        self.remove_command = f"az acr delete --name {name} --subscription {azure.subscription}"
+
+    def find(self) -> ResourceStatus | None:
+        """Like other resources; kept with its group."""
+        found = super().find()
+        kept = reason_to_keep_images(self.plane.cluster, self.remove_command)
+        return replace(found, kept=kept) if found else None
+
+    def request(self) -> Message:
+        """The cheapest tier, without the shared admin user."""
+        return {
+            "location": self.azure.location,
+            "tags": ownership_tags(self.plane.cluster),
+            "sku": {"name": "Basic"},
+            "properties": {"adminUserEnabled": False},
+        }
+
+    def poll(self) -> Readiness:
+        """Ready when the machines may pull. Raises CredentialError if the caller may not grant this."""
+        progress = super().poll()
+        if not progress.ready:
+            return progress
+        machines = self._find_machines()
+        assignment = name_assignment(self.path, f"{self.path}/{machines}")
+        try:
+            self.azure.get(assignment, "show the role of the machines")
+        except NotFoundError:
+            try:
+                assign_role(self.azure, assignment, PULL, machines, "let the machines pull images")
+            except CredentialError as error:
+                hint = "Ask for a role that can assign roles, or use your own registry: --registry PREFIX"
+                raise CredentialError(error.message, hint=hint) from None
+            return Readiness(False, "Azure does not show the machines' role yet")
+        found = self.find_raw() or {}
+        server = (found.get("properties") or {}).get("loginServer")
+        return Readiness(True, facts={"registry": f"{server}/{FOLDER}"} if server else {})
+
+    def _find_machines(self) -> str:
+        """The identity with which the machines pull images."""
+        profile = self.plane.require_raw()["properties"].get("identityProfile") or {}
+        machines = (profile.get("kubeletidentity") or {}).get("objectId")
+        if not machines:
+            raise TransientError("AKS does not show the identity of the machines yet.")
+        return str(machines)
+
+
+def fetch_login(registry: str) -> tuple[str, str]:
+    """User and password of a registry: its own token, exchanged for an Azure token."""
+    from azure.core.rest import HttpRequest
+
+    host = registry.partition("/")[0]
+    url = f"{os.environ.get('MLBENCH_ACR_ENDPOINT', f'https://{host}')}/oauth2/exchange"
+    form = {"grant_type": "access_token", "service": host, "access_token": api.get_token()}
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    request = HttpRequest("POST", url, content=urlencode(form), headers=headers)
+    answer = api.send_unsigned(request, f"The registry {host}")
+    if answer.status_code in (401, 403):
+        raise CredentialError(f"The registry {host} rejected the credentials: {answer.text()[:300]}")
+    if answer.status_code >= 400:
+        raise MlbenchError(f"The registry {host} answered with status {answer.status_code}: {answer.text()[:300]}")
+    return USER, str(answer.json()["refresh_token"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import CloudOptions, option
+from providers.base import ROLE_LABEL, WORKER, CloudOptions, option
 from providers.eks.api import ASK_RIGHTS, Aws
 from providers.machine_checks import GpuCatalog, check_count, describe_gpus
 
@@ -262,3 +262,71 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
         int(speed[1]) if speed and int(speed[1]) >= MIN_FABRIC_GBITS else None,
         plain_first=0 < efa < int(network.get("MaximumNetworkCards") or 0),
     )
+
+
+# --- the machines of a node group -------------------------------------------------------------------------------------
+
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
+GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
+HUGE_PAGES = "hugepages-2Mi"
+AL2023, BOTTLEROCKET = "al2023", "bottlerocket"
+# EKS' name of each image, without and with NVIDIA's driver.
+IMAGES = {
+    AL2023: ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA"),
+    BOTTLEROCKET: ("BOTTLEROCKET_x86_64", "BOTTLEROCKET_x86_64_NVIDIA"),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The request for a node group. Several `types` are only for spot: any of them may be used."""
+
+    name: str
+    types: tuple[str, ...]
+    count: int
+    disk: int  # GB
+    gpu: bool = False
+    worker: bool = True
+    spot: bool = False
+    zone: str | None = None
+    zones: tuple[str, ...] = ()  # all zones to try
+    private: bool = False
+    efa: bool = False
+    reservation: str | None = None  # ID of a capacity reservation
+    system: str = AL2023  # the operating system
+
+    @property
+    def image(self) -> str:
+        """The AMI type of EKS for the group's role and GPU."""
+        return IMAGES[self.system][self.gpu]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the group's nodes: the role, and which devices are present."""
+        labels = {ROLE_LABEL: WORKER if self.worker else "system"}
+        present = ((GPU, self.gpu), (EFA, self.efa))
+        return {**labels, **{f"{device}.present": "true" for device, is_there in present if is_there}}
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        """The taint that keeps other pods off GPU machines; none for other machines."""
+        # System machines have no taint, so that Helm charts can run there; runs select the workers' label.
+        return [GPU_TAINT] if self.gpu else []
+
+
+# --- existing subnets (`--subnets`) -----------------------------------------------------------------------------------
+
+SUBNET = r"subnet-[0-9a-f]{8,17}"
+LIST_SUBNETS = "aws ec2 describe-subnets --query 'Subnets[].[SubnetId,VpcId,AvailabilityZone,AvailableIpAddressCount]'"
+
+
+def split_subnets(text: str | None) -> tuple[str, ...]:
+    """The IDs of --subnets. Raises UsageError for invalid IDs, or fewer than two."""
+    names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    wrong = [name for name in names if not re.fullmatch(SUBNET, name)]
+    if wrong or len(set(names)) != len(names) or len(names) == 1:
+        what = f'"{wrong[0]}" is not the ID of a subnet' if wrong else "EKS needs at least two subnets, in two zones"
+        raise UsageError(
+            f"--subnets: {what}.", hint=f"For example --subnets subnet-0a1b2c3d,subnet-4e5f6a7b\n{LIST_SUBNETS}"
+        )
+    return names

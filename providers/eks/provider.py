@@ -2,13 +2,11 @@
 
 import os
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from mlbench_cli.errors import CapacityError, MlbenchError, UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -20,36 +18,26 @@ from providers.base import (
     PlanLine,
     Provider,
     Resource,
-    TransientError,
     check_ranges,
     check_tags,
     read_options,
     registry_details,
     split_zones,
 )
+from providers.doctor import Check
 from providers.eks import discover
-from providers.eks.addons import Device, DevicePlugin, gpu_device, network_card_device, volume_resources
-from providers.eks.api import MORE_QUOTA, REGION_VARIABLES, Aws, account_of, aws_in, region_of
-from providers.eks.discover import discover_clusters
-from providers.eks.end import EndTag, EndTimer, timers
-from providers.eks.given_subnets import split_subnets
-from providers.eks.network import MAX_ZONES, PlacementGroup, Stack, zones_for
-from providers.eks.nodes import (
+from providers.eks.api import REGION_VARIABLES, account_of, aws_in, region_of
+from providers.eks.discover import check_account, discover_clusters
+from providers.eks.options import (
     AL2023,
     BOTTLEROCKET,
     EFA,
     HUGE_PAGES,
     IMAGES,
-    Group,
-    LaunchTemplate,
-    NodeGroup,
-    NodeGroupSize,
-    worker_group,
-)
-from providers.eks.options import (
     NOT_ON_DEMAND,
     EksDetails,
     EksOptions,
+    Group,
     Machine,
     choose_machine,
     describe_machine,
@@ -58,13 +46,42 @@ from providers.eks.options import (
     machine_of,
     require_equivalent,
     require_supported,
+    split_subnets,
 )
-from providers.eks.prices import ask_price
-from providers.eks.quota import check_reservation, find_reservation
-from providers.eks.repository import ImageRepository, fetch_login
-from providers.eks.resources import AddOn, Admin, ControlPlane, access_to
-from providers.eks.subnet_checks import check_subnets
-from providers.eks.versions import check_version
+from providers.eks.quota import (
+    ask_price,
+    check_public_access,
+    check_reservation,
+    check_subnets,
+    check_vcpus,
+    check_version,
+    find_reservation,
+    price_spot,
+    zones_for,
+)
+from providers.eks.resources import (
+    MAX_ZONES,
+    AddOn,
+    Admin,
+    ControlPlane,
+    Device,
+    DevicePlugin,
+    EndTag,
+    EndTimer,
+    ImageRepository,
+    LaunchTemplate,
+    NodeGroup,
+    NodeGroupSize,
+    PlacementGroup,
+    Stack,
+    access_to,
+    fetch_login,
+    gpu_device,
+    network_card_device,
+    timers,
+    volume_resources,
+    worker_group,
+)
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.workloads import OrphanedResource, WorkloadObject
@@ -147,8 +164,6 @@ class EksProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
-        from providers.eks.provider import make_plan
-
         options = read_options(cluster, EksOptions)
         return make_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
@@ -160,8 +175,6 @@ class EksProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        from providers.eks.provider import sketch_plan
-
         options = read_options(cluster, EksOptions)
         return sketch_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
@@ -277,6 +290,10 @@ class EksProvider(Provider):
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
         return discover_clusters(scope.get("location"))
+
+    def check_account(self, project: str | None, location: str | None) -> Iterator[Check]:
+        """The lines of `mlbench doctor eks`."""
+        return check_account(project, location)
 
     def connect(self, cluster: Cluster) -> Access:
         """Connect to the cluster's API with a token of the caller's AWS identity.
@@ -440,24 +457,6 @@ def _region(cluster: Cluster) -> str:
 # --- the plan: parts, prices, and whether AWS will allow it ---------------------------------------------------------
 
 
-# Quotas count vCPUs of running machines by family. Source: Service Quotas of EC2, as of 2026-11.
-@dataclass(frozen=True)
-class FamilyQuota:
-    """The on-demand and spot quotas of machines whose names begin with one of `prefixes`."""
-
-    name: str
-    prefixes: tuple[str, ...]
-    on_demand: str
-    spot: str
-
-
-# The first match counts. P5 and later have their own spot quota.
-QUOTAS = (
-    FamilyQuota("P5 and later", ("p5", "p6"), "L-417A185B", "L-C4BD4855"),
-    FamilyQuota("G and VT", ("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
-    FamilyQuota("P", ("p",), "L-417A185B", "L-7212CCBC"),
-    FamilyQuota("standard", ("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
-)
 EFA_WARNING = (
     "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
     "uses them (mlbench images push --base efa); all others go over TCP, and results are labeled slow_network."
@@ -478,41 +477,18 @@ def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]
         zone, more = check_subnets(aws, given, groups)
         warnings += more
     else:
-        _check_public_access(aws, groups)
+        check_public_access(aws, groups)
     if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
         warnings += check_reservation(
             find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
         )
     else:
-        warnings += _quota(aws, groups, machine)
+        warnings += check_vcpus(aws, groups, machine)
     warnings += _fabric_warnings(options, workers, machine)
     if options.spot and len(workers.types) > 1:
         warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
-    workers_line = _spot(aws, workers, zone)
+    workers_line = price_spot(aws, workers, zone)
     return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given), ask=True)
-
-
-def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
-    """Raises UsageError if the account blocks internet gateways, which machines need to reach the cluster."""
-    try:
-        told = aws.call("ec2", "describe_vpc_block_public_access_options")["VpcBlockPublicAccessOptions"]
-    except TransientError:
-        raise
-    except MlbenchError:
-        return  # the permission is optional
-    mode = str(told.get("InternetGatewayBlockMode") or "off")
-    if mode == "block-bidirectional":
-        raise UsageError(
-            f"VPC Block Public Access is {mode} in {aws.region}: machines in a network created by mlbench would "
-            "not join.",
-            hint="Use a network with another route out: --subnets subnet-…,subnet-…",
-        )
-    if mode == "block-ingress" and not all(group.private for group in groups):
-        raise UsageError(
-            f"VPC Block Public Access is {mode} in {aws.region}: machines can reach the internet only through a "
-            "NAT gateway.",
-            hint="Use --private-nodes, or your own network: --subnets subnet-…,subnet-…",
-        )
 
 
 UNCHECKED = (
@@ -577,94 +553,3 @@ def _price(
     if workers.private and not is_given:
         lines.append(prices.line("NAT gateway, without traffic", 1, "nat-gateway", region))
     return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))
-
-
-def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
-    """Spot workers at EC2's current price, that of the most expensive allowed type; None for other workers."""
-    if not workers.spot:
-        return None
-    what = f"worker {workers.types[0]} (spot{', or alike' if len(workers.types) > 1 else ''})"
-    now = datetime.now(UTC)
-    try:
-        told = aws.call(
-            *("ec2", "describe_spot_price_history"),
-            InstanceTypes=list(workers.types),
-            ProductDescriptions=["Linux/UNIX"],
-            AvailabilityZone=zone,
-            StartTime=now,
-        )["SpotPriceHistory"]
-    except TransientError:
-        raise
-    except MlbenchError:
-        told = []  # the permission is optional
-    latest: dict[str, tuple[datetime, float]] = {}
-    for item in told:
-        entry = (item["Timestamp"], float(item["SpotPrice"]))
-        latest[item["InstanceType"]] = max(latest.get(item["InstanceType"], entry), entry)
-    if not latest:
-        return PlanLine(what, workers.count, None)
-    dearest = max(price for _, price in latest.values())
-    return PlanLine(what, workers.count, dearest, f"now, {now:%Y-%m-%d}")
-
-
-def _quota(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list[str]:
-    """Check the vCPU quotas. Returns warnings; raises CapacityError if a quota is too small.
-
-    System machines are on demand, and count together with workers of the same quota.
-    """
-    system, workers = groups
-    vcpus = {kind: machine.vcpus if kind == machine.name else machine_of(kind).vcpus for kind in workers.types}
-    needs: Counter[str] = Counter()
-    parts: dict[str, list[str]] = {}
-    for code, group, each in (
-        (_quota_code(workers), workers, vcpus[workers.types[0]]),
-        (_quota_code(system), system, machine_of(system.types[0]).vcpus),
-    ):
-        if code and group.count * each:
-            needs[code] += group.count * each
-            parts.setdefault(code, []).append(f"{group.count} × {group.types[0]}")
-    warnings = []
-    for code, needed in needs.items():
-        largest = max(vcpus.values()) * workers.count if code == _quota_code(workers) else 0
-        warnings += _check_quota(aws, code, needed, " and ".join(parts[code]), workers, vcpus, largest)
-    return warnings
-
-
-def _quota_code(group: Group) -> str | None:
-    """The quota of a group's machines; None if unknown."""
-    family = group.types[0].partition(".")[0]
-    entry = next((item for item in QUOTAS if family.startswith(item.prefixes) and not family.startswith("trn")), None)
-    if entry is None:
-        return None
-    return entry.spot if group.spot else entry.on_demand
-
-
-def _check_quota(
-    aws: Aws, code: str, needed: int, machines: str, workers: Group, vcpus: Mapping[str, int], largest: int
-) -> list[str]:
-    try:
-        quota = aws.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
-    except TransientError:
-        raise
-    except MlbenchError as error:
-        return [
-            f"The quota {code} cannot be read, so mlbench cannot check whether it allows {needed} vCPUs: "
-            f"{error.message}"
-        ]
-    limit = quota["Value"]
-    what = f'quota "{quota.get("QuotaName", code)}" ({code}) in {aws.region}'
-    if needed > limit:
-        raise CapacityError(
-            f"The {what} allows {limit:.0f} vCPUs; {machines} need {needed}.",
-            hint=f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--region {aws.region} --desired-value {needed}\n{MORE_QUOTA}",
-            details={"quota": code, "limit": limit, "needed": needed},
-        )
-    if largest > limit:  # any of the spot types may be used
-        named = ", ".join(kind for kind, each in vcpus.items() if workers.count * each > limit)
-        return [
-            f"The {what} allows {limit:.0f} vCPUs, too few if these machines come: {named} (--spot-type limits them)."
-        ]
-    if needed > limit / 2:
-        return [f"The {what} allows {limit:.0f} vCPUs, of which these machines take {needed}, if no others take them."]
-    return []

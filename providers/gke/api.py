@@ -16,7 +16,6 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, BusyError, Cause, TransientError, call_timeout, error_from_causes
-from providers.gke import api
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -467,4 +466,4 @@ class Project:
         url = f"{os.environ.get('MLBENCH_RESOURCE_MANAGER_ENDPOINT', ENDPOINT)}{path}"
         what = f"tell or change who may do what in the project {self.name}"
         conflict = f"The policy of {self.name} was changed by someone else; reading it again."
-        return api.ask_rest("Google's resource manager", method, url, what, self.name, body, conflict)
+        return ask_rest("Google's resource manager", method, url, what, self.name, body, conflict)

@@ -1,7 +1,7 @@
 """GKE, Kubernetes on Google Cloud: a zonal or regional cluster, a small system pool, a pool of equal workers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,11 +23,10 @@ from providers.base import (
     split_zones,
 )
 from providers.cluster_end import describe_hold
+from providers.doctor import Check
 from providers.gke import api, discover
 from providers.gke.api import Gke, region_of
-from providers.gke.discover import discover_clusters
-from providers.gke.end import EndLabel, GkeHold
-from providers.gke.fabric import NcclInstaller, NetworkObjects, list_networks
+from providers.gke.discover import check_account, discover_clusters
 from providers.gke.options import (
     CPU_DEFAULT,
     DEFAULT_ZONE,
@@ -46,23 +45,31 @@ from providers.gke.options import (
     is_gpu_family,
 )
 from providers.gke.quota import Compute, Demand, Purchase, check_machines, check_reservation, parse_reservation
-from providers.gke.repository import USER, ImageRepository, registry_of, require_api
 from providers.gke.resources import (
     FLEX_START_LABEL,
     QUEUED_CLASS,
     QUEUED_TOLERATION,
     SYSTEM_DISK,
     SYSTEM_NODES,
+    USER,
     ControlPlane,
+    EndLabel,
+    GkeHold,
+    ImageRepository,
+    NcclInstaller,
+    NetworkObjects,
     PoolSize,
     WorkerPool,
     access_to,
     is_queued,
+    list_networks,
+    registry_of,
+    require_api,
     setup_of,
 )
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
+from providers.kubernetes_calls import ReadyMachines
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
-from providers.ready_machines import ReadyMachines
 from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 1000
@@ -138,8 +145,6 @@ class GkeProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
-        from providers.gke.provider import make_plan
-
         return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,8 +153,6 @@ class GkeProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        from providers.gke.provider import sketch_plan
-
         return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
@@ -207,6 +210,10 @@ class GkeProvider(Provider):
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
         return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
+
+    def check_account(self, project: str | None, location: str | None) -> Iterator[Check]:
+        """The lines of `mlbench doctor gke`."""
+        return check_account(project, location)
 
     def connect(self, cluster: Cluster) -> Access:
         """Connect to the cluster's API with Google's credentials. Raises NotFoundError if the cluster does not

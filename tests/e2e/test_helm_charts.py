@@ -25,7 +25,7 @@ from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import ROLE_LABEL, WORKER
-from providers.eks.addons import DevicePlugin, gpu_device
+from providers.eks.resources import DevicePlugin, gpu_device
 from providers.kubernetes_calls import path_of
 from providers.lifecycle import up
 from tests.fakes.chart_repository import pack_chart, serving, write_chart

@@ -19,9 +19,9 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.storage.store import Store
 from providers.eks.api import Aws
-from providers.eks.network import Stack
 from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
+from providers.eks.resources import Stack
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld

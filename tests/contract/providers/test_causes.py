@@ -3,7 +3,7 @@
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
-from providers.aks.errors import error_from_answer
+from providers.aks.api import error_from_answer
 from providers.eks.api import error_from_code
 from providers.gke.api import map_cloud_errors
 

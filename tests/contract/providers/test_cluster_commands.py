@@ -44,7 +44,7 @@ def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
     mlbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "max_user_instances"
-    monkeypatch.setattr("providers.kind.provider.INOTIFY_LIMIT", limit)
+    monkeypatch.setattr("providers.kind.quota.INOTIFY_LIMIT", limit)
     limit.write_text("128\n")
     assert "inotify" not in mlbench("create-cluster", "kind", "2", "first").err
     assert (

@@ -7,7 +7,7 @@ import pytest
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import network
+from providers.eks import resources
 from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
 from providers.lifecycle import Step, down
@@ -67,7 +67,7 @@ def test_what_costs_money_goes_before_the_last_interface(
     """After ten minutes the stack's deletion is requested: NAT gateway and address do not wait for an interface."""
     aws.rules(detach_looks=40)
     make("paid-2", tmp_path / "home", CPU)
-    monkeypatch.setattr(network, "OCCUPIED_SECONDS", 0.0)
+    monkeypatch.setattr(resources, "OCCUPIED_SECONDS", 0.0)
     remove_patiently("paid-2", tmp_path / "home")
     actions = [entry["action"] for entry in aws.log("me")]
     assert actions.count("cloudformation:DeleteStack") > 1  # asked for again when the interface was gone

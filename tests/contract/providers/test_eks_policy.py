@@ -11,7 +11,7 @@ import pytest
 from mlbench_cli.errors import MlbenchError
 from providers.doctor import load_policy
 from providers.eks.api import aws_in
-from providers.eks.doctor import find_principal
+from providers.eks.discover import find_principal
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsClient

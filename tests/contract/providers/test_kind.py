@@ -21,7 +21,8 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.kind import api
 from providers.kind.options import KindOptions
-from providers.kind.provider import KindProvider, image_of, kubeconfig_of
+from providers.kind.provider import KindProvider, kubeconfig_of
+from providers.kind.quota import image_of
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, hold_operation_lock, up
 from tests import NIGHTLY

@@ -3,7 +3,7 @@
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from providers.aks.errors import BUSY_WORDS, error_from_answer, register_command
+from providers.aks.api import BUSY_WORDS, error_from_answer, register_command
 from providers.base import BusyError, TransientError
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers.aks.errors import Message, error_from_answer
+from providers.aks.api import Message, error_from_answer
 from providers.aks.options import GPU_MACHINES, AksOptions, choose_machine
-from providers.aks.prices import read_price
 from providers.aks.provider import AksProvider, disk_of
+from providers.aks.quota import read_price
 from providers.base import BusyError, TransientError, identity_options
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"

@@ -14,10 +14,9 @@ from mlbench_cli.model.run import Cluster
 from providers import registry
 from providers.base import TransientError
 from providers.eks.api import error_from_code, map_cloud_errors
-from providers.eks.nodes import LaunchTemplate
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
 from providers.eks.provider import EksProvider
-from providers.eks.resources import error_from_message
+from providers.eks.resources import LaunchTemplate, error_from_message
 from providers.pins import require_pin
 
 ROOT = Path(__file__).parents[3]

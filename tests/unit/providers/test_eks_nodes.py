@@ -8,11 +8,10 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers.eks.leftovers import is_in_use
-from providers.eks.nodes import LaunchTemplate, NodeGroup
 from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
-from providers.eks.versions import Version, choose_version
+from providers.eks.quota import Version, choose_version
+from providers.eks.resources import LaunchTemplate, NodeGroup, is_in_use
 from tests.fakes.aws_operations import check_operation
 
 STOCK_OUT = (
@@ -47,7 +46,7 @@ def plane_of(aws: Aws) -> Any:
 
 def test_the_metadata_of_machines_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """IMDSv2: a pod that can be made to fetch an address does not get the machine's credentials."""
-    monkeypatch.setattr("providers.eks.nodes.ownership_tags", lambda cluster: {})
+    monkeypatch.setattr("providers.eks.resources.ownership_tags", lambda cluster: {})
     aws = Aws()
     LaunchTemplate(plane_of(aws), 100, None).create()
     data = aws.calls["create_launch_template"]["LaunchTemplateData"]

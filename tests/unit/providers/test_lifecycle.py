@@ -22,8 +22,7 @@ from mlbench_cli.model.cluster_details import TimesRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import Readiness, TransientError
-from providers.lifecycle import Step, down, find_deleted_cluster, is_operation_running, up
-from providers.timeline import Timeline
+from providers.lifecycle import Step, Timeline, down, find_deleted_cluster, is_operation_running, up
 from tests import NIGHTLY
 from tests.fakes.clock import Clock
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
