@@ -1,9 +1,11 @@
 """The end of a cluster that the cluster itself keeps (GKE, AKS), and the tags by which every machine knows it.
 
-A Job holds the workers until the end: one pod on each worker, which the autoscaler may not evict, and a pool that the
-autoscaler may shrink to nothing. It needs no permission in the cloud's IAM or in Kubernetes' RBAC. At the cluster's end
-the Job's deadline ends the pods, and the autoscaler removes the machines once their runs have ended. Control plane and
-system machines stay until `mlbench gc --expired`. Sources: docs/clouds-assumptions.md.
+The pool of the workers is created so that the autoscaler may shrink it to nothing, and a Job that is there before the
+pool holds them until the end: one pod on each worker, which the autoscaler may not evict. So no worker ever runs that
+would not end by itself, whatever happens to this process, and it needs no permission in the cloud's IAM or in
+Kubernetes' RBAC. At the cluster's end the Job's deadline ends the pods, and the autoscaler removes the machines once
+their runs have ended. Control plane and system machines stay until `mlbench gc --expired`, which knows the end by their
+tags. Sources: docs/clouds-assumptions.md.
 """
 
 import time
@@ -60,7 +62,7 @@ class EndMark(Part):
 
 
 class WorkerHold(ClusterObjects):
-    """The Job that holds the workers, and the pool's permission to shrink."""
+    """The Job that holds the workers, and the permission to shrink of a pool that exists already."""
 
     kind = "hold on the workers"
     image: str  # of a program that waits for a signal
@@ -82,11 +84,11 @@ class WorkerHold(ClusterObjects):
 
     @abstractmethod
     def let_shrink(self) -> None:
-        """Request that the pool has between 0 and as many machines as now, as the autoscaler finds."""
+        """Request that a pool that exists has between 0 and as many machines as now, as the autoscaler finds."""
 
     @abstractmethod
     def may_shrink(self) -> bool:
-        """Whether the pool may already shrink, and grow to as many machines as it is to have."""
+        """Whether the pool may shrink, and grow to as many machines as it is to have, or is yet to be created so."""
 
     @abstractmethod
     def poll_shrinking(self) -> Readiness:
@@ -132,7 +134,7 @@ class WorkerHold(ClusterObjects):
         self.let_shrink()
 
     def poll(self) -> Readiness:
-        """Ready when the pool may shrink."""
+        """Ready when a pool that was there may shrink."""
         return self.poll_shrinking()
 
 

@@ -154,7 +154,7 @@ class AksProvider(Provider):
         return sketch_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of creation: group, cluster, pool, device plugin, machines, probe."""
+        """The resources in the order of creation: group, cluster, end, pool, device plugin, machines, probe."""
         options = read_options(cluster, AksOptions)
         machine = _recorded_machine(cluster)
         details = ClusterDetails.of(cluster)
@@ -165,7 +165,11 @@ class AksProvider(Provider):
         pool = WorkerPool(plane, machine, count, placement, [plane, *([placement] if placement else [])])
         access = [SubnetAccess(group, options.subnet)] if options.subnet and not options.identity else []
         plane.obstacles = [item.describe_wait for item in access]
-        found: list[Resource] = [group, *access, plane, *([placement] if placement else []), pool]
+        found: list[Resource] = [group, *access, plane, *([placement] if placement else [])]
+        if details.expires is not None and count:
+            found.append(hold := AksHold(pool, (plane,)))
+            pool.needs = (*pool.needs, hold)
+        found.append(pool)
         if details.registry_made:
             images = ImageGroup(group)
             found += [images, ImageRegistry(images, plane)]
@@ -173,8 +177,6 @@ class AksProvider(Provider):
         if machine.gpus:
             found.append(plugin := DevicePlugin(plane.access, PLUGIN, [plane], group))
             needs.append(plugin)
-        if details.expires is not None and count:
-            found.append(AksHold(pool, (pool,)))
         if count:
             ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, needs, group)
             found.append(ready)

@@ -320,6 +320,8 @@ class WorkerPool(AzureResource):
             properties["gpuProfile"] = {"driver": "Install"}
             properties["nodeLabels"][GPU_LABEL] = "true"  # the device plugin runs there
             properties["nodeTaints"] = [GPU_TAINT]
+        if ClusterDetails.of(self.plane.cluster).expires is not None and self.count:
+            properties |= shrinkable(self.count)
         if options.spot:
             properties |= {"scaleSetPriority": "Spot", "scaleSetEvictionPolicy": "Delete", "spotMaxPrice": -1}
         if zone := zone_of(self.plane.cluster):
@@ -366,6 +368,11 @@ class PoolSize(AzureResource):
 
     def delete(self) -> None:
         """Do nothing: a size is not deleted."""
+
+
+def shrinkable(most: int) -> Message:
+    """Limits of a pool that the autoscaler may shrink to nothing."""
+    return {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, most)}
 
 
 def state_of(found: Message) -> str:
@@ -528,18 +535,26 @@ class AksHold(WorkerHold):
         self.pool = pool
 
     def let_shrink(self) -> None:
-        """Enable autoscaling of the pool. A PUT resets omitted properties to their defaults."""
+        """Enable autoscaling of the pool. A PUT resets omitted properties to their defaults. One that has failed is
+        created again, with autoscaling."""
+        found = self.pool.find_raw()
+        if found is None or state_of(found) in FAILED:
+            return
+        properties = found["properties"]
+        body = {"properties": {**properties, **shrinkable(max(self.pool.count, int(properties["count"])))}}
         what = f"let the {self.pool.kind} {self.pool.name} shrink"
-        found = self.pool.azure.get(self.pool.path, what)["properties"]
-        limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count, int(found["count"]))}
-        self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, {"properties": {**found, **limits}})
+        self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, body)
 
     def may_shrink(self) -> bool:
-        what = f"show the {self.pool.kind} {self.pool.name}"
-        found = self.pool.azure.get(self.pool.path, what)["properties"]
-        return bool(found.get("enableAutoScaling")) and int(found.get("maxCount") or 0) >= self.pool.count
+        found = self.pool.find_raw()
+        if found is None:
+            return True
+        properties = found["properties"]
+        return bool(properties.get("enableAutoScaling")) and int(properties.get("maxCount") or 0) >= self.pool.count
 
     def poll_shrinking(self) -> Readiness:
+        if self.pool.operation is None:
+            return Readiness(True)
         return self.pool.poll_operation("scaled down automatically")
 
 

@@ -1149,8 +1149,7 @@ class NodeGroup(EksResource):
     def _launch_failure(self, found: dict[str, Any]) -> MlbenchError | None:
         """The failure reported by the auto scaling group, long before EKS reports it. Without permission to read it,
         None."""
-        names = [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
-        for name in names:
+        for name in _scaling_groups(found):
             try:
                 answer = self.aws.call(
                     "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=MAX_ACTIVITIES
@@ -1257,6 +1256,11 @@ def scaling_config(count: int) -> dict[str, int]:
 def worker_group(cluster: Cluster) -> str:
     """The name of a cluster's worker group."""
     return f"{cluster.name}-workers"
+
+
+def _scaling_groups(described: Mapping[str, Any]) -> list[str]:
+    """The auto scaling groups of a node group; none until EKS shows them."""
+    return [item["name"] for item in (described.get("resources") or {}).get("autoScalingGroups", [])]
 
 
 def _issue(found: dict[str, Any]) -> bool:
@@ -1375,9 +1379,9 @@ def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
 
 # --- the end of a cluster ---------------------------------------------------------------------------------------------
 
-# Scheduled actions of auto scaling groups remove all machines in time. An action is deleted with its group, which
-# belongs to EKS. The control plane and a NAT gateway remain until `mlbench gc --expired` or `delete-cluster`. Sources:
-# docs/clouds-assumptions.md.
+# Scheduled actions of auto scaling groups remove all machines in time. They are set as soon as EKS shows the auto
+# scaling group, before its machines are ready. An action is deleted with its group, which belongs to EKS. The control
+# plane and a NAT gateway remain until `mlbench gc --expired` or `delete-cluster`. Sources: docs/clouds-assumptions.md.
 
 ACTION = "mlbench-end"
 
@@ -1386,20 +1390,26 @@ class EndTimer(Part):
     """The scheduled action that removes the machines of one node group."""
 
     kind = "scheduled end"
-    create_seconds = 300.0
+    create_seconds = 2400.0
 
     def __init__(self, group: NodeGroup, expires: float, needs: tuple[Resource, ...] | None = None) -> None:
         self.group = group
         self.aws = group.aws
         self.expires = int(expires)
         self.name = f"{group.name}/{ACTION}"
-        self.needs = (group,) if needs is None else needs
+        self.needs = tuple(group.needs) if needs is None else needs
         self.goes_with = group
 
     def find(self) -> ResourceStatus | None:
-        """None if a group has no such action, or one for another time, which `create` changes."""
-        names = self._scaling_groups()
+        """None if a group has no such action, or one for another time, which `create` changes.
+
+        Raises BusyError while EKS creates the group and does not show its auto scaling group.
+        """
+        group = self.group.find_raw() or {}
+        names = _scaling_groups(group)
         if not names:
+            if group.get("status") == "CREATING":
+                raise BusyError(f"EKS does not show the auto scaling group of {self.group.name} yet.")
             return None
         found = [self._find_action(name) for name in names]
         times = [int(item["StartTime"].timestamp()) for item in found if item is not None]
@@ -1410,11 +1420,11 @@ class EndTimer(Part):
     def create(self) -> None:
         """Schedule the group's size 0 for the cluster's end, in UTC, for each of its auto scaling groups.
 
-        Raises TransientError while EKS does not show the auto scaling group.
+        Raises BusyError while EKS does not show the auto scaling group.
         """
-        names = self._scaling_groups()
+        names = _scaling_groups(self.group.find_raw() or {})
         if not names:
-            raise TransientError(f"EKS does not show the auto scaling group of {self.group.name} yet.")
+            raise BusyError(f"EKS does not show the auto scaling group of {self.group.name} yet.")
         for name in names:
             self.aws.call(
                 "autoscaling",
@@ -1427,14 +1437,17 @@ class EndTimer(Part):
                 DesiredCapacity=0,
             )
 
+    def poll(self) -> Readiness:
+        """Ready with the group: one that is created again has another auto scaling group, without the action."""
+        if self.find() is None:
+            self.create()
+        state = (self.group.find_raw() or {}).get("status")
+        return Readiness(state in ("ACTIVE", "UPDATING", "DEGRADED"), f"its group is {state}")
+
     def _earliest_start(self) -> int:
         """The earliest valid start: AWS rejects past times, so a cluster that expires before it is ready ends at
         once."""
         return int(time.time()) + 60
-
-    def _scaling_groups(self) -> list[str]:
-        found = self.group.find_raw() or {}
-        return [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
 
     def _find_action(self, group: str) -> Mapping[str, Any] | None:
         answer = self.aws.call(

@@ -156,7 +156,7 @@ class GkeProvider(Provider):
         return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of creation: control plane, networks, pool, wait for machines, probe."""
+        """The resources in the order of creation: control plane, networks, end, pool, wait for machines, probe."""
         options = read_options(cluster, GkeOptions)
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
@@ -164,11 +164,13 @@ class GkeProvider(Provider):
         setup = setup_of(cluster)
         networks = list_networks(plane, setup)
         pool = WorkerPool(plane, machine, count, networks)
-        found: list[Resource] = [plane, *networks, pool]
+        found: list[Resource] = [plane, *networks]
         if ClusterDetails.of(cluster).registry_made:
             found.insert(1, ImageRepository(plane))
         if ClusterDetails.of(cluster).expires is not None and count and not options.flex_start:
-            found.append(GkeHold(pool, (pool,)))
+            found.append(hold := GkeHold(pool, (plane,)))
+            pool.needs = (*pool.needs, hold)
+        found.append(pool)
         kind = FabricKind(setup) if setup in list(FabricKind) else None
         if kind and networks:
             found.append(NetworkObjects(plane, kind, (plane, *networks)))

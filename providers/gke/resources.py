@@ -327,6 +327,8 @@ class WorkerPool(GkeResource):
             "config": config,
             "management": {"auto_repair": True, "auto_upgrade": True},
         }
+        if ClusterDetails.of(self.plane.cluster).expires is not None and self.count:
+            request["autoscaling"] = shrinkable(self.count // len(zones))
         if options.compact_placement:
             request["placement_policy"] = {"type_": "COMPACT"}
         if kind := setup_of(self.plane.cluster):
@@ -385,6 +387,11 @@ class PoolSize(Part):
     def poll(self) -> Readiness:
         """Ready when the resize operation is done. Raises Google's error if it failed."""
         return self.pool.poll_operation(self.operation, "resized")
+
+
+def shrinkable(most: int) -> Message:
+    """Limits of a pool that the autoscaler may shrink to nothing; `most` machines per zone."""
+    return {"enabled": True, "min_node_count": 0, "max_node_count": max(1, most)}
 
 
 def setup_of(cluster: Cluster) -> str | None:
@@ -523,23 +530,26 @@ class GkeHold(WorkerHold):
         self.operation: str | None = None
 
     def let_shrink(self) -> None:
-        """Enable autoscaling of the pool; its limits are per zone."""
-        limits = {"enabled": True, "min_node_count": 0, "max_node_count": self._most(self.pool.find_raw())}
-        gke = self.pool.plane.gke
+        """Enable autoscaling of the pool. One that has failed is created again, with autoscaling."""
+        found = self.pool.find_raw()
+        if found is None or self.pool.find_flaw(found):
+            return
+        gke, limits = self.pool.plane.gke, shrinkable(self._most(found))
         self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
 
     def may_shrink(self) -> bool:
         found = self.pool.find_raw()
-        if found is None or not found.autoscaling.enabled:
-            return False
-        return bool(found.autoscaling.max_node_count >= self._most(found))
+        if found is None:
+            return True
+        return bool(found.autoscaling.enabled and found.autoscaling.max_node_count >= self._most(found))
 
     def _most(self, found: Any) -> int:
         """The largest number of machines per zone that the pool needs."""
-        zones = len(found.locations) if found is not None else 1
-        return max(1, -(-self.pool.count // max(zones, 1)))
+        return -(-self.pool.count // max(len(found.locations), 1))
 
     def poll_shrinking(self) -> Readiness:
+        if self.operation is None:
+            return Readiness(True)
         return self.pool.poll_operation(self.operation, "scaled down automatically")
 
 

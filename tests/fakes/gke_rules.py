@@ -141,6 +141,10 @@ class PoolRules:
             raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require initial node count to be set to 0.")
         if pool.config.flex_start and reserved:
             raise ApiError(Code.INVALID_ARGUMENT, "flex start node pools don't support reservations")
+        if pool.autoscaling.enabled and not pool.config.flex_start:
+            most = pool.autoscaling.max_node_count
+            if not pool.autoscaling.min_node_count <= pool.initial_node_count <= most or most < 1:
+                raise ApiError(Code.INVALID_ARGUMENT, "initial_node_count must be within the autoscaling limits.")
         if machine in SHAPES:
             fits = found == [SHAPES[machine][:2]] or (machine in NEWER and not found)
         elif machine.startswith("n1-"):

@@ -59,6 +59,18 @@ def test_the_workers_end_without_any_right_to_give_rights(
     assert world.groups == {}
 
 
+def test_workers_end_although_their_creation_failed_and_nobody_came_back(
+    mlbench: Any, azure_double: AzureDouble, world: World
+) -> None:
+    world.failing, world.lacking = {"agentPools": "stockout"}, 1
+    assert mlbench(*CREATE, "--ttl", "1h").code == 5
+    end = int(world.groups[GROUP]["tags"]["mlbench-expires"])
+    jobs = [item for (kind, _, _), item in azure_double.kube.objects.items() if kind == "jobs"]
+    for moment, machines in ((end - 60, 2), (end + 60, 0)):
+        world.autoscale(jobs, moment)
+        assert [pool["count"] for pool in world.pools() if pool["name"] == "workers"] == [machines]
+
+
 # --- doctor and rights ----------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,16 @@ def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws:
     assert aws.list_left("ends-1") == []
 
 
+def test_aws_takes_machines_away_that_never_joined(command: Command, aws: AwsClient) -> None:
+    aws.rules(unjoined=True, started=1, seconds=0.5)
+    try:
+        assert command("create-cluster", "eks", "2", "half", *EKS[4:], "--ttl", "2h").code not in (0, 1, 2)
+    finally:
+        aws.rules(unjoined=False, started=0, seconds=0.0)
+    assert "half-2-system" in aws.pass_time(7300)
+    assert command("delete-cluster", "eks", "half-2", "--yes").code == 0
+
+
 def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "3h").code == 0

@@ -73,7 +73,7 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
-        *("GKE cluster", "node pool", "hold on the workers"),
+        *("GKE cluster", "hold on the workers", "node pool"),
         *("workers", "GPU probe"),
     ]
     made = world.find_cluster("rel-2")

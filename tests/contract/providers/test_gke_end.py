@@ -50,6 +50,16 @@ def test_the_workers_end_without_any_right_to_give_rights(command: Any, gke_worl
     assert gke_world.clusters == {}
 
 
+def test_workers_end_although_their_creation_failed_and_nobody_came_back(command: Any, gke_world: World) -> None:
+    gke_world.failing = {"CreateNodePool": "stockout"}
+    assert command(*CREATE, "--ttl", "2h").code == 5
+    (pool,) = [pool for pool in gke_world.find_cluster("rel-2").node_pools if pool.name == "workers"]
+    end = int(gke_world.find_cluster("rel-2").resource_labels["mlbench-expires"])
+    for moment, machines in ((end - 60, 2), (end + 60, 0)):
+        gke_world.autoscale(moment)
+        assert pool.initial_node_count == machines
+
+
 def test_a_limit_that_google_refused_is_set_by_the_next_command(command: Any, gke_world: World) -> None:
     """The Job already holds the larger number of workers then, and only the pool tells that something is missing."""
     assert command(*CREATE, "--ttl", "2h").code == 0
