@@ -7,7 +7,7 @@ from dataclasses import replace
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster, JsonObject
-from mlbench_cli.results.figures.curves import LatestSamples, resource_figures, use_now
+from mlbench_cli.results.figures.curves import LatestSamples, resource_charts, use_now
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import timestamp
 
@@ -40,8 +40,8 @@ def describe_cluster(cluster: Cluster, running: Sequence[RunHandle], number: int
         "columns": [name for name in USES if any(name in rank["uses"] for rank in ranks)],
         "nodes": list(_sum_nodes(ranks)),
         "figures": [
-            replace(figure, key=f"cluster-{number}-{figure.key}")
-            for figure in resource_figures(samples, "", "seconds, of the last samples")
+            replace(chart, key=f"cluster-{number}-{chart.key}")
+            for chart in resource_charts(samples, "", "seconds, of the last samples")
         ],
     }
 

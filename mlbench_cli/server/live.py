@@ -21,7 +21,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.model.silence import UNREACHABLE, Silence
 from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.events import parse_metric
-from mlbench_cli.results.figures.curves import live_figures
+from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
@@ -231,7 +231,7 @@ def render_curves(points: list[MetricPoint], status: JsonObject) -> str:
     figures = (
         f'<figure data-curve="{escape(figure.key)}" data-points="{counts[figure.key]}">'
         f"<figcaption><strong>{escape(figure.title)}</strong></figcaption>{render_svg(figure)}</figure>"
-        for figure in live_figures(points, goal)
+        for figure in live_charts(points, goal)
     )
     return "".join(figures)
 

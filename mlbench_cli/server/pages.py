@@ -17,7 +17,7 @@ from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import DamagedArchive, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import SUCCESSFUL
-from mlbench_cli.results.figures.look import STYLE
+from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from mlbench_cli.results.archive.reader import Archive
-    from mlbench_cli.results.figures.model import Figure
+    from mlbench_cli.results.figures.chart import Chart
     from mlbench_cli.results.report.model import Report
 
 PAGES = Path(__file__).parent / "pages"
@@ -148,13 +148,13 @@ class _Pages:
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
     def run(self, request: Request) -> Response:
-        from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures
+        from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
 
         handle = find_run(self._config, request.path_params["name"])
         status = handle.status()
         archive = open_checked(handle) if handle.is_sealed else None
         data = [RunData(archive)] if archive else []
-        curves, used = list(metric_figures(data, "run-")), list(resource_figures(data, "machine-"))
+        curves, used = list(metric_charts(data, "run-")), list(resource_charts(data, "machine-"))
         provenance = (archive.run.get("provenance") or {}) if archive else {}
         failed = status["first_failed"] or 0
         is_bad = archive is not None and status["outcome"] not in SUCCESSFUL
@@ -235,7 +235,7 @@ class _Pages:
             values["problem"], status = error, status_of(error)
         return render(request, self._config, "compare.html.j2", "Compare", status, **values)
 
-    def _compared_figures(self, a: str, b: str) -> "tuple[Figure, ...]":
+    def _compared_figures(self, a: str, b: str) -> "tuple[Chart, ...]":
         """The curves and phases of both sides if they ran the same job."""
         from mlbench_cli.results.report.collect import collect
 
@@ -397,7 +397,7 @@ def _pictures(report: "Report | None") -> dict[str, object]:
     return _draw(report.figures if report else ())
 
 
-def _draw(figures: "Sequence[Figure]") -> dict[str, object]:
+def _draw(figures: "Sequence[Chart]") -> dict[str, object]:
     from markupsafe import Markup
 
     return {figure.key: Markup(render_svg(figure)) for figure in figures}

@@ -1,6 +1,5 @@
-"""Formatting for the dashboard's pages: outcomes and progress in words, method marks, ratios."""
+"""Formatting for the dashboard's pages: outcomes and progress in words, ratios."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,6 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
-from mlbench_cli.results.figures.look import choose_looks
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ TONES = {
     **dict.fromkeys(("goal_missed", "cancelled"), "warn"),
     "running": "live",
 }
-_WIDEST = 2.0  # a strip ranges from 1/2 to 2
 _FIGURES = {"run": "whole run", "seconds": "time to goal or end", "training": "training alone"}
 _SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
@@ -31,7 +28,6 @@ def add_filters(environment: "Environment") -> None:
     environment.filters |= {
         "words": say,
         "tone": lambda word: TONES.get(str(word), ""),
-        "method_mark": mark_method,
         "progress_share": progress_share,
         "progress_words": progress_words,
         "eta_words": eta_words,
@@ -56,15 +52,6 @@ def plain_value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(plain_value, value)))
     return str(value)
-
-
-def mark_method(method: str) -> "Markup":
-    """Color and mark of a method, as in all figures."""
-    from markupsafe import Markup
-
-    from mlbench_cli.results.figures.svg import render_mark
-
-    return Markup(render_mark(choose_looks([method])[0]))
 
 
 def progress_share(run: JsonObject) -> float | None:
@@ -99,23 +86,12 @@ def eta_words(run: JsonObject) -> str:
 
 
 def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
-    """Draw the ratio B / A of a figure with its interval on a line from 1/2 to 2."""
+    """The ratio B / A of a figure with its interval, from 1/2 to 2."""
     from markupsafe import Markup
 
-    if document is None or document["mean"] <= 0:
-        return ""
+    from mlbench_cli.results.figures.svg import render_ratio
 
-    def place(ratio: float) -> str:
-        share = 0.5 + 0.5 * math.log(ratio) / math.log(_WIDEST) if ratio > 0 else 0.0
-        return f"{100 * min(1.0, max(0.0, share)):.1f}%"
-
-    low, high = document["low"], document["high"]
-    span = ""
-    if low is not None and high is not None:
-        span = f'<line x1="{place(low)}" x2="{place(high)}" y1="50%" y2="50%" class="range c-step"/>'
-    middle = '<line x1="50%" x2="50%" y1="0" y2="100%" class="same"/>'
-    dot = f'<circle cx="{place(document["mean"])}" cy="50%" r="4.2" class="k{"" if span else " few"} c-step"/>'
-    return Markup(f'<svg class="ratio" aria-hidden="true">{middle}{span}{dot}</svg>')  # numbers only
+    return Markup(render_ratio(document["mean"], document["low"], document["high"])) if document else ""  # numbers only
 
 
 def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:

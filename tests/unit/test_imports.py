@@ -22,7 +22,8 @@ kube templates agent
 storage
 providers tasks
 archive results.archive
-clusters engines analysis results.analysis results.figures
+clusters engines analysis results.analysis
+results.figures
 results.report pages
 results runs certify
 predict
@@ -35,7 +36,6 @@ app
 __main__
 """
 RANKS = {name: rank for rank, names in enumerate(LAYERS.split("\n")) for name in names.split()}
-TOGETHER = {"results.figures": "results.analysis"}  # one package in two folders: the figures of a table are its rows
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def layer(name: str) -> str:
     parts = name.removeprefix("mlbench_cli.").split(".")
     found = next((one for one in (".".join(parts[:2]), parts[0]) if one in RANKS), None)
     assert found, f"{name}: its package has no layer in {__file__}"
-    return TOGETHER.get(found, found)
+    return found
 
 
 def test_imports_go_down() -> None:

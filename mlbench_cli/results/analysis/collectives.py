@@ -16,7 +16,7 @@ from typing import Any
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, describe, key_of
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.util.csv_text import format_csv, read_table
+from mlbench_cli.util.csv_text import read_table
 from mlbench_cli.util.text import shorten
 
 _ROWS = re.compile(r"output/(?:[^/]+/)?results/collectives\.json")
@@ -134,19 +134,6 @@ def _describe_differences(keys: Iterable[ComparisonKey]) -> dict[ComparisonKey, 
     names = dict.fromkeys(name for own in facts.values() for name in own if name not in _KEY_FACTS_IN_LABEL)
     varying = [name for name in names if len({own.get(name, "") for own in facts.values()}) > 1]
     return {key: [describe(name, own.get(name, "")) for name in varying] for key, own in facts.items()}
-
-
-def to_csv(curves: Iterable[Curve]) -> str:
-    """One line per curve and size."""
-    rows: list[Sequence[object]] = [
-        ["collective", "dtype", "place", *FACTS, "published", "bytes", "microseconds", "busbw", "runs"]
-    ]
-    for curve in curves:
-        facts = [curve.facts[name] for name in FACTS]
-        for size, time, busbw in curve.points:
-            about = [curve.collective, curve.dtype, curve.place, *facts, "yes" if curve.published else "no"]
-            rows.append([*about, size, f"{time:.6g}", f"{busbw:.6g}", curve.run])
-    return format_csv(rows)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

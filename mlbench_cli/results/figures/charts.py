@@ -1,7 +1,7 @@
-"""`mlbench charts`: pictures of a set of runs as PNG and SVG files, and a CSV of their numbers.
+"""`mlbench charts`: eleven figures of a set of runs as PNG and SVG files with their rows as CSV.
 
-Total time, speed-up and phases are always drawn; cost, price index, metrics over time, resources, collectives and the
-rest where runs have them. Runs share a panel by the same rules as in the report.
+Time, speed-up and phases are always drawn; the others where runs have them. Runs share a chart by the same rules as in
+the report.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,30 +11,25 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
-from mlbench_cli.results.analysis.figures import COST
-from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
+from mlbench_cli.results.analysis.jobs import Job, split_jobs
+from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate
 from mlbench_cli.results.analysis.series import Measurement, Series, collect
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.results.figures.collectives import collective_sheets
-from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures
-from mlbench_cli.results.figures.model import Figure, Sheet
-from mlbench_cli.results.figures.png import write_sheets
-from mlbench_cli.results.figures.published import published_sources
-from mlbench_cli.results.figures.scaling import (
-    Job,
-    after_time_figure,
-    phase_figures,
-    published_phases_figures,
-    scaling_figures,
-    speedup_figure,
-    split_jobs,
-    time_figure,
-)
+from mlbench_cli.results.figures.chart import Chart
+from mlbench_cli.results.figures.collectives import collective_charts
+from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
+from mlbench_cli.results.figures.files import Sheet, write_sheets
+from mlbench_cli.results.figures.published import published_values
+from mlbench_cli.results.figures.scaling import KINDS, phase_chart, published_phase_charts, scaling_chart
 from mlbench_cli.util.text import counted, list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest first
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
+_NO_SPEEDUP = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+_SPENT = "Runs with a time budget have no speed-up; see total_time."
+_NO_PHASES = "No run reported its phases."
+_APPROXIMATE = "Some published values are read from plots, within 2 to 5 %."
 
 
 def draw(
@@ -64,69 +59,71 @@ def draw(
     series = collect(opened, min_runs)
     curves = [curve for archive in opened for curve in collectives.read(archive)]
     if published:
-        has_others = any(published_sources(group.task) for group in series.groups)
+        has_others = any(published_values(group.task) for group in series.groups)
         curves += (collectives.find_published if has_others else collectives.select_published)(curves)
     together = collectives.label_curves(curves)
-    sheets = [*list_sheets(series, [RunData(archive) for archive in opened], published=published)]
-    sheets += collective_sheets(together)
-    for archive in opened:
-        archive.close()
-    tables = {"summary.csv": series.to_csv()}
-    if curves:
-        tables["collectives.csv"] = collectives.to_csv(together)
-    return write_sheets(sheets, folder, tables)
+    sheets = list_sheets(series, [RunData(archive) for archive in opened], together, published=published)
+    return write_sheets(sheets, folder, {"summary.csv": series.to_csv()})
 
 
-def list_sheets(series: Series, runs: Sequence[RunData] = (), *, published: bool = False) -> Iterator[Sheet]:
+def list_sheets(
+    series: Series, runs: Sequence[RunData] = (), curves: Sequence[collectives.Curve] = (), *, published: bool = False
+) -> Iterator[Sheet]:
     """The sheets of `mlbench charts` for a set of runs; `runs` are those whose curves are drawn."""
-    measured = [run for group in series.groups for point in group.points for run in (*point.good, *point.bad)]
-    order = {run.source: number for number, run in enumerate(measured)}
-    runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
-    prices = {run.source: price for run in measured if (price := run.get(COST)) is not None}
-    jobs = split_jobs(series, prices, published=published)
+    jobs = split_jobs(series)
+    spent = all(group.after_time for group in series.groups)
     to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
-    title = "Total time to the goal" if to_goal else "Total time"
-    yield _sheet(series, "total_time", title, [time_figure(job, "") for job in jobs], "\n".join(_list_times(jobs)))
-    speedups = [speedup_figure(job, "") for job in jobs]
-    message = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
-    if all(group.after_time for group in series.groups):
-        message = "Runs with a time budget have no speed-up;\nsee accuracy_after_time instead."
-    yield _sheet(series, "speedup", "Speed-up", speedups, message)
-    phases = [figure for job in jobs for figure in phase_figures(job, "")]
-    phases += [figure for job in jobs for figure in published_phases_figures(job, "") if published]
-    yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, "No run reported its phases.")
-    after = [figure for job in jobs if (figure := after_time_figure(job, "")) is not None]
-    if any(group.after_time for group in series.groups):
-        budgets = {group.facts["budget"] for group in series.groups if group.after_time}
-        title = f"Accuracy after {budgets.pop()} s" if len(budgets) == 1 else "Accuracy after time"
-        yield _sheet(series, "accuracy_after_time", title, after, "\n".join(_list_values(jobs)))
-    more: dict[str, list[Figure]] = {}
-    for number, job in enumerate(jobs):
-        own = [run for run in runs if str(run.archive.path) in _sources_of(job)]
-        for figure in (*scaling_figures(job, number), *metric_figures(own, f"job{number}-")):
-            more.setdefault(figure.key.partition("-")[2], []).append(figure)
+    titles = {"total_time": "Total time to the goal" if to_goal else "Total time"}
+    messages = {"total_time": "\n".join(_list_times(jobs)), "speedup": _SPENT if spent else _NO_SPEEDUP}
+    for kind in KINDS:
+        charts = [scaling_chart(job, kind, published_values(job.task) if published else ()) for job in jobs]
+        found = tuple(chart for chart in charts if chart is not None)
+        if found or kind.key in messages:
+            yield _sheet(series, kind.key, titles.get(kind.key, kind.title), found, messages.get(kind.key, ""))
+    phases = [chart for job in jobs if (chart := phase_chart(job)) is not None]
+    phases += [chart for job in jobs if published for chart in published_phase_charts(job.task)]
+    yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, _NO_PHASES)
+    order = {run.source: number for number, run in enumerate(_measured(series))}
+    runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
+    metrics = [
+        chart
+        for job in jobs
+        for chart in metric_charts([run for run in runs if str(run.archive.path) in job.sources], "", job.sources)
+    ]
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
-    for figure in resource_figures(largest, "machine-"):
-        more.setdefault(figure.key, []).append(figure)
-    for key, figures in more.items():
-        if key not in ("time", "speedup", "phases", "after-time"):
-            title = figures[0].title.partition(": ")[0]
-            yield _sheet(series, key.replace("-", "_"), title, figures, "")
+    for name, title, drawn in (
+        ("metrics", "Metrics over time", [chart for chart in metrics if chart.key != "learning-rate"]),
+        ("learning_rate", "Learning rate over time", [chart for chart in metrics if chart.key == "learning-rate"]),
+        ("resources", "Resources", list(resource_charts(largest, ""))),
+    ):
+        if drawn:
+            yield _sheet(series, name, title, drawn)
+    if together := tuple(collective_charts(curves)):
+        subtitle = (
+            "Median time of a call on its slowest rank. Dashed: the fit, latency + S / bandwidth (± its mean error)."
+        )
+        about = [collectives.ABOUT_PUBLISHED] if any(curve.published for curve in curves) else []
+        machines = list_some(list(dict.fromkeys(curve.machine for curve in curves if curve.machine)), 4)
+        footnote = " ".join((*([f"Measured on {machines}."] if machines else []), *about))
+        yield Sheet("collectives", "Collectives by message size", together, subtitle, footnote, _marks(series))
 
 
-def _sources_of(job: Job) -> set[str]:
-    return {run.source for group in job.groups for point in group.points for run in point.shown}
+def _measured(series: Series) -> list[Measurement]:
+    return [run for group in series.groups for point in group.points for run in (*point.good, *point.bad)]
 
 
-def _sheet(series: Series, name: str, title: str, figures: Sequence[Figure | None], message: str) -> Sheet:
-    """A sheet of the available figures; without any, of a message."""
-    found = tuple(figure for figure in figures if figure is not None)
+def _sheet(series: Series, name: str, title: str, charts: Sequence[Chart], message: str = "") -> Sheet:
+    return Sheet(name, title, tuple(charts), _subtitle(series), _footnote(series, charts), _marks(series), message)
+
+
+def _marks(series: Series) -> tuple[str, ...]:
+    """What the figures must not be taken for."""
     marks = []
     for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
         marked = [bool(group.facts[fact]) for group in series.groups]
         if any(marked):
             marks.append(words if all(marked) else f"PARTLY {words}")
-    return Sheet(name, title, found, _subtitle(series), _footnote(series), tuple(marks), message)
+    return tuple(marks)
 
 
 def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
@@ -136,15 +133,6 @@ def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
             for point in group.points:
                 time = format_estimate(point.seconds, SECONDS) if point.good else "no run succeeded"
                 yield f"{job.name}: {time} with {counted(point.workers, 'worker')}"
-
-
-def _list_values(jobs: Sequence[Job]) -> Iterator[str]:
-    for job in jobs:
-        for group in job.groups:
-            for point in group.points:
-                if group.after_time and point.good and point.value:
-                    value = format_estimate(point.value, unit_of(group.metric))
-                    yield f"{job.name}: {group.metric} {value} with {counted(point.workers, 'worker')}"
 
 
 def _subtitle(series: Series) -> str:
@@ -159,16 +147,18 @@ def _subtitle(series: Series) -> str:
     return " · ".join(filter(None, (describe(name, common[name]) for name in shown)))
 
 
-def _footnote(series: Series) -> str:
-    """The measured quantity, the meaning of whiskers, and excluded runs."""
+def _footnote(series: Series, charts: Sequence[Chart]) -> str:
+    """What the charts show, the meaning of whiskers, and excluded runs."""
     shown = [run for group in series.groups for point in group.points for run in point.shown]
-    notes = []
+    notes = list(dict.fromkeys(chart.caption for chart in charts if chart.caption))
     if not all(run.whole_run for run in shown):
         notes.append("Seconds count from the first training step to the goal or the end, validation included.")
     if any(run.whole_run for run in shown):
         notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
         notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t).")
+    if any(row["series"].startswith("published") for chart in charts for row in chart.rows):
+        notes.append(_APPROXIMATE)
     labeled = [run for run in shown if run.conditions.labels]
     if labeled:
         notes.append(f"{_conditions(labeled)}.")

@@ -1,32 +1,29 @@
-"""Figures over time: metrics, resource usage, step times and timelines."""
+"""Charts over time: metrics with their target, the learning rate, and resource usage."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.results.analysis.comparability import key_of
 from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
-from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, thin
-from mlbench_cli.util.text import counted
+from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row, guide, thin
 
-MAX_RUNS = MAX_LOOKS  # in a figure over time: each has its own color and mark
-MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
+MAX_RUNS = 42  # in a chart over time
+MAX_RANK_LINES = 7  # in a chart of samples; for more ranks the spread is drawn
 SPREAD_INTERVALS = 60
 SAMPLED_FIELDS = (
     *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
     *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
 )
-MAX_RANKS = 7  # in a figure of a running run
-MAX_OTHER = 8  # further metrics that get a figure
+MAX_RANKS = 7  # in a chart of a running run
+MAX_OTHER = 8  # further metrics that get a chart
 _RATES = ("learning_rate", "lr")
-_TIME = "seconds of training"
+_TIME = Axis("seconds of training", from_zero=True)
 _SINCE_START = "seconds since the start of the run"
 
 
@@ -160,110 +157,78 @@ class RunData:
 # --- metrics --------------------------------------------------------------------------------------------------------
 
 
-def metric_figures(runs: Sequence[RunData], prefix: str, *, with_others: bool = True) -> Iterator[Figure]:
-    """Loss and the goal's metric with the goal, for runs of one job; with `with_others` also the learning rate and
-    rank 0's other metrics."""
-    # allreduce reports no curves.
-    shown, caption = _limit([run for run in runs if run.archive.run["spec"]["task"] != "allreduce"])
+def metric_charts(runs: Sequence[RunData], prefix: str, series: Mapping[str, str] | None = None) -> Iterator[Chart]:
+    """Each metric of rank 0 over time: the goal's first, then losses, the rest, and at last the learning rate; a line
+    for each run, and the target. `series` names the runs by the paths of their archives; runs of one share a color."""
+    shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"]  # it reports no curves
     names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
     goal = next((run.goal for run in shown if run.goal), None)
     goal_names = [name for name in names if goal and name in goal.metric_names]
     losses = [name for name in names if name.endswith("loss") and name not in goal_names]
     rates = [name for name in names if name in _RATES]
-    if losses:
-        figure = _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss", caption)
-        targets = {run.archive.result["details"].get("target_loss") for run in shown}
-        target = next(iter(targets)) if len(targets) == 1 else None
-        yield _with_line(figure, f"target: {target:g}", target) if is_finite_number(target) else figure
-    if goal_names and goal:
-        title = f"{goal.metric} over time"
-        figure = _metric_figure(shown, f"{prefix}goal-metric", title, goal_names, goal.metric, caption)
-        yield _with_goal(figure, goal)
-    if not with_others:
-        return
-    if rates:
-        yield _metric_figure(
-            shown, f"{prefix}learning-rate", "Learning rate over time", rates, "learning rate", caption
+    others = [name for name in names if name not in {*losses, *goal_names, *rates}][:MAX_OTHER]
+    targets = {run.archive.result["details"].get("target_loss") for run in shown}
+    target = next(iter(targets)) if len(targets) == 1 else None
+    for number, name in enumerate((*goal_names, *losses, *others, *rates)):
+        key = "learning-rate" if name in rates else "goal-metric" if [name] == goal_names[:1] else f"metric-{number}"
+        chart = _metric_chart(shown, f"{prefix}{key}", name, series or {})
+        if goal and name in goal_names:
+            chart = with_target(chart, f"goal: {goal.threshold:g}", goal.threshold)
+        yield (
+            with_target(chart, f"target: {target:g}", target) if name in losses and is_finite_number(target) else chart
         )
-    others = [name for name in names if name not in {*losses, *goal_names, *rates}]
-    for index, name in enumerate(others[:MAX_OTHER]):
-        yield _metric_figure(shown, f"{prefix}metric-{index}", f"{name[:60]} over time", [name], name[:60], caption)
 
 
-def _limit(runs: Sequence[RunData]) -> tuple[Sequence[RunData], str]:
-    """The runs that a figure shows, and a caption if there are more."""
-    return runs[:MAX_RUNS], f"The first {MAX_RUNS} of {len(runs)} runs." if len(runs) > MAX_RUNS else ""
+def _metric_chart(runs: Sequence[RunData], key: str, name: str, series: Mapping[str, str]) -> Chart:
+    rows = []
+    for run in runs[:MAX_RUNS]:
+        points = [point for point in run.metrics if point.name == name and point.rank == 0]
+        path = str(run.archive.path)
+        words = series.get(path, run.name)
+        rows += [{"series": words, "x": x, "y": y, "run": run.name} for x, y in thin(_timed(run, points))]
+    order = list(dict.fromkeys(series.values()))  # as in other charts, whichever run is first
+    rows.sort(key=lambda row: order.index(row["series"]) if row["series"] in order else len(order))
+    notes = ["One line per run; repeats share a color."] if len({row["series"] for row in rows}) < len(runs) else []
+    notes += [f"The first {MAX_RUNS} of {len(runs)} runs."] if len(runs) > MAX_RUNS else []
+    title = name[:60].replace("_", " ")
+    return Chart(
+        *(key, f"{title[:1].upper()}{title[1:]} over time", _TIME, Axis(title, unit_of(name)), tuple(rows)),
+        caption=" ".join(notes),
+    )
 
 
-def _metric_figure(
-    runs: Sequence[RunData], key: str, title: str, names: Sequence[str], label: str, caption: str
-) -> Figure:
-    lines = []
-    for run, (color, mark) in zip(runs, _looks_of(runs), strict=True):
-        for number, name in enumerate(names):
-            look: dict[str, Any] = {"color": color, "shape": mark + number}
-            points = [point for point in run.metrics if point.name == name and point.rank == 0]
-            if not points:
-                continue
-            xs, ys = thin(
-                _times(run, points), [point.value if is_finite_number(point.value) else None for point in points]
-            )
-            if len(names) == 1:
-                lines.append(Line(run.name, tuple(xs), tuple(ys), panel=_panel(run, runs), **look))
-            else:
-                lines.append(Line(f"{run.name}: {name}", tuple(xs), tuple(ys), panel=name, short=run.name, **look))
-    y = Axis(label, unit=unit_of(names[0]))
-    is_timed = all(point.seconds is not None for run in runs for point in run.metrics if point.name in names)
-    x = Axis(_TIME if is_timed else "seconds since training began", from_zero=True)
-    return Figure(key, title, x, y, tuple(lines), caption)
-
-
-def _looks_of(runs: Sequence[RunData]) -> list[Look]:
-    """The color and mark of each run, the same in every figure of a page: the color of its method if methods differ,
-    with another mark for each of its runs; else a color for each run."""
-    methods = [key_of(run.archive).facts().get("method", "") for run in runs]
-    if len(set(methods)) == 1:
-        return [look_of(index) for index in range(len(runs))]
-    looks = choose_shared_looks(methods, methods)
-    return [(color, mark + methods[:place].count(methods[place])) for place, (color, mark) in enumerate(looks)]
-
-
-def _panel(run: RunData, runs: Sequence[RunData]) -> str:
-    """The small multiple of a run among many: its number of workers if they differ."""
-    return counted(run.workers, "worker") if len({each.workers for each in runs}) > 1 else ""
-
-
-def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
+def _timed(run: RunData, points: Sequence[MetricPoint]) -> list[tuple[float, float | None]]:
     """Seconds of training if every point has them, else since the start of the training or the first point."""
-    if all(point.seconds is not None for point in points):
-        return [point.seconds or 0.0 for point in points]
+    if not points:
+        return []
     begun = points[0].time if run.begun is None else run.begun
-    return [point.time - begun for point in points]
+    is_known = all(point.seconds is not None for point in points)
+    times = [point.seconds or 0.0 if is_known else point.time - begun for point in points]
+    return list(zip(times, map(_finite, points), strict=True))
 
 
-def _with_goal(figure: Figure, goal: Goal) -> Figure:
-    return _with_line(figure, f"goal: {goal.threshold:g}", goal.threshold)
+def _finite(point: MetricPoint) -> float | None:
+    return point.value if is_finite_number(point.value) else None
 
 
-def _with_line(figure: Figure, label: str, y: float) -> Figure:
-    xs = [x for line in figure.lines for x in line.xs]
-    line = Line(label, (0.0, max(xs, default=1.0)), (y, y), reference=True)
-    return replace(figure, lines=(*figure.lines, line))
+def with_target(chart: Chart, name: str, y: float) -> Chart:
+    """The chart with a dashed line."""
+    end = max((row["x"] for row in chart.rows), default=1.0)
+    return replace(chart, rows=(*chart.rows, *guide(name, [(0.0, y), (end, y)])))
 
 
-def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Figure]:
-    """A figure per metric reported so far, with a line for each of the first MAX_RANKS ranks."""
+def live_charts(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Chart]:
+    """A chart per metric reported so far, with a line for each of the first MAX_RANKS ranks."""
     for name in dict.fromkeys(point.name for point in points):
         own = [point for point in points if point.name == name]
-        lines = []
+        rows = []
         for rank in sorted({point.rank for point in own})[:MAX_RANKS]:
-            found = [point for point in own if point.rank == rank]
-            times = [point.time - points[0].time for point in found]
-            xs, ys = thin(times, [point.value if is_finite_number(point.value) else None for point in found])
-            lines.append(Line(f"rank {rank}", tuple(xs), tuple(ys)))
-        axes = Axis("seconds since the first value", from_zero=True), Axis(name[:60], unit=unit_of(name))
-        figure = Figure(name, f"{name[:60]} over time", *axes, tuple(lines))
-        yield _with_goal(figure, goal) if goal and name in goal.metric_names else figure
+            found = [(point.time - points[0].time, _finite(point)) for point in own if point.rank == rank]
+            rows += [{"series": f"rank {rank}", "x": x, "y": y} for x, y in thin(found)]
+        axes = Axis("seconds since the first value", from_zero=True), Axis(name[:60], unit_of(name))
+        chart = Chart(name, f"{name[:60]} over time", *axes, tuple(rows))
+        is_goal = goal is not None and name in goal.metric_names
+        yield with_target(chart, f"goal: {goal.threshold:g}", goal.threshold) if goal and is_goal else chart
 
 
 # --- machines -------------------------------------------------------------------------------------------------------
@@ -291,13 +256,13 @@ RESOURCES = (
 )
 
 
-def resource_figures(runs: Sequence[Sampled], prefix: str, since: str = _SINCE_START) -> Iterator[Figure]:
-    """CPU, memory, traffic, disk and GPU over time, with a line per rank of each run."""
+def resource_charts(runs: Sequence[Sampled], prefix: str, since: str = _SINCE_START) -> Iterator[Chart]:
+    """CPU, memory, traffic, disk and GPU over time: a line per rank of each run, or the spread of many ranks."""
     for kind in RESOURCES:
-        lines = [line for run in runs for line in _resource_lines(run, kind)]
-        if any(y for line in lines for y in line.ys):
+        rows = [row for run in runs for row in _resource_rows(run, kind, is_alone=len(runs) == 1)]
+        if any(row["y"] for row in rows):
             axes = Axis(since, from_zero=True), Axis(kind.label, from_zero=True)
-            yield Figure(f"{prefix}{kind.key}", f"{kind.title} per rank", *axes, tuple(lines), kind=Kind.STEPS)
+            yield Chart(f"{prefix}{kind.key}", f"{kind.title} per rank", *axes, tuple(rows), Kind.STEPS)
 
 
 def use_now(run: Sampled) -> dict[int, dict[str, float]]:
@@ -309,23 +274,21 @@ def use_now(run: Sampled) -> dict[int, dict[str, float]]:
     return found
 
 
-def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
+def _resource_rows(run: Sampled, kind: Resource, *, is_alone: bool) -> Iterator[Row]:
     curves = _resource_curves(run, kind)
+    lines = {f"rank {rank}": points for rank, points in curves}
     if len(run.resources) > MAX_RANK_LINES:
-        yield from _spread_lines(run.name, [points for _, points in curves])
-        return
-    for rank, points in curves:
-        xs, ys = thin([time for time, _ in points], [value for _, value in points], 400)
-        color, mark = look_of(rank)
-        label, short = f"{run.name}, rank {rank}", f"rank {rank}"
-        yield Line(label, tuple(xs), tuple(ys), panel=run.name, short=short, color=color, shape=mark)
+        lines = _spread([points for _, points in curves])
+    for name, points in lines.items():
+        series = name if is_alone else f"{run.name}, {name}"
+        yield from ({"series": series, "x": x, "y": y} for x, y in thin([*points], 400))
 
 
-def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
-    """Minimum, median and maximum of the ranks' means in equal intervals of time."""
+def _spread(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
+    """Least, median and greatest of the ranks' means in equal intervals of time."""
     end = max((points[-1][0] for points in curves), default=0.0)
     if end <= 0:
-        return
+        return {}
     means: list[list[float]] = [[] for _ in range(SPREAD_INTERVALS)]
     per_second = SPREAD_INTERVALS * (1 - 1e-12) / end  # the last time is in the last interval
     for points in curves:
@@ -337,14 +300,11 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
         for place, count in enumerate(counts):
             if count:
                 means[place].append(sums[place] / count)
-    xs = tuple((place + 0.5) * end / SPREAD_INTERVALS for place, values in enumerate(means) if values)
-    kinds: tuple[tuple[str, Callable[[Sequence[float]], float]], ...]
-    kinds = ("least", min), ("median", statistics.median), ("greatest", max)
-    for word, choose in kinds:
-        color, mark = look_of(("least", "median", "greatest").index(word))
-        ys = tuple(choose(values) for values in means if values)
-        short = f"{word} of {len(curves)} ranks"
-        yield Line(f"{name}, {short}", xs, ys, panel=name, short=short, color=color, shape=mark)
+    known = [((place + 0.5) * end / SPREAD_INTERVALS, values) for place, values in enumerate(means) if values]
+    return {
+        f"{word} of {len(curves)} ranks": [(x, choose(values)) for x, values in known]
+        for word, choose in (("least", min), ("median", statistics.median), ("greatest", max))
+    }
 
 
 def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple[float, float]]]]:

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mlbench_cli.results.figures.look import color_of_phase
-from mlbench_cli.results.figures.model import Line
+from mlbench_cli.results.figures.chart import Row
 from mlbench_cli.util.csv_text import read_table
 
 _DATA = Path(__file__).parents[1] / "analysis" / "published_results.csv"
 # Tasks that repeat a published one.
 _SAME = {"cifar10_resnet20_ddp": "cifar10_resnet20", "cifar10_resnet20_tensorflow": "cifar10_resnet20"}
+# Metric -> name of the phase, in the order of a step. "compute" is the sum of the first four.
+PHASES = {
+    "compute_seconds": "compute",
+    **{f"{name}_seconds": name for name in ("forward", "loss", "backward", "optimizer")},
+    "communication_seconds": "communication",
+}
 
 
 @dataclass(frozen=True)
@@ -27,18 +32,18 @@ class PublishedValue:
     is_approximate: bool
     source: str
 
+    @property
+    def name(self) -> str:
+        """The series in a chart."""
+        return f"published: {self.variant}"
+
 
 @cache
 def read_published() -> tuple[PublishedValue, ...]:
     """All published values, with sources."""
     return tuple(
         PublishedValue(
-            row["task"],
-            row["variant"],
-            row["metric"],
-            int(row["workers"]),
-            float(row["value"]),
-            row["unit"],
+            *(row["task"], row["variant"], row["metric"], int(row["workers"]), float(row["value"]), row["unit"]),
             row["approx"] == "yes",
             row["source"],
         )
@@ -46,53 +51,26 @@ def read_published() -> tuple[PublishedValue, ...]:
     )
 
 
-def published_lines(task: str, metric: str) -> Iterator[Line]:
-    """The published curves of a task's metric over the number of workers, if any."""
-    values = [item for item in read_published() if (item.task, item.metric) == (_SAME.get(task, task), metric)]
-    for variant in dict.fromkeys(item.variant for item in values):
-        own = [item for item in values if item.variant == variant]
-        around = " ≈" if any(item.is_approximate for item in own) else ""
-        yield Line(
-            f"published: {variant}{around}",
-            tuple(float(item.workers) for item in own),
-            tuple(item.value for item in own),
-            reference=True,
-        )
+def published_values(task: str) -> list[PublishedValue]:
+    """The published values of a task or of the one that it repeats."""
+    return [item for item in read_published() if item.task == _SAME.get(task, task)]
 
 
-# Metric -> name of the phase, in the order of a step. "compute" is the sum of the first four.
-PHASES = {
-    "compute_seconds": "compute",
-    **{f"{name}_seconds": name for name in ("forward", "loss", "backward", "optimizer")},
-    "communication_seconds": "communication",
-}
-
-
-def published_phases(task: str) -> Iterator[tuple[str, list[int], tuple[Line, ...]]]:
-    """The published bars of a task: variant, numbers of workers, and a line per phase.
-
-    If only total and communication are known, the remainder is "all else".
-    """
+def published_phases(task: str) -> Iterator[tuple[str, list[Row]]]:
+    """The published bars of a task: variant and rows. If only total and communication are known, the remainder is "all
+    else"."""
     values: dict[str, dict[str, dict[int, float]]] = {}
-    for item in read_published():
-        if item.task == _SAME.get(task, task):
-            values.setdefault(item.variant, {}).setdefault(item.metric, {})[item.workers] = item.value
+    for item in published_values(task):
+        values.setdefault(item.variant, {}).setdefault(item.metric, {})[item.workers] = item.value
     for variant, metrics in values.items():
         phases = {name: metrics[metric] for metric, name in PHASES.items() if metric in metrics}
-        if not phases:
-            continue
         if list(phases) == ["communication"] and "seconds" in metrics:
             spent = phases["communication"]
             phases["all else"] = {k: total - spent[k] for k, total in metrics["seconds"].items() if k in spent}
-        counts = sorted({workers for points in phases.values() for workers in points})
-        xs = tuple(map(float, range(len(counts))))
-        lines = (
-            Line(name, xs, tuple(points.get(k) for k in counts), color=color_of_phase(name))
+        rows: list[Row] = [
+            {"series": name, "x": f"{k} worker{'s' if k > 1 else ''}", "y": seconds}
             for name, points in phases.items()
-        )
-        yield variant, counts, tuple(lines)
-
-
-def published_sources(task: str) -> list[str]:
-    """The distinct sources of a task's published values."""
-    return list(dict.fromkeys(item.source for item in read_published() if item.task == _SAME.get(task, task)))
+            for k, seconds in sorted(points.items())
+        ]
+        if rows:
+            yield variant, rows

@@ -12,6 +12,7 @@ from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, d
 from mlbench_cli.results.analysis.compare import compare_runs
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import (
     JOULES,
     NO_VALUE,
@@ -27,13 +28,11 @@ from mlbench_cli.results.analysis.series import Point, Series
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.faults import PARTS
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.collectives import collective_figures
-from mlbench_cli.results.figures.curves import RunData, metric_figures
+from mlbench_cli.results.figures.chart import PHASES, Chart
+from mlbench_cli.results.figures.collectives import collective_charts
+from mlbench_cli.results.figures.curves import RunData, metric_charts
 from mlbench_cli.results.figures.faults import draw_faults
-from mlbench_cli.results.figures.look import PHASES
-from mlbench_cli.results.figures.model import Figure
-from mlbench_cli.results.figures.published import published_sources
-from mlbench_cli.results.figures.scaling import Job, split_jobs
+from mlbench_cli.results.figures.published import published_values
 from mlbench_cli.results.figures.svg import Spent
 from mlbench_cli.results.report.model import Note, Report, ReportTable, RowPlot, Section, Tone
 from mlbench_cli.results.report.summary import (
@@ -66,7 +65,7 @@ def collect(
     """
     series = collect_series(archives)
     runs = [RunData(archive) for archive in _in_order(archives, series)]
-    jobs = split_jobs(series, {}, published=False)
+    jobs = split_jobs(series)
     findings = [find(job, runs) for job in jobs]
     sections = [
         *(
@@ -246,7 +245,7 @@ def _answer_row(place: Place, base: Place | None, job: Job) -> tuple[str, ...]:
     outcomes = sorted({run.outcome.replace("_", " ") for run in point.bad})
     bad = ["failed"] if point.bad and point.good else outcomes
     return (
-        _name(place, job),
+        job.name_of(place.group, place.point),
         format_estimate(point.seconds, SECONDS) if point.good else NO_VALUE,
         change,
         efficiency,
@@ -300,7 +299,7 @@ def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
         for name, each in place.point.metrics.items():
             values = (format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean"))
             change = changes[name].words if name in changes else NO_VALUE
-            cells.setdefault(name, []).append((name, _name(place, job), *values, change))
+            cells.setdefault(name, []).append((name, job.name_of(place.group, place.point), *values, change))
     rows = tuple(row for found in cells.values() for row in found)
     if not rows:
         return ()
@@ -314,13 +313,6 @@ def _metric_tables(job: Job) -> tuple[ReportTable, ...]:
         tuple(kept.index(index) for index in (2, 3, 4)),
     )
     return (table,)
-
-
-def _name(place: Place, job: Job) -> str:
-    """What tells a configuration from the others of its job."""
-    if len(job.groups) == 1:
-        return place.size
-    return place.group.label if len(job.workers) == 1 else place.name
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -419,76 +411,61 @@ def _gigabytes(value: object) -> str:
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def _curves(job: Job, number: int, runs: Sequence[RunData]) -> Iterator[Figure]:
+def _curves(job: Job, number: int, runs: Sequence[RunData]) -> Iterator[Chart]:
     """How the runs learned: the way to the goal, else the first metrics that the program reports."""
     own, prefix = _runs_of(job, runs), f"job{number}-"
-    way = _way_figure(job, own, prefix)
-    made = [way] if way else [figure for figure in metric_figures(own, prefix) if _has_curve(figure)][:MAX_FIGURES]
-    for figure in made:
-        yield replace(figure, title=figure.title.removesuffix(f": {job.name}"))
+    way = _way_chart(job, own, prefix)
+    yield from (
+        [way]
+        if way
+        else [chart for chart in metric_charts(own, prefix, job.sources) if _has_curve(chart)][:MAX_FIGURES]
+    )
 
 
-def _has_curve(figure: Figure) -> bool:
-    return any(len(line.xs) > 1 for line in figure.lines if not line.reference)
+def _has_curve(chart: Chart) -> bool:
+    return any(
+        len([row for row in line if row["y"] is not None]) > 1 for line in chart.lines if not line[0].get("style")
+    )
 
 
-def _largest(job: Job) -> dict[str, int]:
-    """The successful runs at the largest number of workers that all groups have: name -> index of the group."""
+def _largest(job: Job) -> dict[str, str]:
+    """The successful runs at the largest number of workers that all groups have: path -> name of the group."""
     counts = [{point.workers for point in group.points if point.good} for group in job.groups]
     known = [count for count in counts if count]
     if not known:
         return {}
     shared = set.intersection(*known) or set.union(*known)
     return {
-        run.name: index
-        for index, group in enumerate(job.groups)
+        run.source: group.label or job.title
+        for group in job.groups
         for point in group.points
         if point.workers == max(shared)
         for run in point.good
     }
 
 
-def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None:
-    """The goal's metric over time for one number of workers: a color per series, a thin line per repeat."""
+def _way_chart(job: Job, runs: Sequence[RunData], prefix: str) -> Chart | None:
+    """The goal's metric over time for one number of workers: a color per series, a line per repeat."""
     members = _largest(job)
-    shown = [run for run in runs if run.name in members]
-    found = next((item for item in metric_figures(shown, prefix) if item.key == f"{prefix}goal-metric"), None)
-    if found is None:
-        return None
-    lines, named = [], set()
-    for line in found.lines:
-        index = members.get(line.label.partition(": ")[0])
-        if index is None:
-            lines.append(line)
-            continue
-        (color, shape), (panel, short) = job.looks[index], job.places[index]
-        label = job.groups[index].label
-        is_named = label not in named
-        lines.append(replace(line, label=label, color=color, shape=shape, is_named=is_named, panel=panel, short=short))
-        named.add(label)
-    if not any(len([y for y in line.ys if y is not None]) > 1 for line in lines if not line.reference):
+    shown = [run for run in runs if str(run.archive.path) in members]
+    charts = metric_charts(shown, prefix, members)
+    found = next((chart for chart in charts if chart.key == f"{prefix}goal-metric"), None)
+    if found is None or not _has_curve(found):
         return None
     counts = {run.workers for run in shown}
     size = f", {counted(counts.pop(), 'worker')}" if len(job.workers) > 1 and len(counts) == 1 else ""
-    return replace(
-        found,
-        key=f"{prefix}way",
-        title=f"Progress toward the goal{size}",
-        y=replace(found.y, label=name_metric(job.groups[0].metric) + (", %" if found.y.unit == "%" else "")),
-        lines=tuple(lines),
-        caption="One line per run; repeats share a color." if len(shown) > len(job.groups) else "",
-    )
+    label = name_metric(job.groups[0].metric) + (", %" if found.y.unit == "%" else "")
+    return replace(found, key=f"{prefix}way", title=f"Progress toward the goal{size}", y=replace(found.y, label=label))
 
 
 def _comparison_note(job: Job) -> tuple[str, ...]:
-    if not published_sources(job.task) or not job.groups[0].metric:
+    if not published_values(job.task) or not job.groups[0].metric:
         return ()
     return ("mlbench charts --published draws the original MLBench's published results next to these.",)
 
 
 def _runs_of(job: Job, runs: Sequence[RunData]) -> list[RunData]:
-    names = {run.name for group in job.groups for point in group.points for run in point.shown}
-    return [run for run in runs if run.name in names]
+    return [run for run in runs if str(run.archive.path) in job.sources]
 
 
 def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
@@ -496,7 +473,7 @@ def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
     if not curves:
         return
     together = collectives.label_curves([*curves, *collectives.find_published(curves)])
-    figures = tuple(collective_figures(together))
+    figures = tuple(collective_charts(together))
     text = (collectives.ABOUT_PUBLISHED,) if any(curve.published for curve in together) else ()
     yield Section("Collectives by message size", text, (), figures)
 

@@ -1,10 +1,8 @@
 """The Jinja environment of page templates, and assets of this package. Does not load the figures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.results.analysis.numbers import format_estimate, format_goal, format_value, unit_of
 from mlbench_cli.results.analysis.stats import Estimate, EstimateDocument
@@ -12,22 +10,11 @@ from mlbench_cli.results.analysis.stats import Estimate, EstimateDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from mlbench_cli.results.figures.model import Figure
+    from mlbench_cli.results.figures.chart import Chart
     from mlbench_cli.results.report.model import RowPlot
 
 FOLDER = Path(__file__).parent
-MAX_ROWS = 400  # rows of a figure's table; the CSV has all
-
-_Row = tuple[str, str, float | None, float | None, float | None]
-
-
-@dataclass(frozen=True)
-class FigureRows:
-    """The numbers of a figure for its table."""
-
-    shown: Sequence[_Row]
-    left: int
-    has_interval: bool
+MAX_ROWS = 400  # rows of a chart's table; the CSV has all
 
 
 @cache
@@ -48,7 +35,7 @@ def make_environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["rows_of"] = rows_of
+    environment.filters["rows_of"] = _list_rows
     environment.filters["drawn"] = _draw_row
     environment.filters["swatch"] = _draw_swatch
     environment.filters["icon"] = _draw_icon
@@ -94,7 +81,7 @@ def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:
     return format_estimate(None if document is None else Estimate.from_dict(document), unit)
 
 
-def rows_of(figure: "Figure") -> FigureRows:
-    """The data of a figure as a table of at most MAX_ROWS rows, and the number of further rows."""
-    rows = list(figure.rows())
-    return FigureRows(rows[:MAX_ROWS], max(0, len(rows) - MAX_ROWS), any(row[3] is not None for row in rows))
+def _list_rows(chart: "Chart") -> dict[str, Any]:
+    """The rows of a chart for its table: at most MAX_ROWS, how many more there are, and whether any has an interval."""
+    left = max(0, len(chart.rows) - MAX_ROWS)
+    return {"shown": chart.rows[:MAX_ROWS], "left": left, "intervals": any("low" in row for row in chart.rows)}

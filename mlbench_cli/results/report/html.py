@@ -4,7 +4,7 @@ import base64
 import hashlib
 
 from mlbench_cli import __version__
-from mlbench_cli.results.figures.look import STYLE
+from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.environment import make_environment, read_asset
 from mlbench_cli.results.report.model import Report

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mlbench_cli.results.analysis.numbers import format_value
-from mlbench_cli.results.figures.model import Figure, Scale
-from mlbench_cli.results.report.model import Report, ReportTable, Section
+from mlbench_cli.results.figures.chart import Chart
+from mlbench_cli.results.report.model import Report, Section
 
 MAX_BYTES = 60_000  # GitHub's limit for a comment is 65,536
-MAX_FIGURE_ROWS = 24
+MAX_ROWS = 24  # of a chart that is written as a table
 # With brackets escaped, parentheses and "!" are plain text; "_" inside a word is, too.
 _SPECIAL = re.compile(r"([\\`*{}\[\]#|~@]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 _CUT = "\n\n*The rest is in the HTML report.*\n"
@@ -49,31 +49,24 @@ def _section(section: Section) -> Iterator[str]:
     if section.commands:
         fence = "```"
         yield "\n".join((fence, *(" ".join(line.replace("`", "'").split()) for line in section.commands), fence))
-    figures = [figure for figure in section.figures if figure.x.scale is Scale.CATEGORIES or len(_xs(figure)) <= 12]
-    for figure in figures:
-        yield from _figure(figure)
-    left = len(section.figures) - len(figures)
+    charts = [chart for chart in section.figures if len(chart.rows) <= MAX_ROWS]
+    for chart in charts:
+        yield from _chart(chart)
+    left = len(section.figures) - len(charts)
     if left:
         yield f"*{left} figures over time are in the HTML report.*"
 
 
-def _figure(figure: Figure) -> Iterator[str]:
-    """A figure as a table with a row per x and a column per line."""
-    xs = _xs(figure)
-    head = (figure.x.label, *(line.label for line in figure.lines))
-    columns = [dict(zip(line.xs, line.ys, strict=True)) for line in figure.lines]
-    rows = [
-        (figure.name_x(x), *(format_value(column.get(x), figure.y.unit) for column in columns))
-        for x in xs[:MAX_FIGURE_ROWS]
-    ]
-    table = ReportTable(figure.title, head, tuple(rows), tuple(range(len(head))))
-    yield f"<details><summary>{escape(figure.title)} ({escape(figure.y.label)})</summary>"
-    yield _table(table.head, table.rows, table.numeric)
+def _chart(chart: Chart) -> Iterator[str]:
+    """The rows of a chart."""
+    rows = [(row["series"], _text(row["x"]), format_value(row["y"], chart.y.unit)) for row in chart.rows]
+    yield f"<details><summary>{escape(chart.title)} ({escape(chart.y.label)})</summary>"
+    yield _table(("series", chart.x.label, chart.y.label), rows, (1, 2))
     yield "</details>"
 
 
-def _xs(figure: Figure) -> list[float]:
-    return sorted({x for line in figure.lines for x in line.xs})
+def _text(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:.9g}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int]) -> str:

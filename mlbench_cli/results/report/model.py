@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.svg import Spent
 
 
@@ -71,7 +71,7 @@ class Section:
     heading: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[ReportTable, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[Chart, ...] = ()
     is_folded: bool = False  # on screen only; open in print
     notes: tuple[Note, ...] = ()
     summary: str = ""
@@ -98,6 +98,6 @@ class Report:
     csv: str = ""  # the numbers of all rows
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[Chart, ...]:
         """The figures of all sections, in order."""
         return tuple(figure for section in self.sections for figure in section.figures)

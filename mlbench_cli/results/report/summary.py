@@ -8,6 +8,7 @@ from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import CHOICES, conditions_of
 from mlbench_cli.results.analysis.compare import CODE, Comparison, Row, be, compare
 from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.jobs import Job
 from mlbench_cli.results.analysis.numbers import SECONDS as SECONDS_UNIT
 from mlbench_cli.results.analysis.numbers import (
     format_estimate,
@@ -18,7 +19,6 @@ from mlbench_cli.results.analysis.numbers import (
 from mlbench_cli.results.analysis.series import Group, Point, relate_runs
 from mlbench_cli.results.analysis.stats import Ratio
 from mlbench_cli.results.figures.curves import RunData
-from mlbench_cli.results.figures.scaling import Job
 from mlbench_cli.results.report.model import Badge, Tone
 from mlbench_cli.util.text import counted
 

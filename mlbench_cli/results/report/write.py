@@ -5,12 +5,11 @@ from urllib.parse import quote
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.chart import to_csv
 from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.markdown import render_markdown
 from mlbench_cli.results.report.model import Report
 from mlbench_cli.util import files
-from mlbench_cli.util.csv_text import format_csv
 
 SUFFIXES = (".html", ".htm", ".md", ".markdown")
 
@@ -38,16 +37,10 @@ def write_report(report: Report, path: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
     with layout.naming_file_on_os_error(path, "written"):
-        tables = {"results": report.csv} | {figure.key: figure_csv(figure) for figure in report.figures}
+        tables = {"results": report.csv} | {figure.key: to_csv([figure]) for figure in report.figures}
         data.mkdir(exist_ok=True)
         written = [data / f"{name}.csv" for name in tables]
         for target, table in zip(written, tables.values(), strict=True):
             files.write_atomically(target, table.encode())
         files.write_atomically(path, text.encode())
     return [path, *written]
-
-
-def figure_csv(figure: Figure) -> str:
-    """CSV with a row per point: line, x, y and the bounds of its interval, empty if unknown."""
-    head = ["line", figure.x.label, figure.y.label, "low", "high"]
-    return format_csv([head, *figure.rows()])

@@ -18,7 +18,7 @@ from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE, find_signature_problem
-from mlbench_cli.results.report.write import figure_csv
+from mlbench_cli.results.figures.chart import to_csv
 from mlbench_cli.results.site.claims import Claim, Contest, ReceiptNote, attach_receipts, make_contests
 from mlbench_cli.results.site.entries import MANY, Entry, Refusal, Sources, find_sources, is_plain, read_entries
 from mlbench_cli.results.site.pages import (
@@ -30,7 +30,7 @@ from mlbench_cli.results.site.pages import (
     render_task,
     site_css,
 )
-from mlbench_cli.results.site.pictures import contest_figures
+from mlbench_cli.results.site.pictures import contest_charts
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import counted, one_line
 
@@ -251,8 +251,8 @@ def _write_pages(contests: Sequence[Contest], site: Path, look: Look, summary: S
         summary.largest_page = max(summary.largest_page, len(data))
         (site / name).write_bytes(data)
     for contest in contests:
-        for figure in contest_figures(contest):
-            (site / "data" / f"{figure.key}.csv").write_text(figure_csv(figure), "utf-8")
+        for figure in contest_charts(contest):
+            (site / "data" / f"{figure.key}.csv").write_text(to_csv([figure]), "utf-8")
     claims = [(claim, contest) for contest in contests for claim in contest.claims]
     for size in _write_claims(claims, site, look):
         summary.largest_page = max(summary.largest_page, size)
@@ -287,7 +287,7 @@ def _write_claim(item: tuple[Claim, Contest], site: Path, look: Look) -> int:
     data = text.encode()
     (site / "results" / f"{claim.id}.html").write_bytes(data)
     for figure in figures:
-        (site / "data" / f"{claim.id}-{figure.key}.csv").write_text(figure_csv(figure), "utf-8")
+        (site / "data" / f"{claim.id}-{figure.key}.csv").write_text(to_csv([figure]), "utf-8")
     return len(data)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlbench_cli.results.analysis.comparability import ComparisonKey
+from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Group, Point, group_runs
 from mlbench_cli.results.analysis.stats import Estimate, estimate
-from mlbench_cli.results.figures.scaling import Job, split_jobs
 from mlbench_cli.results.site.entries import Entry, Withdrawal
 from mlbench_cli.util.text import shorten
 
@@ -295,9 +295,7 @@ def _repeats_of(entry: Entry) -> tuple[str, ComparisonKey, int]:
 
 def _split(entries: Sequence[Entry]) -> list[Job]:
     """The jobs of entries. Their groups may hold the runs of several folders: `_claims` keeps these apart."""
-    series = group_runs(entry.measurement for entry in entries)
-    prices = {entry.name: entry.price for entry in entries if entry.price is not None}
-    return split_jobs(series, prices, published=False)
+    return split_jobs(group_runs(entry.measurement for entry in entries))
 
 
 def _claims(job: Job, entries: Sequence[Entry], worker_hour: float | None) -> Iterator[Claim]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import __version__
-from mlbench_cli.results.figures.look import STYLE
-from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.chart import Chart
+from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.environment import make_environment, read_asset
 from mlbench_cli.results.site.claims import Claim, Contest, describe_setting
-from mlbench_cli.results.site.pictures import claim_figures, contest_figures
+from mlbench_cli.results.site.pictures import claim_charts, contest_charts
 from mlbench_cli.util.text import size as format_size
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def render_overview(contests: Sequence[Contest], look: Look, refused: Sequence[o
 def render_task(contests: Sequence[Contest], task: str, look: Look) -> dict[str, str]:
     """The pages of a task by name."""
     own = [contest for contest in contests if contest.job.task == task]
-    figures = {contest.name: list(contest_figures(contest)) for contest in own}
+    figures = {contest.name: list(contest_charts(contest)) for contest in own}
     rows = [(contest, claim) for contest in own for claim in contest.claims]
     count = max(1, -(-len(rows) // ROWS))
     names = [page_name(task, number) for number in range(1, count + 1)]
@@ -86,9 +86,9 @@ def page_name(task: str, number: int) -> str:
     return f"tasks/{task}.html" if number == 1 else f"tasks/{task}-{number}.html"
 
 
-def render_claim(claim: Claim, contest: Contest, look: Look, site: Path) -> tuple[str, list[Figure]]:
+def render_claim(claim: Claim, contest: Contest, look: Look, site: Path) -> tuple[str, list[Chart]]:
     """The page of a claim, and its figures."""
-    figures = claim_figures(claim, site)
+    figures = claim_charts(claim, site)
     page = _render(
         "result.html.j2",
         look,

@@ -16,8 +16,9 @@ from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.charts import draw
-from mlbench_cli.results.figures.collectives import collective_sheets
-from mlbench_cli.results.figures.png import draw_sheets
+from mlbench_cli.results.figures.collectives import collective_charts
+from mlbench_cli.results.figures.files import Sheet
+from mlbench_cli.results.figures.files import draw as draw_sheet
 from tests import NIGHTLY
 from tests.unit.results.figures.test_charts import check_texts, drawn
 from tests.unit.results.runs import sealed_run
@@ -141,30 +142,24 @@ def test_the_published_bandwidth_agrees_with_its_description(tmp_path: Path) -> 
 def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
     runs = [measured_run(tmp_path / "a", workers=2), measured_run(tmp_path / "b", workers=4)]
     written = draw(runs, tmp_path / "charts", published=True)
-    names = [path.name for path in written]
-    assert [name for name in names if name.endswith(".png")][-2:] == [
-        *("collectives_latency_fp32.png", "collectives_bandwidth_fp32.png"),
-    ]
+    assert (tmp_path / "charts" / "collectives.png") in written
     rows = list(csv.DictReader((tmp_path / "charts" / "collectives.csv").read_text().splitlines()))
-    assert {row["published"] for row in rows} == {"yes", "no"}
-    own = [row for row in rows if row["published"] == "no"]
-    assert [(row["ranks"], row["bytes"]) for row in own[:2]] == [("2 ranks", "4"), ("2 ranks", "32")]
+    own = [row for row in rows if not row["style"] and row["chart"] == "Latency of all_reduce, fp32"]
+    assert [row["bytes of the larger side"] for row in own[:2]] == ["4.0", "32.0"]
     assert len(own) == 2 * len(SIZES)
+    assert {row["style"] for row in rows} == {"", "fit", "published"}
     with pytest.raises(UsageError, match="--published"):
         draw([sealed_run(tmp_path / "other")], tmp_path / "none", published=True)
 
 
 def test_what_is_written_in_a_figure(tmp_path: Path) -> None:
     curves = curves_of(measured_run(tmp_path / "a"), measured_run(tmp_path / "b", workers=4, alpha=2500.0))
-    sheets = draw_sheets(collective_sheets(label_curves(curves)))
-    found = {sheet.name: [text.get_text() for text in drawn(picture)] for sheet, picture in sheets}
-    assert set(found) == {"collectives_latency_fp32", "collectives_bandwidth_fp32"}
-    for texts in found.values():
+    for chart in collective_charts(label_curves(curves)):
+        texts = [text.get_text() for text in drawn(draw_sheet(Sheet("x", "x", (chart,))))]
         plain = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in texts]
         assert "gloo, 2 ranks: 100 µs + S / 1 GB/s (±7 %)" in plain
         assert "gloo, 4 ranks: 2.50 ms + S / 1 GB/s (±7 %)" in plain
-        assert [text for text in plain if text.startswith("Measured on ")]
-        assert "1 KiB" in plain
+        assert "16 KiB" in plain
 
 
 SETS: dict[str, list[dict[str, Any]]] = {
@@ -188,8 +183,8 @@ SETS: dict[str, list[dict[str, Any]]] = {
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))
     curves += select_published(curves) if "published" in name else []
-    for sheet, picture in draw_sheets(collective_sheets(label_curves(curves))):
-        check_texts(sheet.name, picture)
+    charts = tuple(collective_charts(label_curves(curves)))
+    check_texts(name, draw_sheet(Sheet("x", "x", charts)))
 
 
 def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:
@@ -223,11 +218,4 @@ def test_one_rank_has_a_latency_but_no_bandwidth(tmp_path: Path) -> None:
         for size in SIZES
     ]
     curves = curves_of(measured_run(tmp_path / "a", workers=1, document={"ranks": 1, "rows": rows, "series": []}))
-    assert [sheet.name for sheet in collective_sheets(label_curves(curves))] == ["collectives_latency_fp32"]
-
-
-def test_figures_of_a_functional_cluster_are_marked(tmp_path: Path) -> None:
-    functional = curves_of(measured_run(tmp_path / "a", functional_only="all nodes are on one machine"))
-    both = functional + curves_of(measured_run(tmp_path / "b", workers=4))
-    for curves, words in ((functional, "FUNCTIONAL ONLY"), (both, "PARTLY FUNCTIONAL ONLY")):
-        assert {sheet.marks for sheet in collective_sheets(label_curves(curves))} == {(words,)}
+    assert [chart.key for chart in collective_charts(label_curves(curves))] == ["collective0-latency"]

@@ -123,7 +123,7 @@ def test_what_was_sent_stands_beside_what_was_reached(sealed: Path, tmp_path: Pa
     assert table[4] == "| t | bsp | Prec@1 | 80.5 | 80.5 | 5.00 |"
     assert [row["sent_bytes"] for row in csv.DictReader(io.StringIO(to_csv(rows)))] == ["5000000.0"] * 4
     names = sorted(path.name for path in draw_experiment("Title", rows, tmp_path))
-    assert names == ["pareto.png", "pareto.svg", "throughput.png", "throughput.svg"]
+    assert names == [f"{name}.{suffix}" for name in ("pareto", "throughput") for suffix in ("csv", "png", "svg")]
 
 
 def test_less_is_better_for_seconds() -> None:
@@ -194,7 +194,7 @@ def test_figures_are_drawn_for_few_many_and_published_rows(tmp_path: Path) -> No
     rows = make_rows(own, select_series(["survey-2020/BERT-Base/10GbE"]))
     assert [name for name, _ in split_panels(rows)] == ["t, images/s", "BERT-Base, sentences/s"]
     written = draw_experiment("Title", rows, tmp_path)
-    assert sorted(path.name for path in written) == ["pareto.png", "pareto.svg", "throughput.png", "throughput.svg"]
+    assert {path.name for path in written} >= {"pareto.png", "pareto.svg", "throughput.png", "throughput.svg"}
     assert draw_experiment("Title", make_rows([]), tmp_path) == []
 
 

@@ -14,9 +14,9 @@ from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures import files
+from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.charts import draw, list_sheets
-from mlbench_cli.results.figures.model import Figure
-from mlbench_cli.results.figures.png import draw_sheets
 from task_images.contract import CATEGORIES
 from tests import NIGHTLY
 from tests.unit.results.runs import new_run, sealed_run, spec, timings
@@ -40,8 +40,8 @@ def test_figures_of_folders_zips_and_runs(tmp_path: Path) -> None:
     pack(sixteen, tmp_path / "sixteen.zip")
     run = Run("0123456789ab", spec("run-2"), two, "2025-10-09T08:53:19.000Z")
     written = draw([one, tmp_path / "sixteen.zip", run], tmp_path / "charts")
-    names = [*NAMES, "compute_speedup", "communication", "price_index", "throughput", "loss", "goal_metric"]
-    expected = [f"{name}{suffix}" for name in names for suffix in (".png", ".svg")] + ["summary.csv"]
+    names = [*NAMES, "compute_speedup", "communication", "price_index", "metrics"]
+    expected = [f"{name}{suffix}" for name in names for suffix in (".png", ".svg", ".csv")] + ["summary.csv"]
     assert sorted(path.name for path in written) == sorted(expected)
     assert sorted(path.name for path in (tmp_path / "charts").iterdir()) == sorted(expected)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written if path.suffix == ".png")
@@ -120,21 +120,8 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     assert group.baseline is group.points[1]
     shown = texts(found)["speedup"]
     assert {"task's own method", "ideal", "Speed-up"} <= set(shown)
-    (figure,) = panels(found)["speedup"]
-    assert figure.lines[0].xs == (2.0, 8.0)
-
-
-@pytest.mark.parametrize("counts", [(1, 2), (2, 3, 4), (1, 2, 4, 8, 16)])
-def test_the_ideal_line_is_seen_even_where_runs_get_slower(tmp_path: Path, counts: tuple[int, ...]) -> None:
-    found = series(tmp_path, *({"workers": count, "seconds": 10.0 * count} for count in counts))
-    (axes,) = next(picture for sheet, picture in draw_sheets(list_sheets(found)) if sheet.name == "speedup").axes
-    low, high = axes.get_ylim()
-    drawn = [[float(value) for value in np.asarray(line.get_ydata())] for line in axes.lines]
-    measured, ideal = (ys for ys in drawn if len(ys) == len(counts))  # the others are marks of single runs
-    assert ideal == [count / counts[0] for count in counts]
-    assert measured == pytest.approx([counts[0] / count for count in counts])
-    assert low < min(measured)
-    assert max(ideal) < high
+    (chart,) = charts(found)["speedup"]
+    assert [row["x"] for row in chart.rows if "style" not in row] == [2, 8]
 
 
 def test_repeats_are_averaged(tmp_path: Path) -> None:
@@ -157,12 +144,11 @@ def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path
     logs = np.log([90.0, 100.0, 110.0])
     reach = 4.302653 * logs.std(ddof=1) / 3**0.5
     low, high = (float(np.exp(logs.mean() + turn * reach)) for turn in (-1, 1))
-    for sheet, picture in draw_sheets(sheet for sheet in list_sheets(found) if sheet.name in NAMES):
-        (axes,) = picture.axes
-        bars = [list(map(tuple, bar.get_segments()[0])) for bar in axes.collections]  # type: ignore[attr-defined]
-        # The baseline of the speed-up is 1 by definition, a single run has no interval, phases have none.
-        expected = [[pytest.approx((1, low)), pytest.approx((1, high))]]
-        assert bars == (expected if sheet.name == "total_time" else []), sheet.name
+    bars = {
+        name: [row["low"] for chart in own for row in chart.rows if "low" in row] for name, own in charts(found).items()
+    }
+    # The baseline of the speed-up is 1 by definition, a single run has no interval, phases have none.
+    assert {name: bars[name] for name in NAMES if bars[name]} == {"total_time": [pytest.approx(low)]}
     one, two = csv.DictReader(found.to_csv().splitlines())
     assert (one["runs"], one["seconds_min"], one["seconds_max"]) == ("3", "90", "110")
     assert (float(one["seconds_low"]), float(one["seconds_high"])) == pytest.approx((low, high), rel=1e-5)
@@ -183,19 +169,17 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
             for workers, seed, last in ((1, 1, 60.0), (1, 2, 40.0), (2, 1, 80.5))
         ),
     )
-    (figure,) = panels(found)["accuracy_after_time"]
-    assert list(figure.lines[0].ys) == pytest.approx([2400**0.5, 80.5])
-    assert figure.lines[0].few == (True, True)
-    assert figure.y.label == "Prec@1"
-    assert "Accuracy after 60 s" in texts(found)["accuracy_after_time"]
-    assert "Total time" in texts(found)["total_time"]
+    (chart,) = charts(found)["total_time"]
+    assert [row["y"] for row in chart.rows] == pytest.approx([2400**0.5, 80.5])
+    assert [row["few"] for row in chart.rows] == [True, True]
+    assert chart.y.label == "Prec@1"
     assert [text for text in texts(found)["speedup"] if "have no speed-up" in text]
 
 
 @pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per rank"), (2.0, "2 CPUs per rank"), (None, "")])
 def test_cpus_in_words(tmp_path: Path, cpus: float | None, words: str) -> None:
     found = series(tmp_path, {"cpus": cpus, "environment": {"env": {}}})
-    [subtitle] = [text for text in texts(found)["total_time"] if text.startswith("unknown")]
+    [subtitle] = [text.partition("\n")[0] for text in texts(found)["total_time"] if text.startswith("unknown-task ·")]
     assert ("CPU" in subtitle) == bool(words)
     assert subtitle.endswith(words)
 
@@ -239,8 +223,8 @@ def test_conditions_are_in_every_figure_and_in_the_table(tmp_path: Path) -> None
         "contended",
         "crowded shared",
     ]
-    (figure,) = panels(found)["total_time"]
-    assert figure.lines[0].notes == ("", "contended", "crowded, shared")
+    (chart,) = charts(found)["total_time"]
+    assert [row["note"] for row in chart.rows] == ["", "contended", "crowded, shared"]
 
 
 MACHINE = {"cpu": "Intel Xeon", "cores": 2}
@@ -305,8 +289,8 @@ def test_synthetic_data_are_in_the_title(tmp_path: Path) -> None:
     some = series(tmp_path / "b", {"synthetic": True}, {"synthetic": False})
     none = series(tmp_path / "c", {})
     for name in NAMES:
-        assert "   SYNTHETIC DATA" in texts(everything)[name]
-        assert "   PARTLY SYNTHETIC DATA" in texts(some)[name]
+        assert texts(everything)[name][0].endswith("   SYNTHETIC DATA")
+        assert texts(some)[name][0].endswith("   PARTLY SYNTHETIC DATA")
         assert not [text for text in texts(none)[name] if "SYNTHETIC" in text]
 
 
@@ -315,9 +299,9 @@ def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Pa
     everything = series(tmp_path / "a", kind)
     some = series(tmp_path / "b", kind | {"synthetic": True}, {"synthetic": True})
     for name in NAMES:
-        assert "   FUNCTIONAL ONLY" in texts(everything)[name]
-        assert [text for text in texts(everything)[name] if text.endswith("functional only")]
-        assert {"   SYNTHETIC DATA", "   PARTLY FUNCTIONAL ONLY"} <= set(texts(some)[name])
+        assert texts(everything)[name][0].endswith("   FUNCTIONAL ONLY")
+        assert [text for text in texts(everything)[name] if "functional only\n" in text]
+        assert texts(some)[name][0].endswith("   SYNTHETIC DATA   PARTLY FUNCTIONAL ONLY")
     assert [group.label for group in some.groups] == ["gloo", "gloo, functional only"]
 
 
@@ -340,11 +324,10 @@ def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
 
 def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
     found = series(tmp_path, {"workers": 1, "seconds": 90.0, "timings": timings(80.0)})
-    (figure,) = panels(found)["time_for_all_phases"]
-    assert sum(line.ys[0] or 0.0 for line in figure.lines) == pytest.approx(90.0)
-    picture = next(picture for sheet, picture in draw_sheets(list_sheets(found)) if sheet.name == "time_for_all_phases")
+    (chart,) = charts(found)["time_for_all_phases"]
+    assert sum(row["y"] for row in chart.rows) == pytest.approx(90.0)
+    picture = files.draw(next(sheet for sheet in list_sheets(found) if sheet.name == "time_for_all_phases"))
     bars = [bar for container in picture.axes[0].containers for bar in container]
-    assert len(bars) == len(figure.parts) < len(figure.lines)
     assert sum(bar.get_width() for bar in bars) == pytest.approx(90.0)
     assert [bar.get_x() for bar in bars] == sorted(bar.get_x() for bar in bars)
 
@@ -353,10 +336,9 @@ def test_communication_inside_a_pass_is_drawn_with_it_and_explained(tmp_path: Pa
     spent = timings(80.0)
     spent["backward_and_communication"] = spent.pop("backward")
     del spent["communication"]
-    found = panels(series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent}))
-    (figure,) = found["time_for_all_phases"]
-    assert "backward and communication" in {line.label for line in figure.lines}
-    assert "cannot be told from computing" in figure.caption
+    (chart,) = charts(series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent}))["time_for_all_phases"]
+    assert "computing with messages in it" in chart.series
+    assert "cannot be told from computing" in chart.caption
 
 
 SETS: dict[str, list[dict[str, Any]]] = {
@@ -404,8 +386,8 @@ SETS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SETS if NIGHTLY else ("one group", "six groups of six"))
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     found = series(tmp_path, *SETS[name])
-    for sheet, picture in draw_sheets(list_sheets(found)):
-        check_texts(sheet.name, picture)
+    for sheet in list_sheets(found):
+        check_texts(sheet.name, files.draw(sheet))
 
 
 def check_texts(figure_name: str, figure: Any) -> None:
@@ -435,12 +417,11 @@ def drawn(figure: Any) -> Iterator[Any]:
             yield from (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
 
 
-def panels(found: Series) -> dict[str, tuple[Figure, ...]]:
-    """The figures of each file."""
-    return {sheet.name: sheet.figures for sheet in list_sheets(found)}
+def charts(found: Series) -> dict[str, tuple[Chart, ...]]:
+    """The charts of each file."""
+    return {sheet.name: sheet.charts for sheet in list_sheets(found)}
 
 
 def texts(found: Series) -> dict[str, list[str]]:
-    """Everything that is written in each figure."""
-    sheets = draw_sheets(list_sheets(found))
-    return {sheet.name: [text.get_text() for text in drawn(picture)] for sheet, picture in sheets}
+    """Everything that is written in each file, the title first."""
+    return {sheet.name: [text.get_text() for text in drawn(files.draw(sheet))] for sheet in list_sheets(found)}

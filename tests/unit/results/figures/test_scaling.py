@@ -1,14 +1,14 @@
 """What figures over the number of workers show: every value by hand, and which figures a job has."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.series import Measurement, group_runs
-from mlbench_cli.results.figures.model import Figure
-from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
+from mlbench_cli.results.figures.chart import Chart
+from mlbench_cli.results.figures.scaling import KINDS, scaling_chart
 
 PARTS = {"forward": 40.0, "backward": 30.0, "communication": 20.0, "data_wait": 10.0}
 
@@ -25,30 +25,26 @@ def run(measured: Measurement, name: str, workers: int, seconds: float, **change
     return replace(measured, name=name, source=name, workers=workers, figures=figures, key=key, moment=moment, **fields)
 
 
-def jobs(*runs: Measurement, prices: Mapping[str, float] | None = None) -> list[Job]:
-    return split_jobs(group_runs(runs), dict(prices or {}), published=False)
+def jobs(*runs: Measurement) -> list[Job]:
+    return split_jobs(group_runs(runs))
 
 
-def figures(*runs: Measurement, prices: Mapping[str, float] | None = None) -> dict[str, Figure]:
-    [job] = jobs(*runs, prices=prices)
-    return {figure.key.removeprefix("job0-"): figure for figure in scaling_figures(job, 0)}
+def charts(*runs: Measurement) -> dict[str, Chart]:
+    [job] = jobs(*runs)
+    return {kind.key: chart for kind in KINDS if (chart := scaling_chart(job, kind)) is not None}
 
 
 def test_intervals_of_ratios_are_turned_with_them(measured: Measurement) -> None:
     """(k / k0) / S^2: the upper end of the speed-up gives the lower end of the index."""
     one = [run(measured, f"a{each}", 1, each) for each in (90.0, 100.0, 110.0)]
     two = [run(measured, f"b{each}", 2, each) for each in (50.0, 50.0, 50.0)]
-    found = figures(*one, *two)
-    speedup, index = (found[key].lines[0] for key in ("speedup", "price-index"))
-    low, high = speedup.low[1], speedup.high[1]
-    assert low is not None
-    assert high is not None
-    assert low < 2.0 < high
-    assert [index.low[1], index.high[1]] == pytest.approx([2 / high**2, 2 / low**2])
-    assert index.ys[1] == pytest.approx(0.5 / 0.99666**2, rel=1e-3)
-    assert found["time"].caption.endswith("Bars: 95 % intervals.")
-    assert figures(*one[:2], *two)["time"].lines[0].few == (True, False)
-    assert figures(one[0], two[0])["time"].lines[0].low == ()
+    found = charts(*one, *two)
+    speedup, index = (found[key].rows[1] for key in ("speedup", "price_index"))
+    assert speedup["low"] < 2.0 < speedup["high"]
+    assert [index["low"], index["high"]] == pytest.approx([2 / speedup["high"] ** 2, 2 / speedup["low"] ** 2])
+    assert index["y"] == pytest.approx(0.5 / 0.99666**2, rel=1e-3)
+    assert [row["few"] for row in charts(*one[:2], *two)["total_time"].rows] == [True, False]
+    assert not any("low" in row for row in charts(one[0], two[0])["total_time"].rows)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.results.analysis.series import Measurement, group_runs
 from mlbench_cli.results.figures.charts import list_sheets
-from mlbench_cli.results.figures.model import Sheet
+from mlbench_cli.results.figures.files import Sheet
 from tests.unit.results.figures.test_scaling import run
 
 BUDGET = {"outcome": "budget_spent", "budget": "60", "Prec@1": 75.0}

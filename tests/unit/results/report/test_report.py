@@ -14,15 +14,15 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.look import FAMILIES, PHASES, STYLE, choose_looks, read_colors
-from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, Spread, thin
-from mlbench_cli.results.figures.published import published_lines, read_published
+from mlbench_cli.results.figures.chart import COLORS, PHASES, Axis, Chart, Kind, guide, thin, to_csv
+from mlbench_cli.results.figures.files import STYLE
+from mlbench_cli.results.figures.published import published_values, read_published
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.collect import collect
 from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.markdown import render_markdown
 from mlbench_cli.results.report.model import Report, ReportTable, Section
-from mlbench_cli.results.report.write import check_target, figure_csv, write_report
+from mlbench_cli.results.report.write import check_target, write_report
 from tests.unit.results.runs import sealed_run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -48,7 +48,7 @@ def archives(tmp_path: Path) -> Callable[..., list[Archive]]:
     return make
 
 
-def figures_of(report: Report) -> dict[str, Figure]:
+def figures_of(report: Report) -> dict[str, Chart]:
     return {figure.key: figure for figure in report.figures}
 
 
@@ -107,7 +107,7 @@ def test_the_title_names_the_size_that_was_compared(tmp_path: Path, seconds: flo
 
 def test_the_goal_is_a_line_of_its_own(archives: Callable[..., list[Archive]]) -> None:
     *_, goal = figures_of(collect(archives()))["job1-way"].lines
-    assert (goal.label, goal.ys, goal.reference) == ("goal: 80", (80.0, 80.0), True)
+    assert [(row["series"], row["y"], row["style"]) for row in goal] == [("goal: 80", 80.0, "guide")] * 2
 
 
 def test_the_table_leaves_out_what_is_the_same_for_all(archives: Callable[..., list[Archive]]) -> None:
@@ -174,13 +174,16 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
-def hostile_figure() -> Figure:
-    return Figure("x", HOSTILE, Axis(HOSTILE), Axis(HOSTILE), (Line(HOSTILE, (1.0, 2.0), (1.0, None)),), HOSTILE)
+def hostile_chart() -> Chart:
+    row = {"series": HOSTILE, "y": 1.0, "note": HOSTILE}
+    return Chart(
+        "x", HOSTILE, Axis(HOSTILE), Axis(HOSTILE), ({**row, "x": 1.0}, {**row, "x": 2.0}), Kind.DOTS, caption=HOSTILE
+    )
 
 
 def hostile_report() -> Report:
     table = ReportTable(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "`|x|`"),))
-    return Report(HOSTILE, (HOSTILE,), (HOSTILE,), (Section(HOSTILE, (HOSTILE,), (table,), (hostile_figure(),)),))
+    return Report(HOSTILE, (HOSTILE,), (HOSTILE,), (Section(HOSTILE, (HOSTILE,), (table,), (hostile_chart(),)),))
 
 
 def test_foreign_text_is_never_markup() -> None:
@@ -188,7 +191,7 @@ def test_foreign_text_is_never_markup() -> None:
     assert not [tag for tag, _ in page.elements if tag == "img"]
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
     assert not [tag for tag, _ in page.elements if tag == "script"]
-    assert [item["aria-label"] for _, item in page.elements if item.get("role") == "img"] == [hostile_figure().alt]
+    assert [item["aria-label"] for _, item in page.elements if item.get("role") == "img"] == [hostile_chart().alt]
 
 
 def test_foreign_text_is_never_markdown() -> None:
@@ -217,57 +220,40 @@ def test_the_same_archives_give_the_same_bytes(archives: Callable[..., list[Arch
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-@pytest.mark.parametrize("scale", [Scale.LINEAR, Scale.LOG2, Scale.LOG10])
-def test_a_picture_is_well_formed_and_has_a_name(kind: Kind, scale: Scale) -> None:
-    names = ("a & b", "<c>")
-    is_plot = kind in (Kind.LINES, Kind.STEPS)
-    x = Axis("x", scale) if is_plot else Axis("x", Scale.CATEGORIES, categories=names)
-    xs = (1.0, 5.0) if is_plot else (0.0, 1.0)
-    lines = tuple(Line(f"l{n}", xs, (3.0, 4.0), (2.0, 3.0), (4.0, 5.0), few=(n == 0, False)) for n in range(7))
-    root = ElementTree.fromstring(f"<p>{render_svg(Figure('k', 't <b>', x, Axis('y', scale), lines, kind=kind))}</p>")
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize("values", [(3.0, 4.0), (0.0, 0.0), (-1.0, 1e300), (1e-320, 5e-324), (7.0, None)])
+def test_a_picture_is_well_formed_and_has_a_name(
+    kind: Kind, is_log: bool, values: tuple[float | None, float | None]
+) -> None:
+    """Whatever a program reported: an axis has two ticks, and what has no place is left out."""
+    is_plot = kind not in (Kind.BARS, Kind.SPANS)
+    rows = [
+        {"series": f"l{n}", "x": place if is_plot else f"<{place}>", "y": y, "low": 1.0, "high": 5.0, "few": n == 0}
+        for n in range(9)
+        for place, y in enumerate(values, 1)
+    ]
+    rows += guide("goal 80", [(1.0, 4.0), (2.0, 4.0)]) if is_plot else []
+    chart = Chart("k", "t <b>", Axis("x"), Axis("y", is_log=is_log), tuple(rows), kind)
+    root = ElementTree.fromstring(f"<p>{render_svg(chart)}</p>")
     (picture,) = [item for item in root.iter() if item.get("role") == "img"]
     assert (picture.get("aria-label") or "").startswith("t <b>: y over x, for l0, l1")
     texts = [item.text or "" for item in root.iter()]
-    if is_plot:
-        assert sum(1 for text in texts if re.fullmatch(r"[\d.,]+", text)) >= 4  # two ticks on each axis
-    else:
-        assert set(names) <= set(texts)
-    assert {line.label for line in lines} <= set(texts)  # the legend
+    ticks = [
+        item for item in root.iter("text") if (item.get("class") or "") in ("end", "middle") and item.get("dx") != "-44"
+    ]
+    assert len(ticks) >= 5 if is_plot else {"<1>", "<2>"} <= set(texts)  # two on each axis, and the name of x
+    assert {*(f"l{n}" for n in range(7)), "2 more"} <= set(texts)  # the key
+    assert not re.search(r"\bnan\b|\binf\b", ElementTree.tostring(root).decode())
 
 
 def test_the_pages_and_the_files_have_the_same_colors() -> None:
     """A class for each color that a series can have, with values for light and dark pages."""
     style = STYLE.read_text("utf-8")
     light, dark = style.split("@media", 2)[:2]
-    used = {*FAMILIES, *(color for _, color, _ in PHASES)}
-    for name in used:
-        assert f".c-{name} {{ --c: var(--{name}); }}" in style, name
-        assert f"--{name}: {read_colors()[name]};" in light
-        assert f"--{name}: #" in dark
-    assert len({read_colors()[name] for name in used}) == len(used)
-
-
-def test_methods_keep_their_color_and_mark_wherever_they_are() -> None:
-    assert choose_looks(["mgwfbp", "bsp"]) == [("overlap", 1), ("step", 0)]
-    assert choose_looks(["bsp (delay=0.1)"]) == [("step", 0)]
-    names = [name for family in FAMILIES.values() for name in family]
-    assert len({choose_looks([name])[0] for name in names}) == len(names)
-    assert len(set(choose_looks(["bsp"] * 42))) == 42  # where no method tells them apart, the place does
-
-
-def test_a_band_and_a_reference_line_are_drawn() -> None:
-    band = Line("repeats", (1.0, 2.0), (3.0, 4.0), (2.0, 3.0), (4.0, 5.0), spread=Spread.BAND, color="step")
-    goal = Line("goal 80", (1.0, 2.0), (4.0, 4.0), reference=True)
-    picture = render_svg(Figure("k", "t", Axis("x"), Axis("y"), (band, goal)))
-    assert 'class="band c-step" d="M' in picture
-    assert 'class="reference c-reference"' in picture
-    assert ">goal 80</text>" in picture  # its name at its end
-
-
-def test_a_value_that_an_axis_cannot_hold_is_left_out() -> None:
-    y = Axis("y", Scale.LOG10)
-    figure = Figure("k", "t", Axis("x"), y, (Line("a", (1.0, 2.0, 3.0), (0.0, None, 2.0), (-1.0,) * 3, (5.0,) * 3),))
-    assert "nan" not in render_svg(figure)
+    used = {*COLORS, *(color for _, color, _ in PHASES)}
+    values = {name: re.findall(rf"--{name}: (#[0-9a-f]{{6}});", part) for name in used for part in (light, dark)}
+    assert all(values.values())
+    assert all(f".c-{name} {{ --c: var(--{name}); }}" in style for name in used)
 
 
 def test_data_of_a_figure_are_beside_the_page(tmp_path: Path, archives: Callable[..., list[Archive]]) -> None:
@@ -280,8 +266,8 @@ def test_data_of_a_figure_are_beside_the_page(tmp_path: Path, archives: Callable
 
 
 def test_a_cell_is_never_a_formula() -> None:
-    figure = Figure("k", "t", Axis("x"), Axis("y"), (Line("=HYPERLINK()", (1.0,), (1.0,)),))
-    assert "'=HYPERLINK" in figure_csv(figure)
+    chart = Chart("k", "t", Axis("x"), Axis("y"), ({"series": "=HYPERLINK()", "x": 1.0, "y": 1.0},))
+    assert "'=HYPERLINK" in to_csv([chart])
 
 
 @pytest.mark.parametrize("name", ["report.pdf", "report"])
@@ -299,11 +285,11 @@ def test_a_comment_is_cut_between_sections(archives: Callable[..., list[Archive]
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
-    ys: list[float | None] = [float(index % 7) for index in range(10_000)]
-    ys[5003] = 99.0
-    xs, kept = thin([float(index) for index in range(10_000)], ys)
-    assert len(xs) <= 700
-    assert (xs[0], xs[-1], max(y or 0 for y in kept)) == (0.0, 9999.0, 99.0)
+    points: list[tuple[float, float | None]] = [(index, float(index % 7)) for index in range(10_000)]
+    points[5003] = 5003.0, 99.0
+    kept = thin(points)
+    assert len(kept) <= 700
+    assert (kept[0][0], kept[-1][0], max(y or 0 for _, y in kept)) == (0.0, 9999.0, 99.0)
 
 
 def test_published_speedups_follow_from_published_seconds() -> None:
@@ -325,7 +311,5 @@ def test_published_price_indices_follow_from_speedups() -> None:
             assert workers / speedup**2 == pytest.approx(index, rel=0.02, abs=0.011)
 
 
-def test_a_variant_of_a_task_has_its_published_lines() -> None:
-    lines = list(published_lines("cifar10_resnet20_ddp", "seconds"))
-    assert all(line.reference for line in lines)
-    assert any(line.label.startswith("published: K80, 2019") for line in lines)
+def test_a_variant_of_a_task_has_its_published_values() -> None:
+    assert any(value.name.startswith("published: K80, 2019") for value in published_values("cifar10_resnet20_ddp"))

@@ -1,0 +1,134 @@
+"""Runs of one job: equal task, goal, data and time budget. What else differs (backend, machine, method, ...) is in the
+label of a group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlbench_cli.results.analysis.comparability import ComparisonKey, describe
+from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.util.text import counted, list_some
+
+
+@dataclass(frozen=True)
+class Job:
+    """Groups of runs of the same job, which share a table and figures."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        """The task; of a user's command, its experiments and the command."""
+        return _title_of(self.groups)
+
+    @property
+    def task(self) -> str:
+        """The task of all groups."""
+        return self.groups[0].task
+
+    @property
+    def workers(self) -> list[int]:
+        """All numbers of workers, ascending."""
+        return sorted({point.workers for group in self.groups for point in group.points})
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The archives whose numbers are shown, with the names of their configurations."""
+        return {
+            run.source: self.name_of(group, point)
+            for group in self.groups
+            for point in group.points
+            for run in point.shown
+        }
+
+    def name_of(self, group: Group, point: Point) -> str:
+        """What tells a configuration from the others of the job: "2 workers", "fusion", "2 workers (fusion)"."""
+        size = counted(point.workers, "worker")
+        if len(self.groups) == 1:
+            return size
+        return group.label if len(self.workers) == 1 else f"{size} ({group.label})"
+
+    @property
+    def what(self) -> str:
+        """The timed quantity: "seconds to the goal" or "seconds of the run"."""
+        if self.groups[0].after_time:
+            return "time budget in seconds"
+        if self.groups[0].key.measure:
+            return "seconds of the run"
+        return "seconds to the goal" if self.groups[0].metric else "seconds of the task"
+
+
+def split_jobs(series: Series) -> list[Job]:
+    """The groups by job, in the order of the series; names distinguish jobs of the same task."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in series.groups:
+        found.setdefault(_job_key(group.key), []).append(group)
+    jobs = list(found.values())
+    titles = [_title_of(groups) for groups in jobs]
+    return [
+        Job(title if titles.count(title) == 1 else f"{title} ({_difference(groups[0])})", label_groups(groups))
+        for title, groups in zip(titles, jobs, strict=True)
+    ]
+
+
+def _title_of(groups: Sequence[Group]) -> str:
+    """ "a, b: python train.py" of two experiments with one command."""
+    titles = list(dict.fromkeys(title for group in groups for title in group.titles))
+    names, commands = zip(*(title.partition(": ")[::2] for title in titles), strict=True)
+    if len(titles) < 2 or len({*commands}) > 1:
+        return titles[0]
+    return f"{list_some(names)}{': ' + commands[0] if commands[0] else ''}"
+
+
+# Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
+# difference.
+_TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
+_LAST = ("machine", "framework", "image", "code", "judge", "data", "division")
+
+
+def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups of one job, labeled by their differences; a single group by its method."""
+    facts = [group.facts for group in groups]
+    if len(groups) == 1:
+        return (replace(groups[0], label=describe("method", facts[0]["method"])),)
+    telling = _choose_telling(facts)
+    labels = [_describe_all(telling, fact) for fact in facts]
+    if "code" in telling and all(group.key.command for group in groups):  # versions of a program: by their experiments
+        rest = [name for name in telling if name != "code"]
+        names = [list_some([title.partition(": ")[0] for title in group.titles]) for group in groups]
+        named = [
+            ", ".join(filter(None, (name, _describe_all(rest, fact)))) for name, fact in zip(names, facts, strict=True)
+        ]
+        labels = named if len(set(named)) == len(named) else labels
+    return tuple(replace(group, label=label or group.label) for group, label in zip(groups, labels, strict=True))
+
+
+def _choose_telling(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings whose values tell the groups apart."""
+    names = dict.fromkeys(name for fact in facts for name in fact if name not in ("metric", "setting goal"))
+    order = [*_TELLING, *(name for name in names if name not in (*_TELLING, *_LAST)), *_LAST]
+    chosen: list[str] = []
+    told = 1
+    for name in order:
+        count = len({tuple(fact.get(each, "") for each in (*chosen, name)) for fact in facts})
+        if count > told:
+            chosen, told = [*chosen, name], count
+    return chosen
+
+
+def _describe_all(names: Sequence[str], facts: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in names)))
+
+
+def _job_key(key: ComparisonKey) -> tuple[object, ...]:
+    """The key of a job; without a goal it includes the parameters, which define the amount of work."""
+    amount = () if key.goal else key.parameters
+    shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic)
+    return (*shared, key.measure, key.label, key.command, key.judge, amount)
+
+
+def _difference(group: Group) -> str:
+    facts = group.facts
+    words = [facts.get("preset"), facts.get("goal"), facts.get("synthetic"), facts.get("label"), facts.get("budget")]
+    return ", ".join(word for word in words if word) or group.label

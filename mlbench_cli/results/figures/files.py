@@ -1,0 +1,253 @@
+"""Charts as PNG and SVG files, drawn with matplotlib from the rows that pages draw, and a CSV of the rows.
+
+pyplot is not used, to avoid global state. The files contain no dates and versions, so equal charts give equal bytes
+with the same matplotlib.
+"""
+
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.config.extras import install_hint
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.results.analysis.numbers import format_value
+from mlbench_cli.results.archive.layout import naming_file_on_os_error
+from mlbench_cli.results.figures.chart import FIT, GUIDE, Axis, Chart, Kind, Row, Scale, format_tick, make_scale, to_csv
+from mlbench_cli.util import files
+from mlbench_cli.util.text import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
+
+STYLE = Path(__file__).with_name("figures.css")
+MAX_MARKS = 60  # points of a line with marks
+MAX_NOTES = 24  # points of a chart with notes
+MAX_LINES = 40  # of a message
+_MARKERS = "osD^vP"
+_STYLE: dict[str, Any] = {
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "font.size": 9.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "savefig.dpi": 150,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "mlbench",
+    "text.parse_math": False,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Charts side by side in one file `name`.png and .svg, with their rows in `name`.csv. `marks` are warnings beside
+    the title, such as "SYNTHETIC DATA". A sheet without charts shows its `message`."""
+
+    name: str
+    title: str
+    charts: tuple[Chart, ...]
+    subtitle: str = ""
+    footnote: str = ""
+    marks: tuple[str, ...] = ()
+    message: str = ""
+
+
+def write_sheets(sheets: Iterable[Sheet], folder: Path, tables: Mapping[str, str] | None = None) -> list[Path]:
+    """Write each sheet as NAME.png, .svg and .csv into `folder`, which is made, and the texts of `tables` beside them.
+
+    Returns the paths. Raises MlbenchError.
+    """
+    written = []
+    with naming_file_on_os_error(folder, "written"), _style():
+        folder.mkdir(parents=True, exist_ok=True)
+        for sheet in sheets:
+            picture = draw(sheet)
+            for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+                path = folder / f"{sheet.name}{suffix}"
+                with files.replace_file(path) as file:
+                    picture.savefig(file, format=suffix[1:], metadata=metadata)
+                written.append(path)
+            if sheet.charts:
+                path = folder / f"{sheet.name}.csv"
+                files.write_atomically(path, to_csv(sheet.charts).encode())
+                written.append(path)
+        for name, text in (tables or {}).items():
+            files.write_atomically(folder / name, text.encode())
+            written.append(folder / name)
+    return written
+
+
+@cache
+def read_colors() -> dict[str, str]:
+    """The light colors of pages by name, for pictures on white."""
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", STYLE.read_text("utf-8").split("@media", 1)[0]))
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib
+    except ImportError:
+        raise MlbenchError("Charts need matplotlib, which is not installed.", hint=install_hint("plots")) from None
+    colors = read_colors()
+    own = {"axes.edgecolor": colors["edge"], "grid.color": colors["line"], "text.color": colors["ink"]}
+    own |= dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), colors["quiet"])
+    # Missing glyphs are drawn as boxes; the warning would print untrusted text and a local path.
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE | own)  # type: ignore[arg-type,unused-ignore]
+        yield
+
+
+def draw(sheet: Sheet) -> "Picture":
+    """The title, its warnings, the charts in two columns with a key each, and the footnote."""
+    from matplotlib.figure import Figure as Picture
+
+    columns = 2 if len(sheet.charts) > 1 else 1
+    starts = range(0, len(sheet.charts), columns)
+    heights = [max(map(_height, sheet.charts[start : start + columns])) for start in starts]
+    width = 5.5 * columns + 2
+    picture = Picture(figsize=(width, sum(heights) + 1.4), layout="constrained")
+    title = "   ".join((shorten(sheet.title, 150), *sheet.marks))
+    heading = picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    if sheet.marks:
+        heading.set_color(read_colors()["second"])
+    note = [line for text in (sheet.subtitle, sheet.footnote) for line in textwrap.wrap(text, int(width * 15))]
+    picture.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8, color=read_colors()["quiet"])
+    panels = picture.subplots(max(1, len(heights)), columns, squeeze=False, height_ratios=heights or [1])
+    for place, axes in enumerate(panels.flat):
+        if place < len(sheet.charts):
+            _panel(axes, sheet.charts[place])
+        else:
+            axes.set_axis_off()
+    if not sheet.charts:
+        lines = [shorten(line, 90) for line in sheet.message.splitlines()[:MAX_LINES]]
+        panels.flat[0].text(0, 1, "\n".join(lines), va="top")
+    picture.draw_without_rendering()
+    picture.draw_without_rendering()  # the first one finds how wide the labels of bars are
+    picture.set_layout_engine("none")  # one layout for both formats
+    _drop_overlapping(picture)
+    return picture
+
+
+def _height(chart: Chart) -> float:
+    """In inches."""
+    rows = 0.3 * max(3, len({row["x"] for row in chart.rows})) if chart.kind in (Kind.BARS, Kind.SPANS) else 2.7
+    return rows + 0.9 + 0.17 * len(chart.named)
+
+
+def _panel(axes: "Axes", chart: Chart) -> None:
+    axes.set_title("\n".join(textwrap.wrap(shorten(chart.title, 150), 60)))
+    is_row = chart.kind in (Kind.BARS, Kind.SPANS)
+    handles = _draw_bars(axes, chart) if is_row else _draw_plot(axes, chart)
+    if chart.needs_key:
+        names = {name: textwrap.fill(shorten(words, 150), 70) for name, words in chart.named.items()}
+        shown, place = [handles[name] for name in names], (-0.02, -0.62 / _height(chart))
+        axes.legend(shown, [*names.values()], loc="upper left", bbox_to_anchor=place)
+
+
+def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
+    colors, handles = read_colors(), dict[str, Any]()
+    scales = chart.scales()
+    for direction, axis, scale in zip("xy", (chart.x, chart.y), scales, strict=True):
+        names = [format_tick(tick, axis.unit) for tick in scale.ticks]
+        axes.set(**{f"{direction}scale": "log" if scale.is_log else "linear"})
+        axes.set(**{f"{direction}lim": (scale.low, scale.high)})
+        axes.set(**{f"{direction}ticks": scale.ticks, f"{direction}ticklabels": names})
+    axes.minorticks_off()
+    axes.set_xlabel(_wrap(chart.x), loc="right")
+    axes.set_ylabel(_wrap(chart.y))
+    for line in chart.lines:
+        style, name = line[0].get("style", ""), line[0]["series"]
+        color, number = colors[chart.looks[name][0]], chart.looks[name][1]
+        is_marked = chart.kind is not Kind.STEPS and style not in (GUIDE, FIT) and len(line) <= MAX_MARKS
+        (drawn,) = axes.plot(
+            [row["x"] for row in line],
+            [float("nan") if row["y"] is None else row["y"] for row in line],
+            color=color,
+            linestyle="None" if chart.kind is Kind.DOTS and not style else (0, (3, 3)) if style else "-",
+            linewidth=1.3 if style or chart.kind is Kind.STEPS else 1.8,
+            marker=_MARKERS[number % len(_MARKERS)] if is_marked else None,
+            markersize=5.5,
+        )
+        handles.setdefault(name, drawn)
+        for row in line:
+            _draw_point(axes, row, drawn, scales[1], has_note=len(chart.rows) <= MAX_NOTES)
+    return handles
+
+
+def _draw_point(axes: "Axes", row: Row, line: Any, y: Scale, *, has_note: bool) -> None:
+    """The interval, the hollow mark and the note of a point."""
+    if row["y"] is None:
+        return
+    if row.get("low") is not None:
+        reach = [[row["y"] - max(row["low"], y.low)], [row["high"] - row["y"]]]
+        axes.errorbar(row["x"], row["y"], reach, color=line.get_color(), linewidth=1.3, capsize=3)
+    elif row.get("few"):
+        axes.plot(row["x"], row["y"], color=line.get_color(), marker=line.get_marker(), markerfacecolor="white")
+    if row.get("note") and has_note:
+        axes.annotate(row["note"], (row["x"], row["y"]), xytext=(5, 5), textcoords="offset points", fontsize=7.5)
+
+
+def _draw_bars(axes: "Axes", chart: Chart) -> dict[str, Any]:
+    colors, handles = read_colors(), dict[str, Any]()
+    names = list(dict.fromkeys(row["x"] for row in chart.rows))
+    ends, notes = dict.fromkeys(names, 0.0), dict.fromkeys(names, "")
+    for row in chart.rows:
+        at, length = names.index(row["x"]), max(0.0, row["y"] or 0.0)
+        start = row["low"] if chart.kind is Kind.SPANS else ends[row["x"]]
+        color = colors[chart.looks[row["series"]][0]]
+        bars = axes.barh(at, length, 0.62, start, color=color, edgecolor="white", linewidth=0.5)
+        handles.setdefault(row["series"], bars)
+        ends[row["x"]] += length
+        notes[row["x"]] = row.get("note") or notes[row["x"]]
+        if chart.kind is Kind.BARS and row.get("low") is not None:
+            reach = [[length - max(0.0, row["low"])], [row["high"] - length]]
+            axes.errorbar(length, at, xerr=reach, color=colors["ink"], linewidth=1, capsize=3)
+    scale = make_scale(chart.y, [0.0, chart.longest()])
+    for at, name in enumerate(names):
+        text = "  ".join(filter(None, (format_value(ends[name], chart.y.unit), notes[name])))
+        place = max([ends[name], *(row["high"] for row in chart.rows if row["x"] == name and row.get("high"))])
+        axes.annotate(text, (place, at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), [textwrap.fill(shorten(name, 60), 40) for name in names], fontsize=8)
+    axes.set_ylim(max(len(names), 2) - 0.4, -0.6)
+    axes.set_xlim(0, 1.2 * scale.high)
+    axes.set_xticks(scale.ticks, [format_tick(tick, chart.y.unit) for tick in scale.ticks])
+    axes.grid(True, axis="x")
+    axes.grid(False, axis="y")
+    axes.set_xlabel(_wrap(chart.y), loc="right")
+    return handles
+
+
+def _wrap(axis: Axis) -> str:
+    return textwrap.fill(shorten(axis.label, 90), 46)
+
+
+def _drop_overlapping(picture: "Picture") -> None:
+    """Remove notes that would overlap other text or leave the picture; the CSV has them."""
+    kept: Sequence[Any] = []
+    for axes in picture.axes:
+        fixed = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label, axes._left_title]  # type: ignore[attr-defined]
+        kept = [*kept, *(text.get_window_extent() for text in fixed)]
+    for axes in picture.axes:
+        for text in list(axes.texts):
+            box = text.get_window_extent()
+            is_within = box.x0 >= 0 and box.x1 <= picture.bbox.width
+            if is_within and not any(box.overlaps(other) for other in kept):
+                kept = [*kept, box]
+            else:
+                text.remove()
