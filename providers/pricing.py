@@ -32,8 +32,10 @@ class PriceTable:
         return None if found is None else found[0]
 
     def line(self, what: str, count: int, item: str, region: str, *, spot: bool = False) -> PlanLine:
-        """A part of a plan, with its price if it is known."""
+        """A part of a plan, with its price if it is known. Of an unknown spot price, the one on demand is told."""
         amount, as_of = self._find_price(item, region, spot) or (None, None)
+        if spot and amount is None and (whole := self.price(item, region)) is not None:
+            what += f", on demand {whole:g} {self.currency}"
         return PlanLine(what, count, amount, as_of)
 
     def _find_price(self, item: str, region: str, spot: bool) -> tuple[float, str | None] | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli import console
@@ -18,7 +19,7 @@ from mlbench_cli.clusters.manage import CreationRequest, PlannedCluster, Ttl, pl
 from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, price, show_plan
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError, Stopped, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
-from mlbench_cli.model.run import Cluster, RunState
+from mlbench_cli.model.run import Cluster, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.predict.machines import find_gpu, load_machines
 from mlbench_cli.results.archive.reader import Archive
@@ -39,7 +40,8 @@ MINUTES = {"kind": (2, 1), "gke": (8, 5), "eks": (17, 12), "aks": (8, 7)}
 
 @dataclass(frozen=True)
 class Use:
-    """What a cluster is made for. `seconds` is how long all runs take at most, one after the other."""
+    """What a cluster is made for. `seconds` is how long all runs take at most, one after the other; `expected` is how
+    long they will probably take, None if no such run is known."""
 
     name: str  # of the experiment
     runs: tuple[str, ...]
@@ -47,6 +49,7 @@ class Use:
     limit: str  # why it is not longer, in words
     keep: bool = False
     images: tuple[str, ...] = ()
+    expected: float | None = None
 
     @property
     def ttl(self) -> Ttl:
@@ -55,12 +58,33 @@ class Use:
         return Ttl(f"{hours}h", 3600.0 * hours)
 
 
-def use_of(name: str, specs: Sequence[RunSpec], keep: bool) -> Use:
+def use_of(store: Store, name: str, specs: Sequence[RunSpec], keep: bool) -> Use:
     """The use of a cluster by these runs, each of which may take all of its timeout."""
     longest = max(spec.timeout for spec in specs)
     limit = f"--timeout {console.duration(longest)}{' each' if len(specs) > 1 else ''}"
     names, images = tuple(spec.name for spec in specs), {spec.image for spec in specs if spec.image}
-    return Use(name, names, sum(spec.timeout for spec in specs), limit, keep, tuple(sorted(images)))
+    seconds = sum(spec.timeout for spec in specs)
+    return Use(name, names, seconds, limit, keep, tuple(sorted(images)), _expect_seconds(store, specs))
+
+
+def _expect_seconds(store: Store, specs: Sequence[RunSpec]) -> float | None:
+    """How long these runs will take together, if each is like one that was completed on such machines."""
+
+    def key(spec: RunSpec) -> tuple[object, ...]:
+        return spec.task, spec.preset, tuple(spec.argv), spec.workers, spec.cluster_kind
+
+    done = {key(row.run.spec): row.run for row in store.runs() if row.outcome is Outcome.COMPLETED}
+    latest = [done.get(key(spec)) for spec in specs]
+    times = [None if run is None else _read_seconds(run.folder) for run in latest]
+    return None if None in times else sum(filter(None, times))
+
+
+def _read_seconds(folder: Path) -> float | None:
+    try:
+        with Archive.open(folder) as archive:
+            return archive.result["wall_seconds"]
+    except MlbenchError:
+        return None
 
 
 def count_nodes(specs: Sequence[RunSpec]) -> int:
@@ -243,11 +267,17 @@ def _show(planned: PlannedCluster, use: Use) -> None:
         console.note(f"Image: {image}{hub}. The runs bring their own code.")
     if plan.total:
         fixed = plan.total * (up + down) / 60
-        most = fixed + plan.total * use.seconds / 3600
+        likely, most = (
+            None if seconds is None else price(fixed + plan.total * seconds / 3600, plan.currency)
+            for seconds in (use.expected, use.seconds)
+        )
         console.note(
             f"Cost: {price(fixed, plan.currency)} to create and delete it, and {price(plan.total, plan.currency)} per "
-            f"hour of the runs: at most {price(most, plan.currency)}."
+            "hour of the runs."
         )
+        if use.expected is not None:
+            console.note(f"Expected: {likely}, because such runs took {console.duration(use.expected)} before.")
+        console.note(f"Limit: {most}, if the runs take all of {use.limit}. A run that ends earlier costs less.")
     elif plan.total is None:
         known = f"more than {price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"
         console.note(f"Cost: {known}, because the price of a part is unknown.")
@@ -327,5 +357,5 @@ def describe_cluster(original: Sequence[Archive], runs: int) -> tuple[CreationRe
     # The same command finds the cluster of one that was interrupted.
     release = f"repro-{str(archive.run['spec_hash'])[:8]}"
     limit = f"{SLOWDOWN:g} times as long as the original"
-    use = Use(release, (counted(runs, "run"),), SLOWDOWN * runs * longest, limit)
+    use = Use(release, (counted(runs, "run"),), SLOWDOWN * runs * longest, limit, expected=runs * longest)
     return CreationRequest(provider, spec.workers, release, options), use

@@ -343,7 +343,7 @@ def _run_on_new_cluster(
     sketch.render(offline=True)
     specs = sketch.specs
     wanted = replace(wanted, nodes=max(wanted.nodes, clusters.count_nodes(specs)))
-    use = clusters.use_of(str(request.name), specs, keep)
+    use = clusters.use_of(store, str(request.name), specs, keep)
     earlier = clusters.find_earlier(store, wanted)
     if earlier is not None and not how.dry_run:
         launch = prepare(new_cluster=earlier)

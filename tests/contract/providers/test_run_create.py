@@ -238,6 +238,8 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
     for done in (command(*words, "--dry-run"), command(*words)):
         for line in ("n1-standard-4", "rights", "quotas", "at most 2 h", "per hour of the runs", "expires after 3h"):
             assert line in done.err
+        assert "Limit: " in done.err
+        assert "Expected: " not in done.err  # no such run is known
     assert done.code == 2
     assert "Create the cluster big-2, run big-2 on it and delete it afterwards?" in done.err
     assert gke_world.clusters == {}
