@@ -129,7 +129,7 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
 
 def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[Check]:
     """Count the known prices of a region, with their date."""
-    from providers.pricing import load_prices, user_price_file
+    from providers.machines import load_prices, user_price_file
 
     found = yield from checklist.ask("prices", lambda: load_prices(provider))
     if found is None:

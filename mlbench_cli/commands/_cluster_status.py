@@ -222,7 +222,7 @@ def _finding(code: str, summary: str, hint: str | None) -> ClusterFinding:
 
 
 def _own_prices() -> str:
-    from providers.pricing import user_price_file
+    from providers.machines import user_price_file
 
     return f"Your price table takes precedence: {user_price_file()}"
 

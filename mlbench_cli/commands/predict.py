@@ -18,7 +18,7 @@ from mlbench_cli.predict.machines import MachineType, compare, find_machine
 from mlbench_cli.predict.model import Basis, Elsewhere, Link, Measured, Prediction, measure, predict
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_money, format_percent, format_value
 from mlbench_cli.util.text import counted
-from providers import pricing
+from providers.machines import load_prices
 
 BASES = {
     Basis.MEASURED: "as measured in this setting",
@@ -104,7 +104,7 @@ def _find_place(
 
 def _list_price(machine: MachineType) -> float | None:
     """The lowest list price of the machine type for an hour, over all regions whose prices are known; None if none."""
-    table = pricing.load_prices(machine.provider)
+    table = load_prices(machine.provider)
     sums = []
     for region in table.list_regions():
         parts = [table.price(item, region) for item in machine.items]

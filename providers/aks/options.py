@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
 from providers.base import CloudOptions, option
-from providers.machine_checks import GpuCatalog, check_count
+from providers.machines import GpuCatalog, check_count, load_shapes
 
 DEFAULT_REGION = "eastus"
 DEFAULT_SYSTEM = "Standard_D2s_v5"
@@ -86,10 +86,9 @@ def split_zones(text: str | None, region: str) -> tuple[str, ...]:
 
 # --- VM sizes and their GPUs ----------------------------------------------------------------------------------------
 
-# Sources: Microsoft's pages on VM sizes as of 2026-11; karpenter-provider-azure `supported-gpus.yaml` (sizes for which
-# AKS installs a driver). Sizes with a fraction of a GPU, with AMD GPUs, and Arm machines are omitted, because task
-# images do not run there.
-
+# Sources of their rows in machines.csv: Microsoft's pages on VM sizes as of 2026-11; karpenter-provider-azure
+# `supported-gpus.yaml` (sizes for which AKS installs a driver). Sizes with a fraction of a GPU, with AMD GPUs, and Arm
+# machines have none, because task images do not run there.
 
 CPU_DEFAULT = "Standard_D4s_v5"
 GPU_DEFAULT = "t4"
@@ -114,41 +113,14 @@ class Fabric:
 
 
 OTHER_NAMES = {"a100-80gb": "a100", "h100-80gb": "h100", "h100-94gb": "h100-nvl", "h200-141gb": "h200"}
-_TABLE = (
-    ("Standard_NC4as_T4_v3", "t4", 1, 4),
-    ("Standard_NC8as_T4_v3", "t4", 1, 8),
-    ("Standard_NC16as_T4_v3", "t4", 1, 16),
-    ("Standard_NC64as_T4_v3", "t4", 4, 64),
-    ("Standard_NV36ads_A10_v5", "a10", 1, 36),
-    ("Standard_NV72ads_A10_v5", "a10", 2, 72),
-    ("Standard_NC24ads_A100_v4", "a100", 1, 24),
-    ("Standard_NC48ads_A100_v4", "a100", 2, 48),
-    ("Standard_NC96ads_A100_v4", "a100", 4, 96),
-    ("Standard_ND96asr_v4", "a100-40gb", 8, 96),
-    ("Standard_ND96amsr_A100_v4", "a100", 8, 96),
-    ("Standard_NC40ads_H100_v5", "h100-nvl", 1, 40),
-    ("Standard_NC80adis_H100_v5", "h100-nvl", 2, 80),
-    ("Standard_ND96isr_H100_v5", "h100", 8, 96),
-    ("Standard_ND96isr_H200_v5", "h200", 8, 96),
-)
-GPU_MACHINES = {name: Machine(name, gpu, gpus, vcpus) for name, gpu, gpus, vcpus in _TABLE}
-CPU_MACHINES = {
-    f"Standard_D{vcpus}{series}": Machine(f"Standard_D{vcpus}{series}", vcpus=vcpus)
-    for series in ("s_v5", "as_v5")
-    for vcpus in (2, 4, 8, 16, 32, 48, 64)
-}
-MACHINES = {**GPU_MACHINES, **CPU_MACHINES}
+MACHINES = {row.name: Machine(row.name, row.gpu, row.gpus, row.vcpus) for row in load_shapes("aks")}
+GPU_MACHINES = {name: machine for name, machine in MACHINES.items() if machine.gpu}
 # NVIDIA driver that AKS installs: GRID for sizes that are also sold for graphics, else CUDA's. Moves with node images.
 # Source: karpenter-provider-azure `pkg/utils/gpu.go` (ConvergedGPUDriverSizes) as of 2026-08.
 DRIVERS = {"a10": "570.211.01", "rtx-pro-6000": "595.58"}
 OTHER_DRIVER = "580.159.04"
 INFINIBAND = "InfiniBand"
-FABRICS = {
-    "Standard_ND96asr_v4": Fabric(INFINIBAND, 1600),
-    "Standard_ND96amsr_A100_v4": Fabric(INFINIBAND, 1600),
-    "Standard_ND96isr_H100_v5": Fabric(INFINIBAND, 3200),
-    "Standard_ND96isr_H200_v5": Fabric(INFINIBAND, 3200),
-}
+FABRICS = {row.name: Fabric(INFINIBAND, row.gbits) for row in load_shapes("aks") if row.gbits}
 # The last are GPUs that current torch wheels do not support, or that Azure has retired.
 CATALOG = GpuCatalog("Azure", GPU_MACHINES, OTHER_NAMES, ("k80", "p40", "p100", "m60", "v100"))
 TOO_OLD_SIZES = ("nc6", "nc12", "nc24", "nc6s_v3", "nc12s_v3", "nc24s_v3", "nc24rs_v3", "nd40rs_v2", "nd40s_v2")

@@ -9,7 +9,6 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers import pricing
 from providers.aks import api
 from providers.aks.api import Azure, Message
 from providers.aks.discover import check_account, discover_clusters
@@ -65,7 +64,7 @@ from providers.cluster_end import describe_hold
 from providers.doctor import Check
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
 from providers.kubernetes_calls import ReadyMachines
-from providers.machine_checks import check_forced, require_vcpus, settle_gpus
+from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 
 MAX_NODES = 1000
 REGION = re.compile(r"[a-z]{4,40}\d?")
@@ -348,7 +347,7 @@ def _price(
     """
     details = ClusterDetails.of(cluster)
     count, region = details.nodes or 0, cluster.location
-    prices = pricing.load_prices("aks")
+    prices = load_prices("aks")
     if ask:
         machines = [(options.system_machine_type, False), (machine.name, options.spot)]
         prices = prices.ask_missing(machines, region, lambda name, spot: ask_price(name, region, spot))

@@ -13,7 +13,7 @@ from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message
 from providers.aks.options import Machine
 from providers.base import TransientError
-from providers.machine_checks import Shortage, make_quota_error
+from providers.machines import Shortage, make_quota_error
 
 # Names of quotas other than those of families. Spot machines of all families share one per region.
 ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"

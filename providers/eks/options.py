@@ -9,7 +9,7 @@ from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import ROLE_LABEL, WORKER, CloudOptions, option
 from providers.eks.api import ASK_RIGHTS, Aws
-from providers.machine_checks import GpuCatalog, check_count, describe_gpus
+from providers.machines import GpuCatalog, check_count, describe_gpus, load_shapes
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class EksOptions(CloudOptions):
 
 # --- types of machines and their GPUs -------------------------------------------------------------------------------
 
-# Source: AWS' lists of accelerated instance types and of EFA (network cards), as of 2026-11. Types missing here are
-# looked up in EC2 when the cluster is planned.
+# Source of their rows in machines.csv: AWS' lists of accelerated instance types and of EFA (network cards), as of
+# 2026-11. Types without a row are looked up in EC2 when the cluster is planned.
 
 
 @dataclass(frozen=True)
@@ -95,46 +95,10 @@ class Machine:
         return (known or self.gbits) if self.efa else None
 
 
-# Source: AWS' pages on accelerated instance types, as of 2026-11. Machines with one card of less than 100 Gbit/s (g4dn,
-# g5, g6) are left out.
-EFA_GBITS = {
-    "g6e.24xlarge": 200,
-    "g6e.48xlarge": 400,
-    "p3dn.24xlarge": 100,
-    "p4d.24xlarge": 400,
-    "p4de.24xlarge": 400,
-    "p5.48xlarge": 3200,
-    "p5e.48xlarge": 3200,
-    "p5en.48xlarge": 3200,
-    "p6-b200.48xlarge": 3200,
-}
-
-
-def _sizes(family: str, gpu: str, sizes: str) -> dict[str, Machine]:
-    """From "size:vcpus:gpus:efa ..."."""
-    found = {}
-    for entry in sizes.split():
-        size, *numbers = entry.split(":")
-        vcpus, gpus, efa = map(int, numbers)
-        found[f"{family}.{size}"] = Machine(f"{family}.{size}", vcpus, gpu, gpus, efa)
-    return found
-
-
-_G_SIZES = "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1 24xlarge:96:4:1"
-GPU_MACHINES: dict[str, Machine] = {
-    **_sizes("g4dn", "T4", "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1"),
-    **_sizes("g4dn", "T4", "metal:96:8:1"),
-    **_sizes("g5", "A10G", f"{_G_SIZES} 48xlarge:192:8:1"),
-    **_sizes("g6", "L4", f"{_G_SIZES} 48xlarge:192:8:1"),
-    **_sizes("g6e", "L40S", f"{_G_SIZES.replace('96:4:1', '96:4:2')} 48xlarge:192:8:4"),
-    **_sizes("p3", "V100", "2xlarge:8:1:0 8xlarge:32:4:0 16xlarge:64:8:0"),
-    **_sizes("p3dn", "V100", "24xlarge:96:8:1"),
-    **_sizes("p4d", "A100", "24xlarge:96:8:4"),
-    **_sizes("p4de", "A100-80GB", "24xlarge:96:8:4"),
-    **_sizes("p5", "H100", "4xlarge:16:1:1 48xlarge:192:8:32"),
-    **_sizes("p5e", "H200", "48xlarge:192:8:32"),
-    **_sizes("p5en", "H200", "48xlarge:192:8:16"),
-    **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
+# Of machines with one card of less than 100 Gbit/s (g4dn, g5, g6), the table does not have the rate.
+EFA_GBITS = {row.name: row.gbits for row in load_shapes("eks") if row.gbits}
+GPU_MACHINES = {
+    row.name: Machine(row.name, row.vcpus or 0, row.gpu, row.gpus, row.cards) for row in load_shapes("eks") if row.gpu
 }
 # Available only as Capacity Blocks for ML or spot.
 NOT_ON_DEMAND = ("p5e.", "p5en.")

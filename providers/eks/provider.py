@@ -10,7 +10,6 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers import pricing
 from providers.base import (
     ROLE_LABEL,
     WORKER,
@@ -83,7 +82,7 @@ from providers.eks.resources import (
     worker_group,
 )
 from providers.gpu_probe import NONE, GpuProbe
-from providers.machine_checks import check_forced, require_vcpus, settle_gpus
+from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
@@ -537,7 +536,7 @@ def _price(
     in the table in AWS.
     """
     system, workers = groups
-    prices = pricing.load_prices("eks")
+    prices = load_prices("eks")
     if ask:
         machines = [system.types[0], *([] if workers_line else [workers.types[0]])]
         asked = dict.fromkeys((machine, False) for machine in machines)

@@ -1,14 +1,13 @@
 """The options of GKE clusters, and the additional details in their records."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
 from providers.base import CloudOptions, option
-from providers.machine_checks import GpuCatalog, check_count
+from providers.machines import GpuCatalog, check_count, load_shapes
 
 DEFAULT_ZONE = "europe-west1-b"
 
@@ -195,8 +194,8 @@ def _is_of(machine_type: str, families: tuple[str, ...]) -> bool:
 
 # --- types of machines and their GPUs -------------------------------------------------------------------------------
 
-# Source: Google's list of GPU machine types, as of 2026-11. Types missing here are looked up in Compute Engine when
-# the cluster is planned.
+# Source of their rows in machines.csv: Google's list of GPU machine types, as of 2026-11. Types without a row are
+# looked up in Compute Engine when the cluster is planned.
 
 
 CPU_DEFAULT = "n1-standard-4"
@@ -218,22 +217,8 @@ class Machine:
         return int(size[1]) if size else None
 
 
-def _shapes(family: str, gpu: str, sizes: Mapping[str, int]) -> dict[str, Machine]:
-    return {f"{family}-{size}": Machine(f"{family}-{size}", gpu, count) for size, count in sizes.items()}
-
-
 # Machine types with built-in GPUs.
-SHAPED: dict[str, Machine] = {
-    **_shapes("g2-standard", "nvidia-l4", {"4": 1, "8": 1, "12": 1, "16": 1, "32": 1, "24": 2, "48": 4, "96": 8}),
-    **_shapes("g4-standard", "nvidia-rtx-pro-6000", {"48": 1, "96": 2, "192": 4, "384": 8}),
-    **_shapes("a2-highgpu", "nvidia-tesla-a100", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
-    **_shapes("a2-megagpu", "nvidia-tesla-a100", {"16g": 16}),
-    **_shapes("a2-ultragpu", "nvidia-a100-80gb", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
-    **_shapes("a3-highgpu", "nvidia-h100-80gb", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
-    **_shapes("a3-megagpu", "nvidia-h100-mega-80gb", {"8g": 8}),
-    **_shapes("a3-ultragpu", "nvidia-h200-141gb", {"8g": 8}),
-    **_shapes("a4-highgpu", "nvidia-b200", {"8g": 8}),
-}
+SHAPED = {row.name: Machine(row.name, row.gpu, row.gpus) for row in load_shapes("gke") if row.gpu}
 # GPUs that can be attached to N1 machines, and the possible numbers.
 ATTACHED = {"nvidia-tesla-t4": (1, 2, 4)}
 ATTACHED_TO = {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32"}

@@ -9,7 +9,6 @@ from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers import pricing
 from providers.base import (
     ROLE_LABEL,
     WORKER,
@@ -69,7 +68,7 @@ from providers.gke.resources import (
 )
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
 from providers.kubernetes_calls import ReadyMachines
-from providers.machine_checks import check_forced, require_vcpus, settle_gpus
+from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 1000
@@ -452,7 +451,7 @@ def _price(
     if options.flex_start:
         together = ", all at once" if is_queued(options, count) else ""
         warnings.append(f"Flex-start machines start only when a run requests them{together}, which may take hours.")
-    prices = pricing.load_prices("gke")
+    prices = load_prices("gke")
     region = region_of(cluster.location)
     regional = " in all zones of the region" if options.region else ""
     way = " (spot)" if options.spot else ""

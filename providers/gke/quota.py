@@ -14,7 +14,7 @@ from providers.base import BusyError, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.options import DISK_QUOTAS, Machine, cpu_quota_names
-from providers.machine_checks import Shortage, make_quota_error
+from providers.machines import Shortage, make_quota_error
 
 ENDPOINT = "https://compute.googleapis.com"
 # GPU -> name of its regional quota; for spot machines with the prefix PREEMPTIBLE_.

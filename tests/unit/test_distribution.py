@@ -12,7 +12,7 @@ from tools.check_dist import expected_files, find_problems
         "providers/py.typed",
         "templates/py.typed",
         "task_images/py.typed",
-        "providers/prices.toml",
+        "providers/machines.csv",
         "providers/pins.toml",
         "mlbench_cli/results/analysis/published_allreduce.csv",
         "mlbench_cli/results/analysis/published_results.csv",

@@ -14,7 +14,7 @@ from providers.base import (
     split_zones,
 )
 from providers.lifecycle import explain_error
-from providers.machine_checks import check_forced, settle_gpus
+from providers.machines import check_forced, settle_gpus
 
 AWS_TAG = r"[\w .:/=+@-]{1,128}"
 EXISTING = [{"kind": "node pool", "name": "workers", "state": "ready"}]

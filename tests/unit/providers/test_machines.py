@@ -1,0 +1,84 @@
+"""machines.csv: what machines have and cost. A table of one's own goes first, and what nobody knows is unknown."""
+
+import csv
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+import providers
+from mlbench_cli.errors import UsageError
+from providers.base import Plan, PlanLine
+from providers.machines import load_prices, load_shapes, user_price_file
+
+TABLE = Path(providers.__file__ or "").with_name("machines.csv")
+
+
+def test_the_shipped_table_is_dated_of_prices_and_says_the_same_of_a_machine_everywhere() -> None:
+    shapes: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    with TABLE.open() as file:
+        for row in csv.DictReader(file):
+            shape = tuple(row[name] for name in ("gpu", "gpus", "vcpus", "cards", "gbits"))
+            shapes.setdefault((row["cloud"], row["item"]), set()).add(shape)
+            for price, as_of in ((row["on_demand"], row["as_of"]), (row["spot"], row["spot_as_of"])):
+                assert bool(price) == bool(as_of), row
+                if price:
+                    assert 0 < float(price) < 200
+                    date.fromisoformat(as_of if len(as_of) > 4 else f"{as_of}-01-01")
+    assert [key for key, found in shapes.items() if len(found) > 1] == []
+    for cloud in ("gke", "eks", "aks"):
+        assert load_prices(cloud).price("control-plane", "anywhere") == 0.10
+        assert [shape.name for shape in load_shapes(cloud) if shape.gpu and not shape.gpus] == []
+
+
+@pytest.mark.parametrize(
+    ("cloud", "item", "region", "spot"),
+    [
+        ("gke", "n1-standard-4", "europe-west1", False),
+        ("gke", "n1-standard-4", "europe-west1", True),
+        ("gke", "nvidia-tesla-t4", "europe-west1", False),
+        ("gke", "nvidia-tesla-t4", "us-central1", True),
+        ("eks", "t2.medium", "eu-west-1", False),
+    ],
+)
+def test_machines_of_mlbench_3_have_a_price_where_people_start(cloud: str, item: str, region: str, spot: bool) -> None:
+    assert load_prices(cloud).price(item, region, spot=spot) is not None
+
+
+def test_what_is_not_listed_is_unknown() -> None:
+    prices = load_prices("eks")
+    assert prices.price("g5.xlarge", "us-east-1") == 1.006
+    assert prices.price("g5.xlarge", "eu-west-1") is None
+    assert prices.price("g5.xlarge", "us-east-1", spot=True) is None
+    line = prices.line("worker g5.xlarge (spot)", 2, "g5.xlarge", "us-east-1", spot=True)
+    assert line == PlanLine("worker g5.xlarge (spot), on demand 1.006 USD", 2, None, None)
+    assert Plan((line, PlanLine("other", 1, 0.5)), "x").total is None
+
+
+def test_ones_own_table_goes_before() -> None:
+    user_price_file().write_text("cloud,item,region,on_demand,as_of\neks,g5.xlarge,us-east-1,0.9,2026-11-21\n")
+    prices = load_prices("eks")
+    assert prices.line("worker", 1, "g5.xlarge", "us-east-1") == PlanLine("worker", 1, 0.9, "2026-11-21")
+    assert prices.price("g5.2xlarge", "us-east-1") == 1.212
+    assert str(user_price_file()) in prices.source
+    assert load_prices("gke").price("control-plane", "x") == 0.10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cloud,item,region,on_demand\neks,x,a,one\n",
+        "cloud,item,region,on_demand\neks,x,a,-1\n",
+        "cloud,item,region,on_demand\neks,x,a,nan\n",
+        "cloud,item,region,on_demand\neks,x,a,1e6\n",
+        "cloud,item,region,on_demand\neks,x,a,1,2\n",
+        "cloud,item,on_demand\neks,x,1\n",
+        "cloud;item;region;on_demand\neks;x;a;1\n",
+        '[eks.on-demand.a]\nx = "1"',
+        "cloud,item\n\0",
+    ],
+)
+def test_a_malformed_table_is_told(text: str) -> None:
+    user_price_file().write_text(text)
+    with pytest.raises(UsageError, match=r"machines\.csv"):
+        load_prices("eks")
