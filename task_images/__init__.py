@@ -6,7 +6,7 @@ train        `Trainer`, the loop in torch; classification: from model and data t
 methods      how gradients travel: a method is a file
 run          entry point of a rank: contract in, exit code out; errors: failures by exit code
 parameters   declares parameters once: for `--set`, the documentation and the program
-world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; frameworks: others
+world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; tensorflow_ranks
 clock        time by category, and throughput in timed blocks; peak: FLOPs and the device's peak rate
 data         batches from arrays and images; arrays: partition over ranks, prefetching, synthetic images
 cache        data converted once per machine; fetch: downloads; published: where data sets are; prepare: a program

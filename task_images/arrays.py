@@ -10,8 +10,7 @@ import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice, repeat
 from typing import NamedTuple, TypeVar
@@ -81,19 +80,16 @@ Labels = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 
-def ahead(
-    threads: int, calls: Iterator[Callable[[], Item]], window: int = 0, pool: Executor | None = None
-) -> Iterator[Item]:
-    """Yield the calls' results in order, computing up to `window` of them (at least 2 x `threads`) ahead in threads, or
-    in `pool`, which stays open. Without threads, each is computed on demand.
-    """
+def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) -> Iterator[Item]:
+    """Yield the calls' results in order, computing up to `window` of them (at least 2 x `threads`) ahead in threads.
+    Without threads, each is computed on demand."""
     window = max(window, 2 * threads)
     if not threads:
         for call in calls:
             yield call()
         return
     waiting: deque[Future[Item]] = deque()
-    with nullcontext(pool) if pool else ThreadPoolExecutor(threads, "loader", _stay_alone) as workers:
+    with ThreadPoolExecutor(threads, "loader", _stay_alone) as workers:
         try:
             for call in calls:
                 waiting.append(workers.submit(call))

@@ -34,12 +34,6 @@ PAUSE_SECONDS = 0.25  # for a token bucket to fill
 BURST_TRIALS = 4  # at most; a slow reader causes a burst once, a token bucket after each pause
 BURST_EXCESS, BURST_BYTES = 1.05, 1 << 20  # a rate up to this multiple of the steady rate is no burst
 FIRST_CHUNK, MAX_CHUNK = 1 << 17, 1 << 30
-# Bytes that empty a token bucket before measuring: containerd's bandwidth plugin uses one of 512 MiB.
-DRAIN_BYTES = 600 << 20
-DRAIN_SECONDS, DRAIN_EXCESS = 1.0, 1.1  # at up to this multiple of the rate: the bucket is empty
-DRAIN_CHUNK_SECONDS, MAX_DRAIN_CHUNK = 0.25, 64 << 20
-MAX_CHUNK_SECONDS = 10.0  # most seconds of a chunk at the rate
-MAX_DRAIN_SECONDS, DRAINED_PAUSE_SECONDS = 90.0, 1.0
 MAX_ALONE, MAX_LINKS = 4, 64  # most links measured alone, one after the other; most links in a report
 GROWTH = 4
 _BLOCK = memoryview(bytes(1 << 18))
@@ -87,8 +81,6 @@ class NetworkReport(TypedDict, total=False):
     networks: int  # network stacks of the ranks
     links: list[LinkReport]
     counters: list[CounterReport]
-    drained_bytes: int  # sent by each rank before the measurement, to empty token buckets
-    drained_bits_per_second: float  # the highest rate of a link at the end of that
     seconds: float
     error: str
 
@@ -111,14 +103,11 @@ class Store(Protocol):
         ...
 
 
-def measure_network(
-    store: Store, rank: int, size: int, stage: str, master: str = "", drain: float = 0.0
-) -> NetworkReport | None:
+def measure_network(store: Store, rank: int, size: int, stage: str, master: str = "") -> NetworkReport | None:
     """Measure the links among all ranks; all must call it. Returns the report on rank 0, None on the others.
 
     stage    before or after: the report's name, and a part of the keys in the store
     master   address of rank 0, whose route determines this rank's interface if no variable names it
-    drain    rate in bits per second whose token buckets are emptied first; 0: no token buckets expected
 
     Times are in seconds, rates in bits per second; counters are those of this rank's interface since it was created.
     """
@@ -136,7 +125,7 @@ def measure_network(
             places = [(host, int(port)) for host, port, _ in everyone]
             networks = len({identity for _, _, identity in everyone})
             form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
-            links = _measure(rank, places, listener, token, form, drain)
+            links = _measure(rank, places, listener, token, form)
     except (OSError, RuntimeError, ValueError) as error:
         if rank:
             return None
@@ -163,12 +152,6 @@ def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str)
         missing = ", ".join(str(other) for other in range(size) if other not in here)
         raise TimeoutError(f"rank {missing} sent no address: {error}") from None
     return [line.split(" ", 3)[1:] for line in sorted(each.splitlines(), key=lambda line: int(line.partition(" ")[0]))]
-
-
-def wait_for_neighbors(seconds: float) -> None:
-    """Set the timeout for connections to neighbors in this process, instead of CONNECT_SECONDS."""
-    global CONNECT_SECONDS, STEP_SECONDS
-    CONNECT_SECONDS, STEP_SECONDS = seconds, max(STEP_SECONDS, seconds + CONNECT_SECONDS)
 
 
 def find_own_address(environ: Mapping[str, str], master: str = "") -> str:
@@ -323,7 +306,7 @@ def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str
 
 
 def _measure(
-    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str, drain: float
+    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
 ) -> NetworkReport | None:
     size = len(places)
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -356,7 +339,7 @@ def _measure(
         if control is not None:
             member.follow(control)
             return None
-        return _lead(member, followers, size, form, drain)
+        return _lead(member, followers, size, form)
     finally:
         for line in lines:
             line.close()
@@ -457,7 +440,7 @@ def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
     return result
 
 
-def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drain: float) -> NetworkReport:
+def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> NetworkReport:
     """Rank 0's part: order one step after the other, and collect the results."""
 
     def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
@@ -469,10 +452,9 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drai
 
     def measure_first() -> float:
         """Bits per second of the first bytes after a pause."""
-        time.sleep(DRAINED_PAUSE_SECONDS if drain else PAUSE_SECONDS)
+        time.sleep(PAUSE_SECONDS)
         return float(order({0: "send", 1: "receive"}, min(block, BURST_BYTES))[1])
 
-    drained, last = _drain(drain, lambda chunk: order({}, chunk, "exchange")) if drain else (0, 0.0)
     # The task's share is counted from the end of the probe before it to the start of the one after it.
     counters = order({}, 0, "counters") if form == AFTER else []
     links: list[LinkReport] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
@@ -495,8 +477,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drai
     counters = counters or order({}, 0, "counters")
     for line in followers:
         line.write("end")
-    report: NetworkReport = {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
-    return {**report, "drained_bytes": drained, "drained_bits_per_second": last} if drain else report
+    return {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
 
 
 def _find_least(measure: Callable[[], float], enough: float) -> float:
@@ -505,27 +486,6 @@ def _find_least(measure: Callable[[], float], enough: float) -> float:
     while least > enough and left:
         least, left = min(least, measure()), left - 1
     return least
-
-
-def _drain(rate: float, exchange: Callable[[int], Sequence[float]]) -> tuple[int, float]:
-    """Send until the links carry at most `rate` for DRAIN_SECONDS, or DRAIN_BYTES have been sent beyond the refill.
-
-    Returns the bytes that each rank sent, and the highest rate at the end in bits per second. `exchange` makes all
-    ranks send a number of bytes at once, and returns the rate received by each in bits per second.
-    """
-    sent, limited, last, begun = 0, 0.0, 0.0, time.perf_counter()
-    while limited < DRAIN_SECONDS:
-        started = time.perf_counter()
-        gained = rate / 8 * (started - begun)
-        if sent >= DRAIN_BYTES + gained or started - begun > MAX_DRAIN_SECONDS:
-            break
-        # Buckets refill in pauses between chunks: use long chunks, but not too long at the rate itself.
-        chunk = max(FIRST_CHUNK, max(rate, last) / 8 * DRAIN_CHUNK_SECONDS)
-        chunk = int(min(MAX_DRAIN_CHUNK, rate / 8 * MAX_CHUNK_SECONDS, chunk))
-        last = max(exchange(chunk))
-        sent += chunk
-        limited = limited + time.perf_counter() - started if last <= DRAIN_EXCESS * rate else 0.0
-    return sent, last
 
 
 def _shift(values: Sequence[Any]) -> list[Any]:

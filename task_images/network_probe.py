@@ -1,9 +1,7 @@
 """The network probe as a program, for engines that emulate the network. Standard library only.
 
 `python -m task_images.network_probe RANK SIZE STAGE HOST:PORT` is one rank of the probe: rank 0 listens at
-HOST:PORT for the others, and prints one JSON document. Pods, which do not start simultaneously, add SECONDS, the time
-to wait for each other, and DRAIN, the rate in bits per second whose token buckets are emptied first (0: none); rank 0
-then prints the report as an event of the contract.
+HOST:PORT for the others, and prints one JSON document.
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ import json
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from task_images import contract, network
+from task_images import network
 from task_images.network import Line, connect, measure_network
 
 
@@ -79,41 +76,13 @@ class SocketStore:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """RANK SIZE STAGE HOST:PORT [SECONDS DRAIN]; rank 0 prints the report."""
+    """RANK SIZE STAGE HOST:PORT; rank 0 prints the report."""
     rank, size, stage, place = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     host, _, port = place.rpartition(":")
-    if len(arguments) > 4:
-        return _report_as_event(rank, size, stage, (host, int(port)), float(arguments[4]), float(arguments[5]))
     report = measure_network(SocketStore(rank, size, host, int(port)), rank, size, stage, host)
     if report is not None:
         print(json.dumps(report), flush=True)
     return 0
-
-
-def _report_as_event(rank: int, size: int, stage: str, place: tuple[str, int], seconds: float, drain: float) -> int:
-    """Measure between pods that may be `seconds` late, and print the event; if it fails, with the reason."""
-    network.wait_for_neighbors(seconds)
-    report: network.NetworkReport | None
-    try:
-        host = _resolve(place[0], seconds)
-        report = measure_network(SocketStore(rank, size, host, place[1]), rank, size, stage, host, drain)
-    except OSError as error:
-        report = {"stage": stage, "error": " ".join(str(error).split())[:200]}
-    if rank == 0 and report is not None:
-        contract.emit("network", 0, **report)
-    return 0
-
-
-def _resolve(host: str, seconds: float) -> str:
-    """The IPv4 address of a name, retried because the cluster's DNS may be late. Raises OSError after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
 
 
 if __name__ == "__main__":

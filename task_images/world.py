@@ -18,10 +18,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from task_images import gpu as nccl
+from task_images import tensorflow_ranks
 from task_images.clock import Marks
 from task_images.contract import Contract, emit
 from task_images.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
-from task_images.frameworks import FRAMEWORKS
 from task_images.gpu import GpuSampler
 from task_images.network import measure_network
 from task_images.ranks import (
@@ -146,12 +146,11 @@ class World:
     def framework_facts(self) -> dict[str, Any]:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
-        if self.backend in FRAMEWORKS:
-            facts = FRAMEWORKS[self.backend].facts()
-            name, version = next(iter(facts.items()))
+        if self.backend == tensorflow_ranks.BACKEND:
+            facts = tensorflow_ranks.list_versions()
             return {
-                "framework": name,
-                "framework_version": version,
+                "framework": "tensorflow",
+                "framework_version": facts["tensorflow"],
                 "device": str(self.device),
                 "device_name": platform.machine(),
                 "libraries": {**facts, "torch": torch.__version__},
@@ -173,9 +172,8 @@ class World:
         """Facts about the backend for the result: with mpi, the library and the detours of tensors."""
         if self._grouped and self.backend == "nccl":
             return nccl.describe()
-        if self.backend in FRAMEWORKS:
-            framework = FRAMEWORKS[self.backend]
-            return {"collectives": framework.transport, **framework.facts()}
+        if self.backend == tensorflow_ranks.BACKEND:
+            return {"collectives": tensorflow_ranks.TRANSPORT, **tensorflow_ranks.list_versions()}
         if not self._grouped or self.backend != "mpi":
             return {}
         from task_images.mpi import backend as mpi
@@ -285,8 +283,9 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
         from task_images.mpi import backend as mpi
 
         return mpi.register()
-    if backend in FRAMEWORKS:
-        return FRAMEWORKS[backend].find()
+    if backend == tensorflow_ranks.BACKEND:
+        tensorflow_ranks.require_tensorflow()
+        return "gloo"  # for bookkeeping
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
             "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."

@@ -32,7 +32,6 @@ NEEDS = {
     "aks": "an account at Azure",
     "gpu": "GPUs",
     "mpi": "the extra mpi",
-    "jax": "the extra jax",
     "tensorflow": "the extra tensorflow",
     "lightning": "the package lightning",
     "accelerate": "the package accelerate",

@@ -217,7 +217,6 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _machine_lock,
     _torch,
     _package("mpi", "mpi4py", "mpi", "the backend mpi"),
-    _package("jax", "jax", "jax", "the backend jax"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),
     _package("clusters", "kubernetes", "k8s", "Kubernetes clusters"),
     _package("gke", "google-cloud-container", "gke", "GKE clusters"),

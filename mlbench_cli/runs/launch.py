@@ -378,7 +378,7 @@ def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[st
     _refuse_task_options(request)
     refuse_secrets([f"{key}={value}" for key, value in request.set.items()], "--set")
     backend = _check_device(_asked_backend(request) or "gloo", request)
-    on_all = backend in ("gloo", "nccl", "grpc", "jax") if request.run_on_all is None else request.run_on_all
+    on_all = backend in ("gloo", "nccl", "grpc") if request.run_on_all is None else request.run_on_all
     return {
         "task": CUSTOM,
         "preset": CUSTOM,

@@ -44,13 +44,13 @@ def check_run(task: Task, spec: RunSpec) -> None:
 
 
 # Backend -> the package that it needs, and the extra of mlbench that has it. The others come with torch.
-_PACKAGES = {"mpi": ("mpi4py", "mpi"), "jax": ("jax", "jax"), "grpc": ("tensorflow", "tensorflow")}
+_PACKAGES = {"mpi": ("mpi4py", "mpi"), "grpc": ("tensorflow", "tensorflow")}
 
 
 def find_missing_package(task: Task, backend: str) -> str | None:
     """What this Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks nothing."""
     needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
-    needed += ["torch"] if backend not in ("jax", "grpc") and not task.name.endswith("_tensorflow") else []
+    needed += ["torch"] if backend != "grpc" and not task.name.endswith("_tensorflow") else []
     if missing := next((name for name in needed if find_spec(name) is None), None):
         return missing
     torch = find_spec("torch") if backend == "nccl" and "torch" in needed else None

@@ -83,7 +83,7 @@ class Request:
         "container image of your command, or a replacement for the image of the task (clusters only)"
     )
     backend: str | None = _option(
-        "gloo, nccl, mpi, grpc (TensorFlow), jax or custom:NAME; default: depends on task and device"
+        "gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: depends on task and device"
     )
     custom_backend: str | None = _option("same as --backend custom:NAME", metavar="NAME", rare=True)
     run_on_all: bool | None = _option(

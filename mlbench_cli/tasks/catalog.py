@@ -53,7 +53,7 @@ from task_images.parameters import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
-BACKENDS = (*TORCH_BACKENDS, "grpc", "jax")  # of TensorFlow and of JAX; listed by the tasks that support them
+BACKENDS = (*TORCH_BACKENDS, "grpc")  # of TensorFlow; listed by the tasks that support it
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title")

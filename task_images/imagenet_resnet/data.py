@@ -5,18 +5,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from task_images.arrays import Labels, Partition, ahead, shard, synthetic_images
 from task_images.cache import DataIdentity, cached_folder
 from task_images.data import Batch, BufferPool, Normalize, pin
-from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
+from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.folders import ImageFolders, load
+from task_images.imagenet_resnet.jpeg import Cut, Place
 from task_images.imagenet_resnet.on_device import decode_batch, load_decoder
 from task_images.seeds import generator
 from task_images.world import World
@@ -64,8 +66,8 @@ class FileData:
     least_crop      in training, the least share of an image's area that is cut out
     loaders         threads that decode ahead; 0: decode when asked
     draft           whether JPEGs are decoded no larger than needed, see jpeg
-    reload          finds the images once more, in another process: then as many processes decode. None: threads do
-    on_device       JPEGs are decoded where the model is; a thread does it ahead if there are `loaders`
+    decoders        threads, processes, or device: JPEGs are decoded where the model is, by a thread if there are
+                    `loaders`
     """
 
     def __init__(
@@ -82,18 +84,16 @@ class FileData:
         draft: bool,
         channels_last: bool,
         validation_batch: int = 64,
-        reload: Load | None = None,
-        on_device: bool = False,
+        decoders: str = "threads",
     ) -> None:
         self._world = world
         self._images = images
         self._side = side
         self._loaders = loaders
         self._cut = Cut(seed, side, shorter, least_crop, draft)
-        self._decoders = "device" if on_device else "processes" if reload else "threads"
-        if on_device:
+        self._decoders = decoders
+        if decoders == "device":
             load_decoder()
-        self._processes = DecodingProcesses(loaders, reload, self._cut) if reload and loaders else None
         self._validation_batch = validation_batch
         self._batch_size = batch_size
         self._next: tuple[int, Generator[Batch, None, None] | None] = (0, None)
@@ -148,14 +148,16 @@ class FileData:
 
     def _ahead(self, labels: Labels, wanted: Iterator[Wanted], usual: int, most: int) -> Generator[Batch, None, None]:
         """The batches wanted, of `usual` images each, and of `most` at most. Every few images are decoded by another
-        thread or process into their place in the batch."""
+        thread into their place in the batch."""
         if self._decoders == "device":
             yield from self._decode_on_device(labels, wanted)
             return
+        if self._decoders == "processes":
+            yield from self._decode_in_processes(labels, wanted)
+            return
         shape = (most, self._side, self._side, 3)
-        processes = self._processes
-        buffers = BufferPool(partial(processes.make_buffer, shape) if processes else partial(np.empty, shape, np.uint8))
-        is_pinned = self._world.device.type == "cuda" and processes is None
+        buffers = BufferPool(partial(np.empty, shape, np.uint8))
+        is_pinned = self._world.device.type == "cuda"
         parts: deque[tuple[int, Batch | None]] = deque()  # images of each call; the batch that is whole after it
 
         def calls() -> Iterator[Callable[[], float]]:
@@ -168,19 +170,46 @@ class FileData:
                 for start in range(0, len(rows), _CHUNK):
                     some = places[start : start + _CHUNK]
                     parts.append((len(some), batch if start + _CHUNK >= len(rows) else None))
-                    if processes:
-                        yield processes.make_call(images.data_ptr(), shape, start, some)
-                    else:
-                        yield partial(self._cut.fill, images.numpy()[start : start + _CHUNK], self._images, some)
+                    yield partial(self._cut.fill, images.numpy()[start : start + _CHUNK], self._images, some)
 
         # In order, so that a batch is whole when its last part is. Two batches are decoded beforehand, however large.
         window = _BATCHES_AHEAD * -(-usual // _CHUNK)
-        with name_killed_processes():
-            for seconds in ahead(self._loaders, calls(), window, processes.pool if processes else None):
-                number, finished = parts.popleft()
-                self._decoding.add(number, seconds)
-                if finished is not None:
-                    yield finished
+        for seconds in ahead(self._loaders, calls(), window):
+            number, finished = parts.popleft()
+            self._decoding.add(number, seconds)
+            if finished is not None:
+                yield finished
+
+    def _decode_in_processes(self, labels: Labels, wanted: Iterator[Wanted]) -> Iterator[Batch]:
+        """The batches wanted, each decoded by one of `loaders` processes of torch's loader: a thread needs the
+        training's interpreter for a quarter of a millisecond an image, which a fast GPU does not leave."""
+        asked: deque[Wanted] = deque()
+
+        def list_places() -> Iterator[list[Place]]:
+            for one in wanted:
+                asked.append(one)
+                yield one.places
+
+        is_cuda = self._world.device.type == "cuda"
+        squares = _Squares(self._cut, self._images)
+        sampler: Any = list_places()
+        loader = DataLoader(squares, None, sampler=sampler, num_workers=self._loaders, pin_memory=is_cuda)
+        try:
+            for made in loader:
+                if isinstance(made, Exception):
+                    raise made
+                one, (images, seconds) = asked.popleft(), made
+                self._decoding.add(len(one.rows), seconds)
+                yield Batch(
+                    images.permute(0, 3, 1, 2), pin(torch.from_numpy(labels[one.rows]), self._world.device), one.total
+                )
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise EnvironmentUnfitError(
+                "a process that decodes images was killed, or could not start",
+                "The machine may have too little memory: reduce --set loaders, or use --set decoders=threads.",
+            ) from None
 
     def _decode_on_device(self, labels: Labels, wanted: Iterator[Wanted]) -> Iterator[Batch]:
         """The batches wanted, their images on the device, two of them made ahead."""
@@ -191,6 +220,20 @@ class FileData:
             return Batch(images, pin(torch.from_numpy(labels[rows]), self._world.device), total)
 
         return ahead(min(self._loaders, 1), (partial(make, *one) for one in wanted), _BATCHES_AHEAD)
+
+
+class _Squares(Dataset[Any]):
+    """From places to the squares of their images and the seconds that it took, or to what is wrong with one."""
+
+    def __init__(self, cut: Cut, images: ImageFolders) -> None:
+        self._cut, self._images = cut, images
+
+    def __getitem__(self, places: Any) -> Any:
+        squares = np.empty((len(places), self._cut.side, self._cut.side, 3), np.uint8)
+        try:
+            return torch.from_numpy(squares), self._cut.fill(squares, self._images, places)
+        except EnvironmentUnfitError as error:
+            return error
 
 
 class FakeData:

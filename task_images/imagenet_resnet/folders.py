@@ -81,11 +81,6 @@ def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) ->
     return ImageFolders(training, validation, entry.digest)
 
 
-def load_silently(folder: Path, classes: int) -> ImageFolders:
-    """As `load`, in another process: everything is there by now."""
-    return load(folder, classes, lambda line: None)
-
-
 def _place(folder: Path, official: Official) -> Path:
     places = (folder, folder / "imagenet")
     for place in places:

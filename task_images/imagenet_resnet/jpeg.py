@@ -7,8 +7,10 @@ where that still has every pixel of the result (a scaled cosine transform in pla
 """
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -17,10 +19,13 @@ from PIL import Image
 
 from task_images.arrays import Bytes
 from task_images.errors import EnvironmentUnfitError
+from task_images.imagenet_resnet.folders import ImageFolders
+from task_images.seeds import numpy_generator
 
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10
 
+Place = tuple[int, int]  # epoch from 1, or 0 for validation; number of the image
 ImageFile = Path | BytesIO
 Box = tuple[float, float, float, float]  # left, upper, right, lower
 
@@ -100,3 +105,30 @@ def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> 
     colors = image if image.mode == "RGB" else image.convert("RGB")  # gray ones, CMYK, PNGs with transparency
     inside = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     return np.asarray(colors.resize(size, Image.Resampling.BILINEAR, inside))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How images are cut, as `data.FileData` says. Equal arguments give equal bytes, in whatever process."""
+
+    seed: int
+    side: int
+    shorter: int
+    least_crop: float
+    draft: bool
+
+    def fill(self, target: Bytes, images: ImageFolders, places: Sequence[Place]) -> float:
+        """Decode images into target [n, side, side, 3]; returns the seconds that it took."""
+        begin = time.perf_counter()
+        for row, place in zip(target, places, strict=True):
+            row[:] = read_square(*self.choose(images, place), self.side, self.draft)
+        return time.perf_counter() - begin
+
+    def choose(self, images: ImageFolders, place: Place) -> tuple[ImageFile, Choose]:
+        """The file of an image, and what of it is cut out."""
+        epoch, index = place
+        if not epoch:
+            return images.validation.path(index), partial(validation_window, side=self.side, shorter=self.shorter)
+        stream = numpy_generator(self.seed, "crop", epoch, index)
+        choose = partial(training_window, side=self.side, least=self.least_crop, stream=stream)
+        return images.training.path(index), choose

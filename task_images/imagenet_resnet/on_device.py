@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from task_images.errors import EnvironmentUnfitError
-from task_images.imagenet_resnet.decoding import Cut, Place
 from task_images.imagenet_resnet.folders import ImageFolders
-from task_images.imagenet_resnet.jpeg import Window, read_square
+from task_images.imagenet_resnet.jpeg import Cut, Place, Window, read_square
 
 _JPEG = b"\xff\xd8\xff"
 

@@ -9,7 +9,7 @@ from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
-from task_images.imagenet_resnet.folders import load, load_silently
+from task_images.imagenet_resnet.folders import load
 from task_images.imagenet_resnet.schedule import make_schedule
 from task_images.imagenet_resnet.settings import Settings
 from task_images.methods.ddp import Ddp
@@ -92,8 +92,7 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         loaders=settings.loaders,
         draft=settings.draft,
         channels_last=settings.channels_last,
-        reload=partial(load_silently, folder, settings.classes) if settings.decoders == "processes" else None,
-        on_device=settings.decoders == "device",
+        decoders=settings.decoders,
     )
     return files, {
         "decoding": "draft" if settings.draft else "full",

@@ -60,7 +60,7 @@ def test_pinned_versions_are_allowed_and_complete() -> None:
     versions = {canonicalize_name(pin.name): [item.version for item in pin.specifier] for pin in pins}
     assert all(len(found) == 1 for found in versions.values())
     # Of extras that CI does not install.
-    unpinned = {"uv", "tensorflow-cpu", "jax", "jaxlib", "nvidia-ml-py"}
+    unpinned = {"uv", "tensorflow-cpu", "nvidia-ml-py"}
     for requirement in REQUIREMENTS:
         name = canonicalize_name(requirement.name)
         if name not in unpinned:

@@ -211,7 +211,6 @@ def test_a_folder_on_other_machines(path: str | None, normal: str | None) -> Non
     [
         ({"backend": "GLOO"}, "gloo", True),
         ({"backend": "grpc"}, "grpc", True),
-        ({"backend": "jax"}, "jax", True),
         ({"backend": "nccl", "gpu": True}, "nccl", True),
         ({"backend": "custom:ucc.v1"}, "ucc.v1", False),
         ({"custom_backend": "ucc", "backend": "custom:ucc"}, "ucc", False),

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from PIL import Image
 from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
-from task_images.imagenet_resnet.decoding import Load
-from task_images.imagenet_resnet.folders import ImageFolders, load, load_silently
+from task_images.imagenet_resnet.folders import ImageFolders, load
 from task_images.imagenet_resnet.jpeg import read_square, validation_window
 from tests.contract.task_images.ranks import ROOT
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
@@ -237,14 +235,13 @@ def data(
     size: int = 1,
     batch_size: int = 12,
     loaders: int = 0,
-    reload: Load | None = None,
     draft: bool = True,
-    on_device: bool = False,
+    decoders: str = "threads",
 ) -> FileData:
     return FileData(
         one_of(rank, size), images, batch_size, 7,
         side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=draft, channels_last=True, validation_batch=5,
-        reload=reload, on_device=on_device,
+        decoders=decoders,
     )  # fmt: skip
 
 
@@ -318,7 +315,7 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
     """Memory is shared and used again; what is damaged, and who is killed, is named."""
     folder = generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5)
     images = load(folder, 3, quiet)
-    source = data(images, loaders=2, reload=partial(load_silently, folder, 3))
+    source = data(images, loaders=2, decoders="processes")
     for epoch in (1, 2, 3):
         found, wanted = (receive_batches(one, epoch) for one in (source, data(images, loaders=2)))
         for (inputs, targets, total), (same, labels, samples) in zip(found, wanted, strict=True):
@@ -335,12 +332,14 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
     with pytest.raises(EnvironmentUnfitError, match=r"\.jpeg is gone"):
         list(source.validation())
     (folder / "elsewhere").rename(folder / "val")
+    batches = source.training(5)
+    next(batches)
     children = multiprocessing.active_children()
     assert len(children) == 2
     children[0].kill()
     children[0].join()
     with pytest.raises(EnvironmentUnfitError, match="a process that decodes images was killed"):
-        list(itertools.chain.from_iterable(map(source.training, range(5, 1000))))
+        list(itertools.chain(batches, itertools.chain.from_iterable(map(source.training, range(6, 1000)))))
 
 
 def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images: ImageFolders) -> None:
@@ -350,7 +349,7 @@ def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images:
         with Image.open(path) as image:
             converted = image.convert(mode)
         converted.save(path, form)
-    source = data(images, loaders=2, on_device=True)
+    source = data(images, loaders=2, decoders="device")
     for epoch in (1, 2):
         pairs = zip(receive_batches(source, epoch), receive_batches(data(images, draft=False), epoch), strict=True)
         for (inputs, targets, total), (same, labels, samples) in pairs:
@@ -366,28 +365,6 @@ def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images:
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(EnvironmentUnfitError, match=damaged.name):
         list(source.validation())
-
-
-def test_processes_that_decode_end_when_their_rank_is_killed(tmp_path: Path) -> None:
-    folder = generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5)
-    program = (
-        "import multiprocessing, os, signal, sys; from functools import partial; from pathlib import Path\n"
-        "from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses\n"
-        "from task_images.imagenet_resnet.folders import load_silently\n"
-        "cut = Cut(1, 32, 36, 0.5, True)\n"
-        "processes = DecodingProcesses(1, partial(load_silently, Path(sys.argv[1]), 3), cut)\n"
-        "address = processes.make_buffer((4, 32, 32, 3)).ctypes.data\n"
-        "processes.pool.submit(processes.make_call(address, (4, 32, 32, 3), 0, [(1, 2)])).result()\n"
-        "print(multiprocessing.active_children()[0].pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    words = [sys.executable, "-c", program, str(folder)]
-    ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=240, check=False)
-    status = Path("/proc", ended.stdout.strip(), "status")
-    deadline = time.monotonic() + 60
-    while status.exists() and "State:\tZ" not in status.read_text():  # nobody may be there to collect it
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_generated_files_are_the_seeds_and_made_once(tmp_path: Path) -> None:
