@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from mlbench_cli.results.archive.judge import Judgement
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.results.archive.verify import Verification
-    from mlbench_cli.results.report.model import Report
 
 
 def open_archive(path: Path | str, *, verify: bool = True, unproven: bool = False) -> "Archive":
@@ -96,8 +95,8 @@ def judge(folder: Path) -> "Judgement":
         return judge_evidence(load_evidence(archive))
 
 
-def report(archives: "Sequence[Archive]", *, title: str | None = None) -> "Report":
-    """The content of `mlbench report` for verified archives."""
-    from mlbench_cli.results.report.collect import collect
+def report(archives: "Sequence[Archive]", *, title: str | None = None) -> dict[str, Any]:
+    """The facts of `mlbench report` about verified archives."""
+    from mlbench_cli.results.report.facts import collect
 
     return collect(archives, title=title)

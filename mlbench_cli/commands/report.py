@@ -33,8 +33,8 @@ def report(
     The HTML report is one self-contained file that needs no network. mlbench verifies the archives first, and writes
     the data of each figure as CSV into OUT-data/.
     """
-    from mlbench_cli.results.report.collect import collect
-    from mlbench_cli.results.report.write import check_target, write_report
+    from mlbench_cli.results.report.facts import collect
+    from mlbench_cli.results.report.render import check_target, write_report
 
     check_target(target)
     client = api.Client(notice=console.warn)

@@ -18,8 +18,7 @@ from mlbench_cli.errors import DamagedArchive, MlbenchError, NotFoundError, Usag
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import SUCCESSFUL
 from mlbench_cli.results.figures.files import STYLE
-from mlbench_cli.results.figures.svg import render_svg
-from mlbench_cli.results.report.environment import FOLDER, make_environment
+from mlbench_cli.results.report.render import FOLDER, make_environment
 from mlbench_cli.server.access import (
     client_of,
     count_runs,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.results.figures.chart import Chart
-    from mlbench_cli.results.report.model import Report
 
 PAGES = Path(__file__).parent / "pages"
 PAGE_SIZE = 50
@@ -162,7 +160,6 @@ class _Pages:
             "run": status,
             "curves": curves,
             "used": used,
-            "svgs": _draw([*curves, *used]),
             "resources": latest_resources(handle),
             "is_over": handle.is_sealed,
             "command": " ".join(handle.run.spec.argv),
@@ -191,7 +188,7 @@ class _Pages:
         return self._render_experiment(request, "experiment_part.html.j2")
 
     def _render_experiment(self, request: Request, template: str) -> Response:
-        from mlbench_cli.results.report.collect import collect
+        from mlbench_cli.results.report.facts import collect
 
         name = request.path_params["name"]
         found = find_experiment(self._config, name)
@@ -203,7 +200,7 @@ class _Pages:
             with suppress(DamagedArchive):  # shown in its row
                 archives.append(open_checked(handle))
         report = collect(archives) if archives else None
-        values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report, "svgs": _pictures(report)}
+        values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report}
         return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
     def new(self, request: Request) -> Response:
@@ -224,24 +221,23 @@ class _Pages:
         known = [handle.name for handle in list_runs(self._config, limit=MAX_NAMES)]
         experiments = [item.name for item in list_experiments(self._config, limit=MAX_LISTED)]
         values: JsonObject = {"a": a, "b": b, "across": across, "names": [*dict.fromkeys([*experiments, *known])]}
-        values |= {"found": None, "problem": None, "figures": (), "svgs": {}}
+        values |= {"found": None, "problem": None, "figures": ()}
         status = 200
         try:
             if a and b:
                 values["found"] = compare_runs(self._config, {"a": a, "b": b}, across)
                 values["figures"] = self._compared_figures(a, b)
-                values["svgs"] = _draw(values["figures"])
         except MlbenchError as error:  # the page keeps the typed names
             values["problem"], status = error, status_of(error)
         return render(request, self._config, "compare.html.j2", "Compare", status, **values)
 
     def _compared_figures(self, a: str, b: str) -> "tuple[Chart, ...]":
         """The curves and phases of both sides if they ran the same job."""
-        from mlbench_cli.results.report.collect import collect
+        from mlbench_cli.results.report.facts import collect
 
         handles = {run.run.id: run for name in (a, b) for run in find_runs(self._config, name) if run.is_sealed}
-        sections = collect([open_checked(run) for run in handles.values()]).sections
-        return next((section.figures for section in sections if section.figures), ())
+        jobs = collect([open_checked(run) for run in handles.values()])["jobs"]
+        return next((tuple(job["charts"]) for job in jobs if job["charts"]), ())
 
     def clusters(self, request: Request) -> Response:
         return self._render_clusters(request, "clusters.html.j2")
@@ -255,20 +251,17 @@ class _Pages:
         running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
         newest = {run.run.spec.cluster: run.name for run in reversed(list_runs(self._config, limit=PAGE_SIZE))}
         found: list[JsonObject] = []
-        svgs: JsonObject = {}
         for number, cluster in enumerate(list_clusters(self._config)):
             own = [run for run in running if run.run.spec.cluster == cluster.name]
-            item = describe_cluster(cluster, own, number)
-            svgs |= _draw(item["figures"])
-            found.append({**item, "last": newest.get(cluster.name)})
+            found.append({**describe_cluster(cluster, own, number), "last": newest.get(cluster.name)})
         found.sort(key=lambda item: not item["runs"])
-        values: JsonObject = {"clusters": found, "svgs": svgs, "is_open": bool(running)}
+        values: JsonObject = {"clusters": found, "is_open": bool(running)}
         return render(request, self._config, template, "Clusters", **values)
 
     def report(self, request: Request) -> Response:
         """The page of `mlbench report`, with its own content security policy."""
-        from mlbench_cli.results.report.collect import collect
-        from mlbench_cli.results.report.html import render_html
+        from mlbench_cli.results.report.facts import collect
+        from mlbench_cli.results.report.render import render_html
 
         names = request.query_params.getlist("run")
         if not names:
@@ -391,13 +384,3 @@ def _last_lines(handle: RunHandle, rank: int) -> str:
     """The end of a failed rank's log."""
     page = read_page(handle.folder / "logs" / f"rank-{rank}.log", -1, limit=8192)
     return "\n".join(page.lines[-MAX_LAST_LINES:])
-
-
-def _pictures(report: "Report | None") -> dict[str, object]:
-    return _draw(report.figures if report else ())
-
-
-def _draw(figures: "Sequence[Chart]") -> dict[str, object]:
-    from markupsafe import Markup
-
-    return {figure.key: Markup(render_svg(figure)) for figure in figures}

@@ -16,7 +16,7 @@ from tools.check_dist import expected_files, find_problems
         "providers/pins.toml",
         "mlbench_cli/results/analysis/published_allreduce.csv",
         "mlbench_cli/results/analysis/published_results.csv",
-        "mlbench_cli/results/report/page.html.j2",
+        "mlbench_cli/results/report/report.html.j2",
         "mlbench_cli/server/pages/dashboard.js",
         "mlbench_cli/server/pages/run.html.j2",
         "mlbench_cli/results/figures/figures.css",

@@ -121,12 +121,13 @@ def draw(sheet: Sheet) -> "Picture":
     starts = range(0, len(sheet.charts), columns)
     heights = [max(map(_height, sheet.charts[start : start + columns])) for start in starts]
     width = 5.5 * columns + 2
-    picture = Picture(figsize=(width, sum(heights) + 1.4), layout="constrained")
+    note = [line for text in (sheet.subtitle, sheet.footnote) for line in textwrap.wrap(text, int(width * 15))]
+    size = width, sum(heights) + 0.8 + 0.15 * len(note) + (0 if heights else 1.5)
+    picture = Picture(figsize=size, layout="constrained")
     title = "   ".join((shorten(sheet.title, 150), *sheet.marks))
     heading = picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     if sheet.marks:
         heading.set_color(read_colors()["second"])
-    note = [line for text in (sheet.subtitle, sheet.footnote) for line in textwrap.wrap(text, int(width * 15))]
     picture.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8, color=read_colors()["quiet"])
     panels = picture.subplots(max(1, len(heights)), columns, squeeze=False, height_ratios=heights or [1])
     for place, axes in enumerate(panels.flat):

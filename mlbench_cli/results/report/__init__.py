@@ -1,5 +1,5 @@
 """The report: one page about a set of runs, with settings, machines, results and all figures with their numbers.
 
-`collect` turns archives into a `Report` of plain data; `html` and `markdown` render it. The dashboard shows the same
-figures.
+`facts` turns archives into a dict of plain values, `finding` chooses what the title is about, and the templates put
+both into words, as a page or as Markdown (`render`). The dashboard uses the same templates.
 """

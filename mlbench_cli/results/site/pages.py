@@ -1,6 +1,6 @@
 """Claims as HTML: an overview, pages of tasks, one page per claim. Complete without JavaScript; one policy for all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import __version__
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.files import STYLE
-from mlbench_cli.results.figures.svg import render_svg
-from mlbench_cli.results.report.environment import make_environment, read_asset
+from mlbench_cli.results.report.render import make_environment, read_asset
 from mlbench_cli.results.site.claims import Claim, Contest, describe_setting
 from mlbench_cli.results.site.pictures import claim_charts, contest_charts
 from mlbench_cli.util.text import size as format_size
@@ -71,7 +70,6 @@ def render_task(contests: Sequence[Contest], task: str, look: Look) -> dict[str,
             tasks=_tasks(contests),
             sections=[(contest, claims) for contest, claims in parts if claims],
             figures=figures if number == 0 else {name: [] for name in figures},
-            svgs=_svgs(figure for group in figures.values() for figure in group),
             options=_options([claim for _, claim in shown]),
             names=names,
             number=number + 1,
@@ -96,7 +94,6 @@ def render_claim(claim: Claim, contest: Contest, look: Look, site: Path) -> tupl
         claim=claim,
         contest=contest,
         figures=figures,
-        svgs=_svgs(figures),
         place=_place(claim, contest),
         neighbors=_neighbors(claim, contest),
         setting=describe_setting(claim),
@@ -119,12 +116,6 @@ def _environment() -> "Environment":
     environment = make_environment(FOLDER)
     environment.filters["bytes"] = format_size
     return environment
-
-
-def _svgs(figures: Any) -> Mapping[str, str]:
-    from markupsafe import Markup
-
-    return {figure.key: Markup(render_svg(figure)) for figure in figures}
 
 
 def _tasks(contests: Sequence[Contest]) -> dict[str, int]:

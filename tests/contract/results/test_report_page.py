@@ -6,8 +6,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.report.collect import collect
-from mlbench_cli.results.report.write import write_report
+from mlbench_cli.results.report.facts import collect
+from mlbench_cli.results.report.render import write_report
 from tests.browser import open_browser
 from tests.unit.results.runs import sealed_run
 

@@ -12,8 +12,8 @@ from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.report.collect import collect
-from mlbench_cli.results.report.write import write_report
+from mlbench_cli.results.report.facts import collect
+from mlbench_cli.results.report.render import write_report
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.storage.store import Store
 from tests.browser import Browser, open_browser

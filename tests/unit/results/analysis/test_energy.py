@@ -10,7 +10,7 @@ from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.energy import Energy, figures_of, find_energy
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.report.collect import collect
+from mlbench_cli.results.report.facts import collect
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
 
 
@@ -99,10 +99,8 @@ def test_compare_and_report_show_it_with_its_source(tmp_path: Path) -> None:
     assert row.b is not None
     assert (row.a.mean, row.b.mean, row.higher_is_better) == (600, 300, False)
     assert found.energy_sources == ("GPU counter", "estimate: GPU power, integrated")
-    [section] = [each for each in collect([a]).sections if each.heading == "Runs"]
-    table = section.tables[0]
-    cells = dict(zip(table.head, table.rows[0], strict=True))
-    assert (cells["energy"], cells["energy by"]) == ("600\u00a0J", "GPU counter")
+    [run] = collect([a])["runs"]
+    assert (run["energy"].joules, run["energy"].label) == (600, "GPU counter")
 
 
 # --- at the limits --------------------------------------------------------------------------------------------------
