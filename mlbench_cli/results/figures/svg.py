@@ -150,15 +150,15 @@ def _tick(axis: Axis, value: float) -> str:
 def _labels(chart: Chart, x: Scale, y: Scale) -> str:
     """The notes of points, placed for a wide and for a narrow plot; one that finds no place is in the table."""
     spots = [
-        (row["note"], across, 1 - up)
+        ({"w": row["note"], "n": row.get("short", row["note"])}, across, 1 - up)
         for row in chart.rows
         if row.get("note") and (across := x.share(row["x"])) is not None and (up := y.share(row["y"])) is not None
     ]
     found = []
     for name, width in (("w", WIDE), ("n", NARROW)):
         taken = [(a * width - 6, b * HEIGHT - 6, a * width + 6, b * HEIGHT + 6) for _, a, b in spots]
-        for text, a, b in spots:
-            long = 7.0 * len(text)
+        for texts, a, b in spots:
+            text, long = texts[name], 7.0 * len(texts[name])
             for dx, dy, anchor in _SPOTS:
                 left = a * width + dx - {"start": 0.0, "end": long, "middle": long / 2}[anchor]
                 box = (left, b * HEIGHT + dy - 11, left + long, b * HEIGHT + dy + 3)

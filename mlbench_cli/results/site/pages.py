@@ -114,7 +114,7 @@ def _render(template: str, look: Look, root: str, **values: Any) -> str:
 @cache
 def _environment() -> "Environment":
     environment = make_environment(FOLDER)
-    environment.filters["bytes"] = format_size
+    environment.filters |= {"bytes": format_size, "columns": _columns, "values": _values}
     return environment
 
 
@@ -125,17 +125,36 @@ def _tasks(contests: Sequence[Contest]) -> dict[str, int]:
     return found
 
 
+def _values(claim: Claim) -> dict[str, str]:
+    """What a row of results says beside machine and value."""
+    return {
+        "method": claim.method,
+        "network": claim.network or "–",
+        "division": claim.division,
+        "workers": str(claim.point.workers),
+        "cost": "–" if claim.cost is None else f"{claim.cost.mean:.4g}",
+        "energy": "–" if claim.energy is None else f"{claim.energy.mean:.4g}",
+        "runs": claim.counted,
+        "conditions": ", ".join(claim.point.labels) or "–",
+        "signed by": ", ".join(claim.signers) or "nobody",
+        "date": claim.date,
+        "mlbench": claim.version,
+    }
+
+
+def _columns(claims: Sequence[Claim]) -> dict[str, Any]:
+    """The columns whose cells differ, and what is the same for all, unless there is nothing to say."""
+    rows = [_values(claim) for claim in claims]
+    different = {name: len({row[name] for row in rows}) > 1 for name in rows[0]}
+    same = {name: rows[0][name] for name, each in different.items() if not each and rows[0][name] != "–"}
+    return {"shown": [name for name, each in different.items() if each], "same": same}
+
+
 def _options(claims: Sequence[Claim]) -> dict[str, list[str]]:
     """The options of the filters, only for settings that differ."""
-    values = {
-        "division": [claim.division for claim in claims],
-        "machine": [claim.machine for claim in claims],
-        "method": [claim.method for claim in claims],
-        "network": [claim.network or "none" for claim in claims],
-        "workers": [str(claim.point.workers) for claim in claims],
-        "signed by": [", ".join(claim.signers) or "nobody" for claim in claims],
-    }
-    found = {name: list(dict.fromkeys(each)) for name, each in values.items()}
+    rows = [{"machine": claim.machine, **_values(claim), "network": claim.network or "none"} for claim in claims]
+    names = ("division", "machine", "method", "network", "workers", "signed by")
+    found = {name: list(dict.fromkeys(row[name] for row in rows)) for name in names}
     found["workers"].sort(key=int)
     return {name: each for name, each in found.items() if len(each) > 1}
 

@@ -37,8 +37,8 @@ def draw_offers(contest: Contest, key: str) -> Chart | None:
     if len(offers) < 2:
         return None
     rows: list[Row] = [
-        {"series": "result", "x": price, "y": claim.point.seconds.mean, "note": _place(claim)}
-        for claim, price in offers[:MAX_OFFERS]
+        {"series": "result", "x": price, "y": claim.point.seconds.mean, "note": name, "short": name.partition(" ")[0]}
+        for (claim, price), name in zip(offers[:MAX_OFFERS], _names([claim for claim, _ in offers]), strict=False)
     ]
     left = len(offers) - len(rows)
     caption = "Lower left is better. Dashed: no other result is both faster and cheaper."
@@ -58,9 +58,18 @@ def _price(claim: Claim, has_cost: bool) -> float | None:
     return price if price and price > 0 and claim.point.seconds.mean > 0 else None
 
 
-def _place(claim: Claim) -> str:
-    words = [claim.method, f"{claim.point.workers} × {claim.machine}", claim.network, *claim.point.labels]
-    return ", ".join(filter(None, words))
+def _names(claims: Sequence[Claim]) -> list[str]:
+    """What tells results apart: their methods, and what else differs."""
+    words = [
+        (f"{claim.point.workers} ×", claim.machine, claim.network, ", ".join(claim.point.labels)) for claim in claims
+    ]
+    differs = [len(set(column)) > 1 for column in zip(*words, strict=True)]
+    return [
+        " ".join(
+            [claim.method.partition(" (")[0], *(word for word, shown in zip(own, differs, strict=True) if shown)]
+        ).strip()
+        for claim, own in zip(claims, words, strict=True)
+    ]
 
 
 def draw_trend(contest: Contest, key: str) -> Chart | None:
