@@ -18,14 +18,12 @@ version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' mlbench_cli/__init__.py)
 # The classic builder takes a base image that exists only in the local Docker, whichever image store that has.
 export DOCKER_BUILDKIT=0
 
-[ $# -gt 0 ] || set -- $(for file in task_images/*/task.yaml; do basename "$(dirname "$file")"; done)
-
-# read_key KEY FILE...: what the first file that has the key says
-read_key() {
-  key=$1
-  shift
-  sed -n "s/^$key: *//p" "$@" | head -n 1
+# read_tasks WORDS...: evaluates an expression of Python for each task in the catalog
+read_tasks() {
+  python3 -c "import json
+for task in json.load(open('task_images/catalog.json'))['tasks']: $*"
 }
+[ $# -gt 0 ] || set -- $(read_tasks "print(task['name'])")
 
 if [ -f "task_images/base/${BASE:-none}.Dockerfile" ]; then
   docker build --quiet --file "task_images/base/$BASE.Dockerfile" --tag "$registry/base-$BASE:$version" .
@@ -34,15 +32,14 @@ fi
 docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$version" \
   ${BASE:+--build-arg "BASE=$BASE"} ${INDEX:+--build-arg "INDEX=$INDEX"} .
 for task; do
-  parent=$(read_key extends "task_images/$task/task.yaml")
-  set -- "task_images/$task/task.yaml" ${parent:+"task_images/$parent/task.yaml"}
-  image=$(read_key image "$@")
+  image=$(read_tasks "task['name'] == '$task' and print(task['image'])")
+  packages=$(read_tasks "task['name'] == '$task' and print(*task.get('packages', []))")
   if [ -f "task_images/$task/Dockerfile" ]; then  # which names its own base image
     docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
       ${TF_BASE:+--build-arg "BASE=$TF_BASE"} ${TENSORFLOW:+--build-arg "TENSORFLOW=$TENSORFLOW"} .
   else
     docker build --quiet --file task_images/Dockerfile --tag "$registry/$image:$version" \
-      --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$(read_key packages "$@" | sed 's/", "/ /g; s/[]["]//g')" \
+      --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$packages" \
       --build-arg "TASK=$task" .
   fi
   echo "$registry/$image:$version"

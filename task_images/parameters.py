@@ -1,15 +1,15 @@
-"""Parameters of tasks, each declared once: name, type, default, range and help.
+"""What a task says of itself, declared once: its parameters (name, type, default, range, help), presets, goal, data.
 
-A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.TASK.settings`).
-mlbench's catalog, `--set`, the documentation and the program itself all read that class; its defaults are the preset
-`spec`. The classes below have shared parameters, to inherit from; assigning a value in a subclass changes a parameter's
-default. No torch, because mlbench imports these modules.
-`read_parameters` makes an instance from MLBENCH_PARAMETERS.
+A task's package has in its `__init__` the class `Settings` with the parameters, whose defaults are the preset `spec`,
+and `TASK`. `python -m task_images.describe` writes both to catalog.json, from which mlbench's catalog, `--set` and the
+documentation read them. The classes below have shared parameters, to inherit from; assigning a value in a subclass
+changes a parameter's default. `read_parameters` makes an instance from MLBENCH_PARAMETERS. No torch, so that describing
+tasks needs none.
 """
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import get_annotations
 from typing import Any, TypeVar
@@ -36,6 +36,49 @@ class Protocol:
     def total(self) -> int:
         """Total number of updates."""
         return self.warmup + self.blocks * self.updates
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the catalog says of a task besides its parameters.
+
+    settings     class of the parameters; None: there are none
+    number       in the specification of the benchmark
+    data         where the data come from, one line
+    backends, devices   that it supports
+    goal         metric, comparison (">=" or "<="), wording with "{threshold}"; also parameters goal_full, goal_light
+    method       own: its default method; refuses: reasons by method, or by `wraps`, `gates` (methods.base.Method).
+                 None: no --method
+    presets      what each changes of `spec`
+    files        what the data folder must hold (mlbench_cli/tasks/datafiles.py)
+    free         parameters that do not change the mathematics (results/archive/division.py)
+    workers      sensible: largest number of ranks at which the goal is meaningful; reason
+    preflight    module whose `check` refuses runs that cannot work (runs/preflight.py)
+    packages     what pip installs in its image (task_images/Dockerfile)
+    image        repository below the registry prefix, or a whole reference; empty: the task's name
+    command      empty: python -m PACKAGE
+    measured_on  hardware on which a figure of it was measured; notes: further lines; legacy_name: in MLBench 3
+    """
+
+    settings: type | None
+    number: str
+    title: str
+    data: str
+    backends: Sequence[str]
+    devices: Sequence[str] = ("cpu", "gpu")
+    goal: Mapping[str, str] | None = None
+    method: Mapping[str, Any] | None = None
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, Any] | None = None
+    free: Sequence[str] = ()
+    workers: Mapping[str, Any] | None = None
+    preflight: str | None = None
+    packages: Sequence[str] = ()
+    image: str = ""
+    command: Sequence[str] = ()
+    measured_on: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    legacy_name: str | None = None
 
 
 def parameter(

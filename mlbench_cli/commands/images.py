@@ -98,7 +98,7 @@ def push(
 ) -> None:
     """Build the images of tasks with Docker, push them, and record their digests with the cluster.
 
-    Tasks of your own are built by their own Dockerfile, beside task.yaml or pyproject.toml. Runs on the cluster then
+    Tasks of your own are built by their own Dockerfile, beside catalog.json or pyproject.toml. Runs on the cluster then
     use exactly these images. A registry that create-cluster --registry auto has made is logged in to by itself; for
     others: docker login.
     """
@@ -108,7 +108,7 @@ def push(
     store = Store(notice=console.note)
     every = [task for task in load_catalog().values() if task.origin is None]
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else every
-    # A task.yaml of somebody else may name a whole reference, which needs no registry besides.
+    # A catalog of somebody else may name a whole reference, which needs no registry besides.
     references = {task.image for task in chosen if task.origin is not None and "/" in task.image}
     if registry is None and references.issuperset(task.image for task in chosen):
         place, known = next(iter(references)).rpartition("/")[0], None

@@ -38,7 +38,7 @@ def resolve_method(
         return {}
     if task.method is None:
         able = ", ".join(other.name for other in (tasks or load_catalog()).values() if other.method is not None)
-        own = "If its program uses prepare_method, add method: {own: bsp} to its task.yaml. " if task.origin else ""
+        own = "If its program uses prepare_method, add method={'own': 'bsp'} to its TASK. " if task.origin else ""
         raise UsageError(
             f'The task "{task.name}" has its own communication and does not support methods.',
             hint=f"{own}Tasks that support them: {able}",

@@ -1,6 +1,6 @@
 """Checks of a run before anything is touched: run.pin, the number of workers, and the task's own of its parameters.
 
-A task.yaml may name a module (`preflight`) with one function:
+A task may name a module (`preflight`) with one function:
 
     check(parameters, ranks, per_machine) -> None
 

@@ -1,34 +1,8 @@
-"""The catalog of tasks: folders under task_images/ with a `task.yaml`, and external tasks (task_sources.py), parsed
-and checked.
+"""The catalog of tasks: task_images/catalog.json, and those of external tasks (task_sources.py), parsed and checked.
 
-A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `legacy_name`, `goal`, `method`, `files`,
-`workers`, `preflight`, `notes`, `measured_on` and `free` are optional):
-
-    name: digits_resnet                  # the folder's name
-    extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
-    number: 1a                           # the benchmark's number in the specification
-    title: ResNet-20 on handwritten digits
-    legacy_name: PyTorch Cifar-10 ResNet-20
-    image: digits_resnet                 # repository below the registry prefix; the tag is the tool's version
-    packages: ["sacrebleu>=2.4,<3"]      # what pip installs in its image (task_images/Dockerfile); optional
-    command: [python, -m, task_images.digits_resnet]
-    backends: [gloo, nccl]
-    devices: [cpu, gpu]
-    goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
-    data: where the data come from, one line
-    files: {...}                         # what the data folder must hold (datafiles.py); optional
-    workers: {sensible: 32, reason: a line}   # largest number of ranks at which the goal is meaningful; optional
-    preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
-    measured_on: [CPU, 1 x H100]         # hardware on which a figure of it was measured
-    notes: [a line]                      # further lines for `mlbench tasks NAME`
-    method: {own: bsp}                   # its default method, and those that it refuses (MethodRule); optional
-    free: [loaders]                      # parameters that do not change the mathematics (results/archive/division.py)
-    settings: task_images.digits_resnet.settings   # module whose class `Settings` declares the parameters
-    presets:                             # what each changes; `spec` is the defaults of Settings
-      tiny: {batch_size: 32}
-
-Settings is a dataclass of fields made by task_images.parameters.parameter; its module imports no torch. Where a
-task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
+`python -m task_images.describe` writes a catalog from what the packages of tasks declare (task_images/parameters.py
+says what each entry means), so no code of a task runs here. A task with a goal has the parameters `goal_full` and
+`goal_light`, the thresholds.
 """
 
 import json
@@ -38,27 +12,27 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.goals import COMPARISONS, Goal, GoalRule
 from mlbench_cli.tasks.datafiles import DataFiles, parse_data_files
-from mlbench_cli.tasks.task_files import Entries, compose_task
 from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
 from mlbench_cli.util.sizes import parse_sizes
 from task_images import contract
-from task_images.parameters import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # of TensorFlow; listed by the tasks that support it
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title")
-DECLARE = "settings: MODULE names the module whose class Settings declares the parameters."
+REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title", "parameters")
+OWN = Path(contract.__file__).with_name("catalog.json")
+WRITE = "python -m task_images.describe {}"  # what writes a catalog
 BUDGET = "budget_seconds"  # parameter of tasks that can train for a given time
+
+
+Entries = dict[str, Any]  # of a JSON object, not checked yet
 
 
 class Parameter(NamedTuple):
@@ -133,7 +107,7 @@ class WorkersRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the catalog, as described by its task.yaml."""
+    """A task of the catalog."""
 
     name: str
     number: str
@@ -155,8 +129,6 @@ class Task:
     legacy_name: str | None = None
     packages: tuple[str, ...] = ()
     workers: WorkersRule | None = None
-    extends: str | None = None
-    settings: str | None = None  # module of the class Settings
     folder: Path = field(default=Path(), compare=False)
     origin: str | None = None  # package or folder that provides it; None: mlbench itself
     search_path: str | None = None  # folder from which its ranks import it; None: it is installed
@@ -271,8 +243,8 @@ def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
 @cache
 def load_catalog() -> dict[str, Task]:
     """All tasks by name, ordered by number and name. Raises UsageError for invalid files and duplicate names."""
-    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(_tasks_folder().glob("*/task.yaml"))]
-    tasks += [_parse_source(source) for source in list_sources()]
+    tasks = [parse_task(entry, OWN) for entry in read_entries(OWN)]
+    tasks += [task for source in list_sources() for task in _parse_source(source)]
     found: dict[str, Task] = {}
     for task in sorted(tasks, key=lambda task: (task.number, task.name)):
         if task.name in found:
@@ -282,63 +254,66 @@ def load_catalog() -> dict[str, Task]:
     return found
 
 
+@cache
+def read_entries(file: Path) -> list[Entries]:
+    """The tasks in a catalog.json, not checked yet. Raises UsageError if it is not a catalog."""
+    try:
+        tasks = json.loads(file.read_bytes())["tasks"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{file} is not a catalog of tasks: {why[:200]}.", hint=WRITE.format(file.parent)) from None
+    if not isinstance(tasks, list) or not all(isinstance(entry, dict) for entry in tasks):
+        raise UsageError(f'{file}: "tasks" is not a list of objects.', hint=WRITE.format(file.parent))
+    return tasks
+
+
 def use_task_folder(path: str | None) -> None:
     """Add the tasks in the folder `path` to the catalog of this process and its children."""
     if use_task_path(path):
+        read_entries.cache_clear()
         load_catalog.cache_clear()
         _load_one.cache_clear()
 
 
-def _parse_source(source: TaskSource) -> Task:
-    text = source.file.read_text("utf-8")
+def _parse_source(source: TaskSource) -> list[Task]:
     if source.search_path and source.search_path not in sys.path:
-        sys.path.append(source.search_path)  # for its settings and its preflight
-    return replace(parse_task(text, source.file), origin=source.origin, search_path=source.search_path)
+        sys.path.append(source.search_path)  # for its preflight
+    tasks = [parse_task(entry, source.file) for entry in read_entries(source.file)]
+    return [replace(task, origin=source.origin, search_path=source.search_path) for task in tasks]
 
 
 @cache
 def _load_one(name: str) -> Task | None:
-    """One task of this catalog without parsing the others; None if it is missing or damaged."""
-    path = _tasks_folder() / name / "task.yaml"
-    if not _TASK_NAME.fullmatch(name):
-        return None
+    """One task of this catalog; None if it is missing or damaged."""
     try:
-        if path.is_file():
-            return parse_task(path.read_text("utf-8"), path)
-        sources = (source for source in list_sources() if source.file.parent.name == name)
-        return next((_parse_source(source) for source in sources), None)
+        entry = next((entry for entry in read_entries(OWN) if entry.get("name") == name), None)
+        if entry is not None:
+            return parse_task(entry, OWN)
+        return next((task for source in list_sources() for task in _parse_source(source) if task.name == name), None)
     except (MlbenchError, OSError, ValueError):
         return None
 
 
-def _tasks_folder() -> Path:
-    return Path(contract.__file__).parent
-
-
-def parse_task(text: str, path: Path) -> Task:
-    """The task described by a task.yaml. Raises UsageError with file and key."""
-    file = f"{path.parent.name}/{path.name}"
-    data = compose_task(text, path, _tasks_folder())
-    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path", "parameters"}
+def parse_task(data: Mapping[str, Any], place: Path) -> Task:
+    """The task of an entry in the catalog `place`. Raises UsageError with file and key."""
+    file = f"{place}: {short(data.get('name'))}"
+    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path"}
     for key in data:
         if key not in known:
-            raise UsageError(
-                f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}",
-                hint=DECLARE if key in ("parameters", "groups") else None,
-            )
+            raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
     for key in REQUIRED:
         if key not in data:
             raise UsageError(f'{file}: the key "{key}" is missing.')
-    for key in ("name", "title", "image", "data", "preflight", "settings", "legacy_name"):
+    for key in ("name", "number", "title", "image", "data", "preflight", "legacy_name"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
             raise UsageError(f'{file}: "{key}" is not a text.')
-    parameters, defaults = _read_settings(file, data.get("settings"))
+    parameters, defaults = _read_parameters(file, _mapping(file, data, "parameters"))
     presets = {"spec": {}, **_mapping(file, data, "presets")}
-    checked = {name: _preset(file, name, entry, parameters, data.get("settings")) for name, entry in presets.items()}
+    checked = {name: _preset(file, name, entry, parameters) for name, entry in presets.items()}
     checked["spec"] = {**defaults, **checked["spec"]}
     return Task(
         name=data["name"],
-        number=str(data["number"]),
+        number=data["number"],
         title=data["title"],
         image=data["image"],
         command=_texts(file, data, "command"),
@@ -357,42 +332,36 @@ def parse_task(text: str, path: Path) -> Task:
         legacy_name=data.get("legacy_name"),
         packages=_texts(file, data, "packages") if "packages" in data else (),
         workers=_workers(file, data["workers"]) if "workers" in data else None,
-        extends=data.get("extends"),
-        settings=data.get("settings"),
-        folder=path.parent,
+        folder=place.parent / data["name"],
     )
 
 
-def _read_settings(file: str, module: str | None) -> tuple[dict[str, Parameter], Entries]:
-    """The parameters declared by a module's class Settings, and their defaults. Raises UsageError."""
-    if module is None:
-        return {}, {}
-    if not _MODULE.fullmatch(module):
-        raise UsageError(f'{file}: "settings" is not the name of a module: {short(module)}.')
-    try:
-        declared = describe(import_module(module).Settings)
-    except Exception as error:  # external code may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f'{file}: the class Settings of "{module}" cannot be read: {reason}.') from None
+def _read_parameters(file: str, declared: Entries) -> tuple[dict[str, Parameter], Entries]:
+    """The parameters and their defaults. Raises UsageError."""
     found = {name: _parameter(file, name, entry) for name, entry in declared.items()}
     try:
-        return found, {name: found[name].check(entry["default"]) for name, entry in declared.items()}
+        return found, {name: found[name].check(entry.get("default")) for name, entry in declared.items()}
     except UsageError as error:
-        raise UsageError(f"{file}: a default in {module}: {error.message}") from None
+        raise UsageError(f"{file}: a default: {error.message}") from None
 
 
-def _parameter(file: str, name: str, entry: Mapping[str, Any]) -> Parameter:
-    if entry["type"] not in TYPES or not entry.get("help"):
+def _parameter(file: str, name: str, entry: Any) -> Parameter:
+    if not isinstance(entry, dict) or entry.get("type") not in TYPES or not isinstance(entry.get("help"), str):
         raise UsageError(
             f'{file}: the parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.',
             hint=f"{name}: int = parameter(1, 'what it means')",
         )
-    least, most = (None if entry.get(key) is None else float(entry[key]) for key in ("min", "max"))
-    choices, formerly = entry.get("choices", ()), entry.get("formerly", "")
-    return Parameter(name, entry["type"], entry["help"], least, most, choices, formerly)
+    least, most = entry.get("min"), entry.get("max")
+    choices, formerly = entry.get("choices", []), entry.get("formerly", "")
+    if not all(limit is None or _read_float(limit) == limit for limit in (least, most)):
+        raise UsageError(f'{file}: a limit of the parameter "{name}" is not a number.')
+    if not isinstance(choices, list) or not all(isinstance(one, str) for one in [*choices, formerly]):
+        raise UsageError(f'{file}: the choices and the former name of the parameter "{name}" are texts.')
+    low, high = (None if limit is None else float(limit) for limit in (least, most))
+    return Parameter(name, entry["type"], entry["help"], low, high, tuple(choices), formerly)
 
 
-def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter], settings: str | None) -> Entries:
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> Entries:
     if not isinstance(entry, dict):
         raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:
@@ -400,7 +369,7 @@ def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter
             near = did_you_mean(str(key), list(parameters))
             raise UsageError(
                 f'{file}: the preset "{name}" sets {key!r}, which is not a parameter.{near}',
-                hint=f"Declare it in the class Settings of {settings}." if settings else DECLARE,
+                hint="The fields of the class Settings are the parameters.",
             )
     try:
         return {key: parameters[key].check(value) for key, value in entry.items()}

@@ -1,6 +1,6 @@
-"""The files that a task reads from the data folder, as listed in its task.yaml, and which are missing.
+"""The files that a task reads from the data folder, as its `TASK` lists them, and which are missing.
 
-files:                              # key of task.yaml; a task without it needs no files
+files:                              # a task without it needs no files
   when: {data: imagenet}            # parameter values for which the files are read; a list for several
   folders: [., imagenet]            # searched, relative to the data folder
   wanted: [[train, train.tar], [val]]   # one file or folder of each list; * matches anything

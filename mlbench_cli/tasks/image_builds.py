@@ -63,7 +63,7 @@ def push_images(
     tasks: Sequence[Task], registry: str, build: Build, login: Login | None, report: Report
 ) -> dict[str, str]:
     """Build and push the images of the tasks. Returns their digests by "IMAGE:VERSION", or for external tasks by the
-    full reference in task.yaml.
+    full reference in its `TASK`.
 
     Raises MlbenchError with Docker's message, or if the image is not in the registry afterwards; UsageError for an
     external task without a Dockerfile.
@@ -95,7 +95,7 @@ def push_images(
 
 
 def find_dockerfile(task: Task) -> Path:
-    """The Dockerfile of an external task: in the folder of its task.yaml or a parent, up to the folder of its
+    """The Dockerfile of an external task: in its folder or a parent, up to the folder of its
     pyproject.toml. Raises UsageError if there is none."""
     for folder in (task.folder, *task.folder.absolute().parents[:3]):
         if (folder / DOCKERFILE).is_file():

@@ -5,11 +5,12 @@ A package names itself, or a subpackage, in the entry point `mlbench.tasks`:
     [project.entry-points."mlbench.tasks"]
     mine = "my_package.tasks"
 
-Folders come from --task-path or MLBENCH_TASK_PATH (separated as in PATH). Each is a task (with a task.yaml) or
-contains folders of tasks.
+Folders come from --task-path or MLBENCH_TASK_PATH (separated as in PATH). Both have a catalog.json beside the packages
+of their tasks, which `python -m task_images.describe FOLDER` writes.
 """
 
 import os
+import shlex
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,10 +21,11 @@ from mlbench_cli.errors import UsageError
 
 GROUP = "mlbench.tasks"
 VARIABLE = "MLBENCH_TASK_PATH"
+CATALOG = "catalog.json"
 
 
 class TaskSource(NamedTuple):
-    """A task.yaml and where it comes from: `origin` is a package with its version, or a folder; `search_path` is the
+    """A catalog.json and where it comes from: `origin` is a package with its version, or a folder; `search_path` is the
     folder from which ranks import it (None for installed packages)."""
 
     file: Path
@@ -36,7 +38,7 @@ def use_task_path(path: str | None) -> bool:
     UsageError if the folder has no task."""
     if path is None:
         return False
-    folder = _require_tasks(path)[0]
+    folder = _require_tasks(path).parent
     known = os.environ.get(VARIABLE, "")
     if str(folder) in known.split(os.pathsep):
         return False
@@ -44,19 +46,19 @@ def use_task_path(path: str | None) -> bool:
     return True
 
 
-def _require_tasks(path: str) -> tuple[Path, list[Path]]:
-    """The folder, absolute, and the task.yaml files of its tasks."""
+def _require_tasks(path: str) -> Path:
+    """The catalog in the folder, absolute."""
     try:
-        folder = Path(path).expanduser().absolute()
-        files = _task_files(folder)
+        file = Path(path).expanduser().absolute() / CATALOG
+        is_there = file.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, or the home of an unknown user
         raise UsageError(f"{path!r} is not a folder: {error}.") from None
-    if not files:
+    if not is_there:
         raise UsageError(
-            f"{folder} holds no task: neither task.yaml nor a folder with one.",
-            hint=f"--task-path and {VARIABLE} name a folder of tasks; see the guide to your own tasks.",
+            f"{file.parent} holds no task: it has no {CATALOG}.",
+            hint=f"python -m task_images.describe {shlex.quote(path)}",
         )
-    return folder, files
+    return file
 
 
 def list_sources() -> list[TaskSource]:
@@ -66,10 +68,8 @@ def list_sources() -> list[TaskSource]:
 
 def _find_named() -> Iterator[TaskSource]:
     for entry in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        folder, files = _require_tasks(entry)
-        # A task is a package, imported from its parent folder.
-        root = folder.parent if files == [folder / "task.yaml"] else folder
-        yield from (TaskSource(file, str(folder), str(root)) for file in files)
+        file = _require_tasks(entry)
+        yield TaskSource(file, str(file.parent), str(file.parent))  # a task is a package in this folder
 
 
 def _find_installed() -> Iterator[TaskSource]:
@@ -85,8 +85,8 @@ def _find_installed() -> Iterator[TaskSource]:
             known.add(name.lower())
             for package in _read_group(file):
                 folder = _find_package(package, path)
-                if folder is not None:
-                    yield from (TaskSource(task, f"{name} {version}") for task in _task_files(folder))
+                if folder is not None and (folder / CATALOG).is_file():
+                    yield TaskSource(folder / CATALOG, f"{name} {version}")
 
 
 def _read_group(file: Path) -> list[str]:
@@ -113,8 +113,3 @@ def _find_package(name: str, path: list[str]) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations)), *rest)
-
-
-def _task_files(folder: Path) -> list[Path]:
-    own = folder / "task.yaml"
-    return [own] if own.is_file() else sorted(folder.glob("*/task.yaml"))

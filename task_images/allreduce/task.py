@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from task_images.allreduce import table
+from task_images.allreduce import Settings, table
 from task_images.allreduce.fit import Fit, fit
 from task_images.allreduce.measure import (
     BANDWIDTH,
@@ -25,7 +25,6 @@ from task_images.allreduce.measure import (
     time_samples,
 )
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
-from task_images.allreduce.settings import Settings
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.clock import Tracker
 from task_images.contract import Contract, emit

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from task_images.bert_pretraining import Settings
 from task_images.bert_pretraining.data import (
     Batch,
     Samples,
@@ -18,7 +19,6 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.preflight import Plan, make_plan
-from task_images.bert_pretraining.settings import Settings
 from task_images.bert_pretraining.shapes import FLOPS_FORMULA
 from task_images.contract import Contract
 from task_images.language.pretraining import Workload

@@ -1,6 +1,6 @@
 """The learning rate of the image classification on CIFAR-10, for every framework that trains it."""
 
-from task_images.cifar10_resnet20.settings import CifarSettings
+from task_images.cifar10_resnet20 import CifarSettings
 from task_images.errors import TaskUsageError
 from task_images.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 

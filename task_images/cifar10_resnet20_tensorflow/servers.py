@@ -23,9 +23,9 @@ from typing import Any
 import tensorflow as tf
 
 from task_images.cifar10_resnet20.data import SIDE
+from task_images.cifar10_resnet20_tensorflow import Settings
 from task_images.cifar10_resnet20_tensorflow.data import Batch
 from task_images.cifar10_resnet20_tensorflow.rendezvous import meet
-from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.training import Network, TensorFlowTrainer, normalize
 from task_images.cifar10_resnet20_tensorflow.world import World, configure, lost_ranks
 from task_images.contract import EXIT_RETRYABLE, Contract

@@ -3,8 +3,8 @@
 from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.data import ArrayData
+from task_images.digits_resnet import Settings
 from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load_split, make_shift
-from task_images.digits_resnet.settings import Settings
 from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters
 from task_images.schedules import follow_plateaus, log2_warmup

@@ -5,6 +5,7 @@ import torch
 from task_images.cache import made_up
 from task_images.contract import Contract
 from task_images.data import ArrayData
+from task_images.epsilon_logistic_regression import Settings
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
 from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
@@ -12,7 +13,6 @@ from task_images.epsilon_logistic_regression.regression import (
     PlainSgd,
     RegularizedLoss,
 )
-from task_images.epsilon_logistic_regression.settings import Settings
 from task_images.goals import make_accuracy_goal
 from task_images.loop import Plan, Unit
 from task_images.methods.allreduce import Bsp, MeanOfWeights

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
+from task_images.gpt_pretraining import Settings
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan
-from task_images.gpt_pretraining.settings import Settings
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA
 from task_images.gpt_pretraining.split import split_decoder
 from task_images.language.float8 import require_float8, use_float8

@@ -1,7 +1,7 @@
 """The learning rate of ResNet-50 on ImageNet."""
 
 from task_images.errors import TaskUsageError
-from task_images.imagenet_resnet.settings import Settings
+from task_images.imagenet_resnet import Settings
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
 
 # The rate is per so many images of a step, all ranks together (Goyal et al. 2017).

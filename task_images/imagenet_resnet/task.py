@@ -8,10 +8,10 @@ from task_images.cache import data_folder, made_up
 from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
+from task_images.imagenet_resnet import Settings
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
 from task_images.imagenet_resnet.schedule import make_schedule
-from task_images.imagenet_resnet.settings import Settings
 from task_images.methods.ddp import Ddp
 from task_images.models.imagenet import imagenet_model
 from task_images.models.inception import LEAST_SIDE

@@ -10,9 +10,9 @@ from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.data import ImageData
 from task_images.errors import TaskUsageError
+from task_images.mnist import Settings
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
-from task_images.mnist.settings import Settings
 from task_images.parameters import read_parameters
 from task_images.schedules import Constant, PerEpoch
 from task_images.seeds import seed_all

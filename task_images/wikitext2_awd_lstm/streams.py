@@ -14,10 +14,10 @@ from task_images.metrics import Mean, Perplexity, collect
 from task_images.precision import Precision
 from task_images.schedules import LinearWarmup
 from task_images.train import PassLoss
+from task_images.wikitext2_awd_lstm import Settings
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import sequence_lengths, streams
 from task_images.wikitext2_awd_lstm.model import AwdLstm, State, regularization
-from task_images.wikitext2_awd_lstm.settings import Settings
 from task_images.world import World
 
 

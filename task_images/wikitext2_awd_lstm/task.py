@@ -18,11 +18,11 @@ from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
 from task_images.seeds import seed_all
 from task_images.train import Trainer, count_parameters
+from task_images.wikitext2_awd_lstm import Settings
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus
 from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout
 from task_images.wikitext2_awd_lstm.sample import write_sample
-from task_images.wikitext2_awd_lstm.settings import Settings
 from task_images.wikitext2_awd_lstm.streams import Evaluation, Streams
 from task_images.world import World, training_session
 

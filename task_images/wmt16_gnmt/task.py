@@ -19,10 +19,10 @@ from task_images.translation.bleu import international_bleu, mean_of_batches
 from task_images.translation.program import Source, train
 from task_images.translation.sample import write_sample
 from task_images.translation.training import TranslationTask
+from task_images.wmt16_gnmt import Settings
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
 from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt16_gnmt.settings import Settings
 from task_images.wmt16_gnmt.text import END, PADDING, START
 from task_images.world import World
 

@@ -19,9 +19,9 @@ from task_images.translation.bleu import mean_of_batches, split_punctuation, tok
 from task_images.translation.program import Source, train
 from task_images.translation.sample import write_sample
 from task_images.translation.training import TranslationTask
+from task_images.wmt17_transformer import Settings
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
-from task_images.wmt17_transformer.settings import Settings
 from task_images.wmt17_transformer.subtokens import END, PADDING
 from task_images.world import World
 

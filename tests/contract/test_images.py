@@ -69,7 +69,7 @@ def record_cluster(folder: Path) -> None:
 
 
 def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command reads task.yaml as the catalog does, the script line by line with sed."""
+    """The command reads the catalog as mlbench does, the script by a line of Python."""
     log = tmp_path / "log"
     log.mkdir()
     (tmp_path / "docker").write_text(
@@ -202,18 +202,17 @@ def test_images_for_a_cloud_are_built_for_its_workers(
     assert (f"Building images for {platform}" in answer.err) is bool(platform)
 
 
-OWN_TASK = """
-name: line
-number: "0"
-title: A line
-image: IMAGE
-command: [python, -m, my_tasks.line]
-backends: [gloo]
-devices: [cpu]
-method: {own: bsp}
-data: none
-presets: {}
-"""
+OWN_TASK = {
+    "name": "line",
+    "number": "0",
+    "title": "A line",
+    "command": ["python", "-m", "my_tasks.line"],
+    "backends": ["gloo"],
+    "devices": ["cpu"],
+    "method": {"own": "bsp"},
+    "data": "none",
+    "parameters": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ def test_a_task_of_ones_own_is_built_by_its_own_dockerfile(
 ) -> None:
     project = tmp_path / "project"
     (project / "my_tasks" / "line").mkdir(parents=True)
-    (project / "my_tasks" / "line" / "task.yaml").write_text(OWN_TASK.replace("IMAGE", image))
+    (project / "my_tasks" / "catalog.json").write_text(json.dumps({"tasks": [{**OWN_TASK, "image": image}]}))
     (project / "pyproject.toml").write_text("[project]\nname = 'my-tasks'\n")
     words = ("images", "push", "line", "--task-path", str(project / "my_tasks"), *options)
     answer = mlbench(*words)

@@ -8,30 +8,29 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = "[console_scripts]\nx = y:z\n\n[mlbench.tasks]\nmine = greetings.tasks\n"
-TASK = {
-    "name": "hello",
-    "number": "z9",
-    "title": "Says hello",
-    "image": "registry.example/me/hello:1",
-    "command": ["python", "-m", "greetings.tasks.hello"],
-    "backends": ["gloo"],
-    "devices": ["cpu"],
-    "data": "none",
-    "goal": {"metric": "score", "comparison": ">=", "wording": "score {threshold}"},
-    "settings": "greetings.tasks.hello.settings",
-}
-SETTINGS = """
+DECLARATION = """
 from dataclasses import dataclass
-from task_images.parameters import TrainingSettings, parameter
+from task_images.parameters import Task, TrainingSettings, parameter
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):
     words: int = parameter(3, "number of words", min=1, max=9)
     goal_full: float = parameter(2.0, "goal")
     goal_light: float = parameter(1.0, "easier goal")
+
+TASK = Task(
+    settings=Settings,
+    number="z9",
+    title="Says hello",
+    image="registry.example/me/hello:1",
+    backends=["gloo"],
+    devices=["cpu"],
+    data="none",
+    goal={"metric": "score", "comparison": ">=", "wording": "score {threshold}"},
+)
 """
 PROGRAM = """
 from task_images.contract import Contract, emit
@@ -59,15 +58,19 @@ def packages(tmp_path: Path) -> Path:
     task.mkdir(parents=True)
     (folder / "greetings" / "__init__.py").write_text("WORD = 'hello '\n")
     (task.parent / "__init__.py").touch()
-    (task / "__init__.py").touch()
+    (task / "__init__.py").write_text(DECLARATION)
     (task / "__main__.py").write_text(PROGRAM)
-    (task / "settings.py").write_text(SETTINGS)
-    (task / "task.yaml").write_text(yaml.safe_dump(TASK))
+    describe(task.parent)
     info = folder / "greetings-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: greetings\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     return folder
+
+
+def describe(folder: Path) -> None:
+    command = [sys.executable, "-m", "task_images.describe", str(folder)]
+    assert "hello" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def mlbench(home: Path, *words: str, code: int = 0, **environment: str) -> str:
@@ -113,25 +116,25 @@ def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Pat
 def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packages: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "mine"
     shutil.copytree(packages / "greetings" / "tasks", folder)
-    own = {**TASK, "command": ["python", "-m", "hello"], "settings": "hello.settings"}
-    (folder / "hello" / "task.yaml").write_text(yaml.safe_dump(own))
+    (folder / "__init__.py").unlink()
+    describe(folder)
     (folder / "hello" / "__main__.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
     assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))
     assert f"--task hello --task-path {folder}" in mlbench(home, "tasks", "hello", "--task-path", str(folder))
     mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(folder))
     assert "ciao ciao ciao" in mlbench(home, "logs", "own-2")
-    mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder / "hello"))
+    mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder))
     asked = ("run", "other", "1", "--task", "hello", "--task-path", str(folder), "--method", "fusion")
-    assert "add method: {own: bsp} to its task.yaml" in mlbench(home, *asked, code=2)
+    assert "add method={'own': 'bsp'} to its TASK" in mlbench(home, *asked, code=2)
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, packages: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "empty"
     folder.mkdir()
     assert "holds no task" in mlbench(home, "tasks", "--task-path", str(folder), code=2)
-    (folder / "task.yaml").write_text("name: [")
-    assert "Not valid YAML" in mlbench(home, "tasks", "--task-path", str(folder), code=2)
-    shutil.copy(packages / "greetings" / "tasks" / "hello" / "task.yaml", folder / "task.yaml")
+    (folder / "catalog.json").write_text("[")
+    assert "is not a catalog of tasks" in mlbench(home, "tasks", "--task-path", str(folder), code=2)
+    shutil.copy(packages / "greetings" / "tasks" / "catalog.json", folder / "catalog.json")
     words = mlbench(home, "tasks", MLBENCH_TASK_PATH=str(folder), PYTHONPATH=str(packages), code=2)
     assert 'Two tasks are called "hello"' in words
     assert "greetings 1.2" in words

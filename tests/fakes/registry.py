@@ -28,7 +28,7 @@ if words[:2] == ["buildx", "build"] and not {buildx}:
 name = words[1] if words[0] == "push" else value("--tag")
 if "build" in words:
     assert os.path.isfile(value("--file")), "no Dockerfile"
-    own = {{"Dockerfile", "pyproject.toml", "task.yaml"}} & {{*os.listdir(words[-1])}}
+    own = {{"Dockerfile", "pyproject.toml", "catalog.json"}} & {{*os.listdir(words[-1])}}
     assert own or os.listdir(words[-1]) == ["task_images"], "the context holds something else"
 if words[0] == "push" or "--push" in words:
     host, _, path = name.partition("/")

@@ -23,7 +23,7 @@ from tools.check_dist import expected_files, find_problems
         "templates/kubernetes/start.sh",
         "templates/kubernetes/job.yaml.j2",
         "templates/cloudformation/network.yaml",
-        "task_images/digits_resnet/task.yaml",
+        "task_images/catalog.json",
     ],
 )
 def test_files_that_the_program_reads_are_expected(name: str) -> None:

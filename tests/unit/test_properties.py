@@ -220,25 +220,25 @@ TASK = {
     "backends": ["gloo"],
     "devices": ["cpu"],
     "data": "none",
-    "settings": "tests.unit.test_properties",
+    "parameters": {"a": {"type": "int", "help": "h", "default": 1}},
     "presets": {"spec": {"a": 1}},
 }
 task_changes = st.one_of(
     st.fixed_dictionaries({}, optional={"title": texts, "data": texts, "number": scalars, "legacy_name": texts}),
     st.dictionaries(st.sampled_from(TASK_KEYS), documents, max_size=3),
-    st.fixed_dictionaries({"settings": st.sampled_from(["json", "tests", "no.such", "a-b", ""]) | texts}),
+    st.fixed_dictionaries({"parameters": st.dictionaries(st.just("a") | texts, documents, max_size=3)}),
     st.fixed_dictionaries({"presets": st.dictionaries(st.just("spec") | texts, documents, max_size=3)}),
 )
 
 
 @many(1100)
-@given(task_changes.map(lambda changes: dump_yaml({**TASK, **changes})) | yaml_texts)
-def test_task_files(text: str) -> None:
-    is_refused(parse_task, text, Path("t/task.yaml"))
+@given(task_changes)
+def test_tasks(changes: dict[str, Any]) -> None:
+    is_refused(parse_task, {**TASK, **changes}, Path("t/catalog.json"))
 
 
 def test_the_unchanged_task_is_right() -> None:
-    assert parse_task(dump_yaml(TASK), Path("t/task.yaml")).resolve() == {"a": 1}
+    assert parse_task(TASK, Path("t/catalog.json")).resolve() == {"a": 1}
 
 
 # --- run specs, names, durations -------------------------------------------------------------------------------------

@@ -112,25 +112,18 @@ def prepare_data(folder, parameters):
     print("packed", flush=True)
     return type("Identity", (), {"to_dict": lambda self: None})()
 """
-YAML = """
-{name: slow, number: z9, title: Slow, image: example/slow, command: [python, -m, slow], backends: [gloo],
- devices: [cpu], data: none, settings: slow.settings}
-"""
-SETTINGS = """
-from dataclasses import dataclass
-from task_images.parameters import TrainingSettings
-
-@dataclass(frozen=True)
-class Settings(TrainingSettings):
-    pass
-"""
+SLOW = {
+    "name": "slow", "number": "z9", "title": "Slow", "image": "example/slow", "command": ["python", "-m", "slow"],
+    "backends": ["gloo"], "devices": ["cpu"], "data": "none", "parameters": {},
+}  # fmt: skip
 
 
 def test_a_terminal_shows_a_bar_that_is_redrawn(tmp_path: Path) -> None:
     folder = tmp_path / "tasks" / "slow"
     folder.mkdir(parents=True)
-    for name, text in (("task.yaml", YAML), ("settings.py", SETTINGS), ("data.py", PREPARATION), ("__init__.py", "")):
+    for name, text in (("data.py", PREPARATION), ("__init__.py", "")):
         (folder / name).write_text(text)
+    (folder.parent / "catalog.json").write_text(json.dumps({"tasks": [SLOW]}))
     person = Terminal(
         *("data", "prepare", "slow", "--data-dir", str(tmp_path / "data")),
         home=tmp_path / "home",

@@ -14,7 +14,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.tasks.catalog import find_rules, load_catalog, parse_task
+from mlbench_cli.tasks.catalog import OWN, find_rules, load_catalog, parse_task, read_entries
 from task_images.methods.catalog import FILES
 
 TEXT = {"data": "python-topics"}
@@ -109,11 +109,10 @@ def test_every_tasks_own_method_and_what_it_refuses_are_known() -> None:
             assert set(task.method.refuses) <= {*FILES, "wraps", "gates"}
 
 
-def test_a_damaged_rule_of_a_task_is_named(tmp_path: Any) -> None:
-    folder = load_catalog()["digits_resnet"].folder
-    text = (folder / "task.yaml").read_text().replace("method: {own: bsp}", "method: bsp")
+def test_a_damaged_rule_of_a_task_is_named() -> None:
+    entry = next(entry for entry in read_entries(OWN) if entry["name"] == "digits_resnet")
     with pytest.raises(UsageError, match='"method" is not a mapping'):
-        parse_task(text, folder / "task.yaml")
+        parse_task({**entry, "method": "bsp"}, OWN)
 
 
 def test_a_network_of_a_formula_is_a_delay_of_the_method() -> None:

@@ -10,8 +10,8 @@ import torch
 
 from mlbench_cli.tasks.catalog import load_catalog, load_task
 from task_images.digits_resnet.data import load_split, make_shift
+from task_images.epsilon_logistic_regression import Settings
 from task_images.epsilon_logistic_regression.data import find_files, generate
-from task_images.epsilon_logistic_regression.settings import Settings
 from task_images.epsilon_logistic_regression.task import make_schedule
 from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.parameters import read_parameters
@@ -21,7 +21,7 @@ from task_images.seeds import generator
 @pytest.mark.parametrize("name", sorted(load_catalog()))
 def test_every_preset_is_accepted_by_the_program(name: str) -> None:
     task = load_task(name)
-    settings: Any = importlib.import_module(task.settings or "").Settings
+    settings: Any = importlib.import_module(f"task_images.{name}").Settings
     for preset in task.presets:
         assert asdict(read_parameters(settings, task.resolve(preset))) == task.resolve(preset)
 

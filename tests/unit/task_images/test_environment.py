@@ -68,7 +68,7 @@ def test_only_code_that_runs_changes_the_digest(copy: Path) -> None:
     (copy / "task_images" / "wmt16_gnmt" / "bpe.py").write_text("changed")
     assert digest_task_code("mnist", copy) == before
     digests = {before, digest_task_code("mnist", copy, "powersgd")}
-    own = ("mnist/task.yaml", "mnist/task.py", "mnist/new.py")
+    own = ("mnist/__init__.py", "mnist/task.py", "mnist/new.py")
     names = (*own, "train.py", "methods/base.py", "contract.py")
     for number, name in enumerate(names, 3):
         with open(copy / "task_images" / name, "a") as file:

@@ -1,21 +1,29 @@
-"""The catalog: every shipped task is sound, and a task.yaml that is not is refused with file and key."""
+"""The catalog: every shipped task is sound, and an entry that is not is refused with file and key."""
 
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.tasks.catalog import Parameter, load_catalog, load_task, parse_task, short
+from mlbench_cli.tasks.catalog import OWN, Parameter, load_catalog, load_task, parse_task, read_entries, short
 from mlbench_cli.util.yaml_text import read_yaml
+from task_images.describe import describe_folder
 from task_images.parameters import SgdSettings, describe, parameter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of GOOD."""
+
+    rate: float = parameter(0.1, "learning rate", min=0, max=1)
+    goal_full: float = parameter(80.0, "goal")
+    goal_light: float = parameter(70.0, "easier goal")
+
 
 GOOD: dict[str, Any] = {
     "name": "t",
@@ -27,22 +35,19 @@ GOOD: dict[str, Any] = {
     "devices": ["cpu"],
     "data": "none",
     "goal": {"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}%"},
-    "settings": __name__,
+    "parameters": describe(Settings),
     "presets": {"tiny": {"rate": "1e-3"}},
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What GOOD and its variants name: this module."""
-
-    rate: float = parameter(0.1, "learning rate", min=0, max=1)
-    goal_full: float = parameter(80.0, "goal")
-    goal_light: float = parameter(70.0, "easier goal")
+PLACE = Path("t/catalog.json")
 
 
 def parse(**changes: Any) -> Any:
-    return parse_task(yaml.safe_dump({**GOOD, **changes}), Path("t/task.yaml"))
+    return parse_task({**GOOD, **changes}, PLACE)
+
+
+def test_the_catalog_is_what_the_tasks_declare() -> None:
+    """If it fails: python -m task_images.describe."""
+    assert OWN.read_text() == describe_folder(OWN.parent)
 
 
 @pytest.mark.parametrize("name", sorted(load_catalog()))
@@ -94,13 +99,9 @@ def test_a_parameter_is_found_by_its_former_name() -> None:
         ({"devices": "cpu"}, '"devices" is not a list'),
         ({"goal": {"metric": "x"}}, "exactly metric, comparison and wording"),
         ({"goal": {"metric": "x", "comparison": ">", "wording": "x"}}, "neither >= nor <="),
-        ({"parameters": {}}, "unknown key 'parameters'"),
         ({"presets": []}, '"presets" is not a mapping'),
-        ({"settings": 3}, '"settings" is not a text'),
-        ({"settings": ".settings"}, "\"settings\" is not the name of a module: '.settings'"),
-        ({"settings": "no_such.settings"}, 'class Settings of "no_such.settings" cannot be read: ModuleNotFoundError'),
-        ({"settings": "json"}, 'class Settings of "json" cannot be read: AttributeError'),
-        ({"settings": "task_images.allreduce.settings", "presets": {}}, "has the parameters goal_full and goal_light"),
+        ({"parameters": 3}, '"parameters" is not a mapping'),
+        ({"parameters": {}, "presets": {}}, "has the parameters goal_full and goal_light"),
         ({"presets": {**GOOD["presets"], "tiny": {"size": 1}}}, "sets 'size', which is not a parameter"),
         (
             {"presets": {**GOOD["presets"], "tiny": {"rate": 2}}},
@@ -111,30 +112,32 @@ def test_a_parameter_is_found_by_its_former_name() -> None:
 def test_wrong_tasks(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         parse(**changes)
-    assert caught.value.message.startswith("t/task.yaml: ")
-
-
-def wrong(**fields: Any) -> type:
-    return make_dataclass("Settings", [(name, kind, default) for name, (kind, default) in fields.items()], frozen=True)
+    assert caught.value.message.startswith("t/catalog.json: ")
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("entry", "words"),
     [
-        (wrong(a=(int, 3)), 'the parameter "a" needs a type (int, float, str, bool, list, sizes) and a help text'),
-        (wrong(a=(dict, field(default_factory=dict, metadata={"help": "h"}))), 'the parameter "a" needs a type'),
-        (wrong(a=(int, parameter(7, "h", max=5))), 'a default in mine: The parameter "a" is 7, the most is 5'),
-        (wrong(a=(str, parameter("x", "h", choices=("y",)))), "The parameter \"a\" is 'x', not one of y"),
-        (int, 'the class Settings of "mine" cannot be read: TypeError'),
+        (
+            {"type": "int", "default": 3},
+            'the parameter "a" needs a type (int, float, str, bool, list, sizes) and a help',
+        ),
+        ({"type": "dict", "help": "h", "default": {}}, 'the parameter "a" needs a type'),
+        ({"type": "int", "help": "h", "max": 5, "default": 7}, 'a default: The parameter "a" is 7, the most is 5'),
+        ({"type": "int", "help": "h", "max": "five", "default": 7}, 'a limit of the parameter "a" is not a number'),
+        ({"type": "str", "help": "h", "choices": ["y"], "default": "x"}, "The parameter \"a\" is 'x', not one of y"),
+        (
+            {"type": "str", "help": "h", "choices": [3], "default": "x"},
+            "the choices and the former name of the parameter",
+        ),
+        ({"type": "int", "help": "h"}, 'The parameter "a" is None, which is not of type int'),
+        (3, 'the parameter "a" needs a type'),
     ],
 )
-def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, settings: type, words: str) -> None:
-    module = ModuleType("mine")
-    module.__dict__["Settings"] = settings
-    monkeypatch.setitem(sys.modules, "mine", module)
+def test_a_wrong_parameter_is_refused(entry: object, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
-        parse(settings="mine", goal=None, presets={})
-    assert caught.value.message.startswith("t/task.yaml: ")
+        parse(parameters={"a": entry}, goal=None, presets={})
+    assert caught.value.message.startswith("t/catalog.json: ")
 
 
 def test_a_subclass_changes_a_default_and_keeps_help_and_range() -> None:
@@ -152,18 +155,24 @@ def test_a_subclass_changes_a_default_and_keeps_help_and_range() -> None:
     assert Changed().steps is not Changed().steps
 
 
-def test_reading_every_declaration_loads_no_framework() -> None:
+def test_reading_the_catalog_loads_no_task_and_no_framework() -> None:
     code = "import sys; from mlbench_cli.tasks.catalog import load_catalog; load_catalog(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "task_images.mnist.settings" in loaded
-    assert {"torch", "numpy", "tensorflow"}.isdisjoint(loaded)
+    assert {"torch", "numpy", "tensorflow", "task_images.mnist"}.isdisjoint(loaded)
 
 
 def test_a_missing_key() -> None:
     with pytest.raises(UsageError, match='the key "data" is missing'):
-        parse_task(yaml.safe_dump({key: GOOD[key] for key in GOOD if key != "data"}), Path("t/task.yaml"))
-    with pytest.raises(UsageError, match="is not a mapping"):
-        parse_task("- a", Path("t/task.yaml"))
+        parse_task({key: GOOD[key] for key in GOOD if key != "data"}, PLACE)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", '{"tasks": 3}', '{"tasks": [3]}', "[" * 5000, "\0"])
+def test_a_damaged_catalog_is_refused_with_what_writes_it(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "catalog.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(str(file))) as caught:
+        read_entries(file)
+    assert caught.value.hint == f"python -m task_images.describe {tmp_path}"
 
 
 @pytest.mark.parametrize(
@@ -234,61 +243,6 @@ def test_giants_are_shown_short() -> None:
         )
     )
     assert len(short(laughs)) < 1000
-
-
-# --- extends ---------------------------------------------------------------------------------------------------------
-
-
-def write_tasks(folder: Path, **tasks: Any) -> Path:
-    for name, entries in tasks.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "task.yaml").write_text(yaml.safe_dump({"name": name, **entries}))
-    return folder
-
-
-def parse_in(folder: Path, name: str) -> Any:
-    path = folder / name / "task.yaml"
-    return parse_task(path.read_text(), path)
-
-
-def test_a_task_extends_a_sibling_key_by_key(tmp_path: Path) -> None:
-    child = {
-        "extends": "parent",
-        "title": "Child",
-        "legacy_name": None,
-        "presets": {"spec": {"rate": 0.3}, "tiny": {"goal_full": 1}},
-    }
-    folder = write_tasks(tmp_path, parent={**GOOD, "name": "parent", "legacy_name": "old"}, child=child)
-    task = parse_in(folder, "child")
-    assert (task.name, task.title, task.image, task.legacy_name) == ("child", "Child", "t", None)
-    assert task.resolve() == {"rate": 0.3, "goal_full": 80.0, "goal_light": 70.0}
-    assert task.resolve("tiny") == {**task.resolve(), "goal_full": 1.0}  # replaced, not merged
-
-
-def test_a_preset_can_be_removed_and_a_shipped_task_be_extended(tmp_path: Path) -> None:
-    folder = write_tasks(
-        tmp_path, mine={"extends": "cifar10_resnet20", "presets": {"legacy": None, "spec": {"depth": 32}}}
-    )
-    task, parent = parse_in(folder, "mine"), load_task("cifar10_resnet20")
-    assert set(task.presets) == set(parent.presets) - {"legacy"}
-    assert task.resolve() == {**parent.resolve(), "depth": 32}
-
-
-@pytest.mark.parametrize(
-    ("entries", "words"),
-    [
-        ({"extends": "nobody"}, '"extends: nobody": no such task'),
-        ({"extends": "mine"}, '"extends: mine": no such task'),
-        ({"extends": "other"}, "extend each other in a circle"),
-        ({"extends": "digits_resnet", "presets": 3}, '"presets" is not a mapping'),
-        ({**GOOD, "groups": ["sgd"]}, "unknown key 'groups'"),
-    ],
-)
-def test_wrong_inheritance_is_refused_with_the_file(tmp_path: Path, entries: Mapping[str, Any], words: str) -> None:
-    folder = write_tasks(tmp_path, mine={**entries, "name": "mine"}, other={"extends": "mine"})
-    with pytest.raises(UsageError, match=re.escape(words)) as caught:
-        parse_in(folder, "mine")
-    assert "task.yaml" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parameters at their limits, optional keys of a task.yaml, and the rules that a run keeps of its task."""
+"""Parameters at their limits, optional entries of a task, and the rules that a run keeps of its task."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sizes of the collectives benchmark, the pattern that betrays a wrong result, the fit, and what task.yaml says."""
+"""Sizes of the collectives benchmark, the pattern that betrays a wrong result, the fit, and the task's notes."""
 
 import math
 import random
@@ -90,7 +90,7 @@ def test_what_is_moved_tells_its_rank_and_its_place(dtype: str) -> None:
     assert int(whole.max()) <= 250
 
 
-def test_task_yaml_names_what_there_is_with_its_formula() -> None:
+def test_the_task_names_what_there_is_with_its_formula() -> None:
     task = load_task("allreduce")
     assert task.parameters["collectives"].choices == tuple(COLLECTIVES)
     assert task.parameters["dtypes"].choices == tuple(DTYPES)

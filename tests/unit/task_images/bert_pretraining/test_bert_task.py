@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.bert_pretraining import Settings
 from task_images.bert_pretraining.data import Specials
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.preflight import Plan, make_plan
-from task_images.bert_pretraining.settings import Settings
 from task_images.bert_pretraining.shapes import Shape
 from task_images.bert_pretraining.task import TwoQuestions
 from task_images.contract import Contract

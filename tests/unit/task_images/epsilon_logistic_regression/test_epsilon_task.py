@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.epsilon_logistic_regression import task
+from task_images.epsilon_logistic_regression import Settings, task
 from task_images.epsilon_logistic_regression.data import (
     count_rows,
     find_files,
@@ -20,7 +20,6 @@ from task_images.epsilon_logistic_regression.regression import (
     LogisticWork,
     RegularizedLoss,
 )
-from task_images.epsilon_logistic_regression.settings import Settings
 from tests.unit.task_images.test_images import one_of
 
 NAMES = ("epsilon_normalized", "epsilon_normalized.t")

@@ -7,7 +7,7 @@ import torch
 
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
-from task_images.gpt_pretraining.settings import Settings
+from task_images.gpt_pretraining import Settings
 from task_images.gpt_pretraining.task import (
     check_options,
 )

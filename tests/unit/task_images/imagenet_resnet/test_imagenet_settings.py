@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from task_images.imagenet_resnet.settings import Settings
+from task_images.imagenet_resnet import Settings
 from task_images.imagenet_resnet.task import check
 
 TINY = {"data": "generated", "classes": 10, "training_images": 10, "validation_images": 10}
