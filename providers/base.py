@@ -1,7 +1,7 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one folder with a class that extends `Provider`, and one line in `registry`. The life cycle prevents
-leaks, provided that each resource
+A new provider is one folder with a class that extends `Provider`, and one line in `registry`: docs/how-to/new-cloud.md.
+The life cycle prevents leaks, provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,
@@ -203,6 +203,7 @@ class Provider(ABC):
     summary = ""  # one line of help
     notes = ""  # further sentences of help
     options: type[Any] | None = None  # a dataclass with fields made by `option`; None: mlbench creates no such clusters
+    minutes = (10, 10)  # typical, to create and to delete a cluster: docs/clouds-assumptions.md
     finds_orphans = False  # its cloud can be asked for disks and load balancers that workloads have left
 
     # --- its clusters

@@ -125,10 +125,13 @@ def load_prices(cloud: str) -> PriceTable:
     """The prices of one cloud: the user's own, then the shipped. Raises UsageError for a malformed table."""
     shipped = _prices(_read(SHIPPED), cloud)
     if not user_price_file().exists():
-        source = f"{SOURCES[cloud]}; your own prices take precedence: {user_price_file()}"
+        source = f"{SOURCES.get(cloud, SHIPPED)}; your own prices take precedence: {user_price_file()}"
         return PriceTable(source, _digest(shipped), (shipped,))
     own = _prices(_read(user_price_file()), cloud)
-    source, version = f"{user_price_file()}, then {SOURCES[cloud]}", f"{_digest(own)}, then {_digest(shipped)}"
+    source, version = (
+        f"{user_price_file()}, then {SOURCES.get(cloud, SHIPPED)}",
+        f"{_digest(own)}, then {_digest(shipped)}",
+    )
     return PriceTable(source, version, (own, shipped))
 
 

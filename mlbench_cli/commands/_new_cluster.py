@@ -34,8 +34,6 @@ from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 RESERVE_SECONDS = 3600.0  # of the cluster's life, for images, a slow start and fetching
 SLOWDOWN = 2.0  # of repeated runs, up to which they end before the cluster does
 MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
-# Typical minutes to create and to delete a cluster, if this machine has made none: docs/clouds-assumptions.md.
-MINUTES = {"kind": (2, 1), "gke": (8, 5), "eks": (17, 12), "aks": (8, 7)}
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def _show(planned: PlannedCluster, use: Use) -> None:
         console.note(f"Checked: {', '.join(checked)}. Only its creation shows whether the cloud has the machines.")
     for line in missing:
         console.warn(line)
-    up, down = MINUTES[cluster.provider]
+    up, down = registry.load(cluster.provider).minutes
     runs = f"run {_listed(use.runs)} (at most {console.duration(use.seconds)}: {use.limit})"
     end = "keep it" if use.keep else f"delete it (about {down} min) and look for leftovers"
     console.note(f"Steps: create {cluster.name} (about {up} min), {runs}, fetch and verify the archives, {end}.")

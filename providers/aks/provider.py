@@ -87,6 +87,7 @@ class AksProvider(Provider):
     name = "aks"
     summary = "Kubernetes on Azure, with or without GPUs; costs money"
     options = AksOptions
+    minutes = (8, 7)
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.

@@ -101,6 +101,7 @@ class EksProvider(Provider):
     name = "eks"
     summary = "Kubernetes on AWS, with or without GPUs; costs money"
     options = EksOptions
+    minutes = (17, 12)
     finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:

@@ -86,6 +86,7 @@ class GkeProvider(Provider):
     name = "gke"
     summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
+    minutes = (8, 5)
     finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:

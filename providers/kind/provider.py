@@ -40,6 +40,7 @@ class KindProvider(Provider):
         "container; use mlbench serve --port PORT."
     )
     options = KindOptions
+    minutes = (2, 1)
 
     def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
         """Check all options and return the cluster to create.

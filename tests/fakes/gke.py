@@ -140,6 +140,9 @@ class World(CloudDouble, PoolRules):
             for path, cluster in self.clusters.items()
             if path.split("/")[1] == project and location in ("-", cluster.location)
         ]
+        for cluster in found:
+            running = (pool for pool in cluster.node_pools if pool.status == g.NodePool.Status.RUNNING)
+            cluster.current_node_count = sum(pool.initial_node_count * (len(pool.locations) or 1) for pool in running)
         return g.ListClustersResponse({"clusters": found, "missing_zones": self.missing_zones})
 
     # --- changes ------------------------------------------------------------------------------------------------

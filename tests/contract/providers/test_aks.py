@@ -82,16 +82,6 @@ def test_dry_run_creates_nothing_and_the_default_region_has_prices(mlbench: Any,
     assert world.groups == {}
 
 
-def test_clusters_are_listed_by_their_groups_whoever_created_them(mlbench: Any, world: World, tmp_path: Path) -> None:
-    create(make_cluster(), tmp_path / "other")
-    assert "rel-2" in mlbench("list-clusters", "--cloud").out
-    [discovered] = AksProvider().discover({})
-    assert (discovered.state, discovered.details["nodes"], discovered.details["gpus_per_node"]) == ("ready", 2, 1)
-    assert discovered.details["owner"] == "tester"
-    assert discovered.created
-    assert AksProvider().discover({"location": "westeurope"}) == []
-
-
 def test_scale_to_nothing_and_back(mlbench: Any, world: World) -> None:
     assert mlbench(*CREATE).code == 0
     assert mlbench("scale-cluster", "rel-2", "0").code == 0
@@ -125,16 +115,6 @@ def test_one_name_in_two_regions_is_two_clusters(mlbench: Any, world: World) -> 
 
 
 # --- what is not ours, not allowed, not possible --------------------------------------------------------------------
-
-
-def test_a_foreign_group_of_the_name_is_never_touched(mlbench: Any, world: World) -> None:
-    world.put_group(GROUP, {"location": "eastus", "tags": {"team": "production"}})
-    done = mlbench(*CREATE)
-    assert done.code == 2
-    assert "not created by mlbench" in done.err
-    assert mlbench(*DELETE).code == 4
-    assert mlbench("gc", "aks", "--all", "--everybody", "--yes").out == "Nothing to delete.\n"
-    assert not any(line.startswith(("PUT", "DELETE")) for line in world.log)
 
 
 def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) -> None:

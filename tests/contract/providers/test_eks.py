@@ -161,21 +161,6 @@ def test_again_changes_nothing(aws: AwsClient, home: Path, tmp_path: Path) -> No
     remove("again-2", tmp_path / "empty")
 
 
-def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsClient, home: Path, tmp_path: Path) -> None:
-    client = Aws(REGION)
-    client.call("cloudformation", "create_stack", StackName="mlbench-theirs-1", TemplateBody=TEMPLATE,
-                Capabilities=["CAPABILITY_IAM"])  # fmt: skip
-    with pytest.raises(UsageError, match="was not created by mlbench"):
-        make("theirs-1", home, GPU)
-    with pytest.raises(UsageError, match="was not created by mlbench"):
-        remove("theirs-1", tmp_path / "empty")
-    assert "stack mlbench-theirs-1" in aws.list_left("theirs-1")
-    assert [cluster.name for cluster in EksProvider().discover({"location": REGION})] == []
-
-
-TEMPLATE = '{"Resources": {"Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}}}'
-
-
 def test_no_machines_in_one_zone_then_in_another(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(no_capacity=["g4dn.xlarge"])
     with pytest.raises(CapacityError, match="InsufficientInstanceCapacity") as caught:

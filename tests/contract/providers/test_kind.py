@@ -249,17 +249,6 @@ def test_a_failing_kind_is_quoted_and_leaves_only_its_mark(world: World) -> None
     assert world.left == []
 
 
-def test_clusters_of_others_are_not_touched(world: World) -> None:
-    node = {"cluster": "demo-2", "state": "running", "files": {}, "images": [], "finished": True}
-    world.change(containers={"demo-2-control-plane": node, "demo-2-worker": node})
-    with pytest.raises(UsageError, match="not created by mlbench"):
-        _make(_cluster())
-    with pytest.raises(UsageError, match="not created by mlbench"):
-        _remove(_cluster())
-    assert KindProvider().discover({}) == []
-    assert world.left == ["demo-2-control-plane", "demo-2-worker"]
-
-
 def test_the_registry_stays_as_long_as_a_cluster_uses_it(world: World) -> None:
     _make(_cluster())
     _make(_cluster("other-1", 1))
