@@ -59,6 +59,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "scale-cluster": Command(
             "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change the number of machines"
         ),
+        "certify": Command("mlbench_cli.commands.certify", "certify", "Find the nodes of a cluster that must go back"),
         "delete-cluster": Command(
             "mlbench_cli.commands.delete_cluster",
             "delete_cluster",
@@ -82,7 +83,10 @@ FIRST = (
     *("create-cluster", "run", "status", "download", "charts", "delete", "delete-cluster"),
     *("list-clusters", "set-cluster", "get-dashboard-url"),
 )
-EVERYDAY = ("logs", "wait", "cancel", "compare", "gate", "verify", "report", "serve", "doctor", "tasks", "methods")
+EVERYDAY = (
+    *("logs", "wait", "cancel", "compare", "gate", "verify", "report", "serve"),
+    *("certify", "doctor", "tasks", "methods"),
+)
 # Words after `mlbench help` that are not a command, and what they show.
 TOPICS = {
     "runs": "start, follow and stop runs",

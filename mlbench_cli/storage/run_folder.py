@@ -1,7 +1,7 @@
 """A run's folder: the future archive, and mlbench's own state in `.state`.
 
 run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json faults.json    evidence
-result.json official_result.txt metrics.jsonl findings.json environment.json network.json   documents, from evidence
+result.json official_result.txt metrics.jsonl findings.json environment.json network.json certificate.json   documents
 SHA256SUMS                                                              written last: seals the folder
 SHA256SUMS.sig                                                          signature (mlbench sign)
 .state/                                                                 not part of the archive
@@ -30,6 +30,7 @@ METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
 RESOURCES = "resources.jsonl"
 FINDINGS = "findings.json"
+CERTIFICATE = "certificate.json"  # only of the task certify
 NETWORK = "network.json"  # only if the network was measured or requested
 SHAPING = "shaping.json"  # evidence: what the engine did for --network, with its probes
 FAULTS = "faults.json"  # evidence: injected faults, and attempts

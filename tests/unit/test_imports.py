@@ -21,11 +21,13 @@ model
 kube templates agent
 storage
 providers tasks
+certify
 archive results.archive
 clusters engines analysis results.analysis
 results.figures
 results.report pages
-results runs certify
+results runs
+certify.certificate
 predict
 api
 results.site results.exports

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
+from mlbench_cli.certify.evidence import certify
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome
 from mlbench_cli.model.spec import OPEN, RunSpec
@@ -72,6 +73,7 @@ class Judgement:
     environment: EnvironmentDocument
     findings: tuple[Finding, ...]
     network: NetworkDocument | None = None
+    certificate: Mapping[str, Any] | None = None
 
     @property
     def documents(self) -> dict[str, Mapping[str, Any]]:
@@ -83,6 +85,8 @@ class Judgement:
         }
         if self.network is not None:
             documents[run_folder.NETWORK] = self.network
+        if self.certificate is not None:
+            documents[run_folder.CERTIFICATE] = self.certificate
         return documents
 
     @property
@@ -146,7 +150,10 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
         result["network"] = network["summary"]
     environment = environment_document(reported.environments)
     result["official_line"] = official_line(result)
-    return Judgement(decision.outcome, result, official_text(result), environment, decision.findings, network)
+    certificate = certify(spec, evidence.observation, evidence.logs)
+    return Judgement(
+        decision.outcome, result, official_text(result), environment, decision.findings, network, certificate
+    )
 
 
 # --- the outcome ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UsageError
 from mlbench_cli.model.run import Finding
 from mlbench_cli.storage.run_folder import (
+    CERTIFICATE,
     ENVIRONMENT,
     FAULTS,
     FINDINGS,
@@ -90,7 +91,7 @@ def find_portability_problem(name: str) -> str | None:
 
 def is_in_layout(name: str) -> bool:
     """Whether a file with this name belongs in an archive."""
-    known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, FAULTS, SUMS, SIGNATURE}
+    known = {*REQUIRED, OBSERVATION, NETWORK, CERTIFICATE, SHAPING, FAULTS, SUMS, SIGNATURE}
     return (
         name in known or name.startswith(("output/", "manifests/", "code/")) or LOG_PATTERN.fullmatch(name) is not None
     )

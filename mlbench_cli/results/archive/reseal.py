@@ -65,7 +65,7 @@ def _pack(folder: Path, packed: Path, refusal: str) -> None:
 
 def _copy(archive: Archive, folder: Path) -> None:
     """Copy the evidence of an archive, without documents and checksums."""
-    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.SUMS, run_folder.SIGNATURE}
+    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.CERTIFICATE, run_folder.SUMS, run_folder.SIGNATURE}
     for name in archive.names:
         if name not in made:
             target = folder / name

@@ -7,6 +7,7 @@ properties, additionalProperties and items.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mlbench_cli.certify.judge import REASONS, State, Verdict
 from mlbench_cli.model.goals import COMPARISONS, KINDS, is_finite_number
 from mlbench_cli.model.run import Ending, Outcome, Phase
 from mlbench_cli.results.archive.conditions import LABELS, RARE
@@ -202,6 +203,19 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     run_folder.ENVIRONMENT: _object({"ranks_left_out": _COUNT}, ranks=_map(_ANY_OBJECT)),
     run_folder.FINDINGS: _object(findings=_list(_FINDING)),
+    run_folder.CERTIFICATE: _object(
+        verdict=_one_of(*Verdict),
+        reason=_TEXT,
+        is_partial=_FLAG,
+        scope=_ANY_OBJECT,
+        method=_ANY_OBJECT,
+        nodes=_list(_object(node=_TEXT, state=_one_of(*State), reasons=_list(_TEXT), tests=_map(_NUMBER))),
+        hardware=_map(_TEXT),
+        fleet=_map(_ANY_OBJECT),
+        findings=_list(_object(reason=_one_of(*REASONS), nodes=_list(_TEXT), state=_one_of(*State), summary=_TEXT)),
+        drift=_list(_object(key=_TEXT, usual=_TEXT, others=_map(_list(_TEXT)))),
+        delivers=_optional(_ANY_OBJECT),
+    ),
     run_folder.NETWORK: _object(
         {"setup": _ANY_OBJECT},
         asked=_optional(_TEXT),

@@ -306,6 +306,8 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
         yield Problem("inconsistent", run_folder.RESOURCES, f"line {samples.unusual} is not formatted as a row")
     if judgement.network is None and run_folder.NETWORK in archive.names:
         yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
+    if judgement.certificate is None and run_folder.CERTIFICATE in archive.names:
+        yield Problem("inconsistent", run_folder.CERTIFICATE, "it does not follow from the evidence")
     for name, expected in judgement.documents.items():
         if name in archive.names:
             yield from _differences(name, archive.document(name), expected)

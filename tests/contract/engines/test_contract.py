@@ -15,6 +15,7 @@ from mlbench_cli.engines.base import Cursor
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
+from mlbench_cli.tasks.catalog import load_task
 from tests.contract.engines.labs import EngineLab, install_commands, pod_folder, start_client, start_cluster
 from tests.contract.local_runs import SLEEP, python, shell, until
 
@@ -283,3 +284,30 @@ def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: EngineLab, sm
     assert "disk_full" in [finding.code for finding in end.findings]
     lines = (run.folder / "logs/rank-0.log").read_bytes().split(b"\n")
     assert [line[:7] for line in lines[:1000]] == [b"%07d" % number for number in range(1000)]
+
+
+# --- acceptance -----------------------------------------------------------------------------------------------------
+
+
+def is_certifying_rank(pid: int, rank: int) -> bool:
+    """Whether a process is a rank itself, and not what measures for it."""
+    process = Path(f"/proc/{pid}")
+    is_rank = f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0")
+    return is_rank and b"task_images.certify" in (process / "cmdline").read_bytes().split(b"\0")
+
+
+@pytest.mark.slow
+def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measured(lab: EngineLab) -> None:
+    changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 10.0, "rounds": 1}
+    parameters = load_task("certify").resolve("tiny", changes)
+    argv = ("python", "-m", "task_images.certify")
+    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
+    until(lambda: len(lab.processes(run)) >= 6)  # each rank and what measures for it
+    until(lambda: b'"kind":"node"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
+    (rank,) = (pid for pid in lab.processes(run) if is_certifying_rank(pid, 2))
+    os.kill(rank, signal.SIGSTOP)
+    finished = supervise.follow(run, lab.engine, lab.store)
+    document = json.loads((run.folder / "certificate.json").read_text())
+    assert [node["reasons"] for node in document["nodes"]] == [[], [], ["no_answer"]]
+    assert finished.result is not None
+    assert find_problems(run.folder) == []

@@ -1,0 +1,260 @@
+"""A certificate for people: files beside its archive, the commands that it suggests, and one page."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli import __version__
+from mlbench_cli.certify.judge import State
+from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sign import sign
+from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.figures.files import STYLE
+from mlbench_cli.results.receipts import archive_digest
+from mlbench_cli.results.report.render import make_environment, read_asset
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.text import counted
+from task_images.certify.rules import TESTS
+
+ARCHIVE = "archive.zip"
+_NO_FORMS = "base-uri 'none'; form-action 'none'"
+SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
+_HEADLINES = {
+    "accepted": "Accepted",
+    "accepted_without": "Accepted without",
+    "rejected": "Rejected",
+    "cannot_tell": "Cannot tell",
+}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The certificate in a verified archive."""
+
+    document: Mapping[str, Any]
+    run: Mapping[str, Any]
+    result: Mapping[str, Any]
+    digest: str  # of the archive
+
+    @classmethod
+    def of(cls, archive: Archive) -> "Certificate":
+        """Raises UsageError for an archive of another task."""
+        if run_folder.CERTIFICATE not in archive.names:
+            raise UsageError(
+                f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate."
+            )
+        document = dict(archive.document(run_folder.CERTIFICATE))
+        document.pop("schema_version", None)
+        return cls(document, archive.run, archive.result, archive_digest(archive))
+
+    @property
+    def bad(self) -> list[Mapping[str, Any]]:
+        """The nodes to return."""
+        return [node for node in self.document["nodes"] if State(node["state"]).is_bad]
+
+    @property
+    def watched(self) -> list[Mapping[str, Any]]:
+        """The nodes to watch."""
+        return [node for node in self.document["nodes"] if node["state"] == "watch"]
+
+    @property
+    def exit_code(self) -> int:
+        """0: accepted; 7: nodes are named, or the cluster is rejected; 9: cannot tell; 6: no node could start."""
+        if not self.document["scope"]["answered"]:
+            return NeverStartedError.exit_code
+        if self.bad or self.document["verdict"] == "rejected":
+            return TaskFailedError.exit_code
+        return 0 if self.document["verdict"] == "accepted" else CannotTellError.exit_code
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence."""
+        word = _HEADLINES[self.document["verdict"]]
+        partial = "partial: " if self.document["is_partial"] else ""
+        if self.document["verdict"] == "accepted_without":
+            return f"{word} {len(self.bad)} of {counted(len(self.document['nodes']), self.unit)}"
+        return f"{partial}{word}: {self.document['reason']}"
+
+    @property
+    def unit(self) -> str:
+        """What stands for a node."""
+        return "rank" if self.document["scope"]["shares_machine"] else "node"
+
+    @property
+    def sureness(self) -> str:
+        """The error rate, and what the run would have found."""
+        method, fleet = self.document["method"], self.document["fleet"]
+        least = [facts for facts in fleet.values() if facts["smallest_shortfall"] is not None]
+        parts = []
+        if method["least_dip_seconds"] >= 20:
+            parts.append(
+                f"A cluster without faults gets a wrong name in at most {100 * method['error']:g} of 100 runs, "
+                f"if disturbances last {method['least_dip_seconds']:g} s on average or less."
+            )
+        else:
+            parts.append("The confirmation was hurried, so no error rate is stated.")
+        if least:
+            named = ", ".join(f"{100 * facts['smallest_shortfall']:.1f} % ({facts['title']})" for facts in least)
+            parts.append(f"Shortfalls of one {self.unit} that would have been found in 95 of 100 runs: {named}.")
+        return " ".join(parts)
+
+    def commands(self) -> list[str]:
+        """Commands that take the bad nodes out. They are printed, never run."""
+        engine, found = self.run["spec"]["engine"], []
+        names = [node["node"] for node in self.bad]
+        if not names or self.unit == "rank":
+            return []
+        for node in self.bad:
+            name, reason = shlex.quote(node["node"]), (node["reasons"] or ["no_answer"])[0]
+            if engine == "kubernetes":
+                found += [f"kubectl cordon {name}", f"kubectl label node {name} mlbench.io/suspect={reason}"]
+            elif engine == "slurm":
+                text = shlex.quote(f"mlbench:{reason}:{self.digest[:12]}")
+                found.append(f"scontrol update NodeName={name} State=DRAIN Reason={text}")
+        if engine == "slurm":
+            found.append(f"srun --exclude={shlex.quote(','.join(names))} ...")
+        if engine == "hosts":
+            found += [f"# leave {name} out of the hosts file, then: mlbench attach-hosts" for name in names]
+        return found
+
+    def ticket(self) -> str:
+        """A text for the seller of the bad nodes."""
+        lines = [f"Acceptance test of {self.run['spec']['cluster']} on {self.run['created']}: {self.headline}", ""]
+        for found in self.document["findings"]:
+            if found["state"] in ("missing", "failed", "slow"):
+                lines.append(f"- {', '.join(found['nodes'])}: {found['reason']}: {found['summary']}")
+        lines += ["", f"Evidence: archive with the SHA-256 {self.digest}; check it with: mlbench verify {ARCHIVE}", ""]
+        return "\n".join(lines)
+
+
+def read_certificate(path: Path) -> Certificate:
+    """The certificate in an archive. Raises UsageError for one of another task, DamagedArchive, UnprovenArchive."""
+    with open_verified(path) as archive:
+        return Certificate.of(archive)
+
+
+def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
+    """What has changed for each node since an earlier certificate of the same hardware."""
+    before = {node["node"]: node["state"] for node in old.document["nodes"]}
+    after = {node["node"]: node["state"] for node in new.document["nodes"]}
+    rows = []
+    order = [str(state) for state in State]
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        if was is None or now is None:
+            change = "new" if was is None else "gone"
+        else:
+            change = "worse" if order.index(now) < order.index(was) else "recovered"
+        rows.append({"node": name, "change": change, "before": was, "now": now})
+    return rows
+
+
+def require_same_hardware(old: Certificate, new: Certificate) -> None:
+    """Raises UsageError if the fleets have other processors, memory or devices."""
+    was, now = old.document["hardware"], new.document["hardware"]
+    for key in sorted({*was, *now}):
+        if was.get(key) != now.get(key):
+            raise UsageError(
+                f"The earlier certificate is of other hardware: {key} was {was.get(key)} and is {now.get(key)}.",
+                hint="Leave out --like.",
+            )
+
+
+def write_files(
+    certificate: Certificate, source: Path, folder: Path, key: Path | None, earlier: Certificate | None = None
+) -> list[Path]:
+    """Write the certificate's files and its signed archive into `folder`; their paths."""
+    document = certificate.document
+    changes = [] if earlier is None else compare(earlier, certificate)
+    good = [node["node"] for node in document["nodes"] if node["state"] in ("ok", "watch")]
+    texts = {
+        "certificate.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
+        "findings.jsonl": "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in document["findings"]),
+        "nodes.csv": _nodes_csv(document),
+        "passing.txt": "".join(f"{name}\n" for name in good),
+        "failing.txt": "".join(f"{node['node']}\n" for node in certificate.bad),
+        "certificate.html": render(certificate, changes, earlier, is_signed=key is not None),
+    }
+    if certificate.bad:
+        texts["ticket.txt"] = certificate.ticket()
+    if earlier is not None:
+        linked = {"earlier": earlier.digest, "changes": changes}
+        texts["changes.json"] = json.dumps(linked, indent=2) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pack(source, folder / ARCHIVE)
+        for name, text in texts.items():
+            write_atomically(folder / name, text.encode())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    if key is not None:
+        sign(folder / ARCHIVE, key, force=True)
+    return [folder / name for name in (*texts, ARCHIVE)]
+
+
+def _nodes_csv(document: Mapping[str, Any]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["node", "state", "reasons", *document["fleet"]])
+    for node in document["nodes"]:
+        values = [node["tests"].get(test, "") for test in document["fleet"]]
+        writer.writerow([node["node"], node["state"], " ".join(node["reasons"]), *values])
+    return text.getvalue()
+
+
+def render(
+    certificate: Certificate, changes: list[dict[str, Any]], earlier: Certificate | None, *, is_signed: bool
+) -> str:
+    """The page."""
+    from markupsafe import Markup
+
+    own = Path(__file__).parent
+    style = f"{STYLE.read_text('utf-8')}\n{read_asset('page.css')}\n{(own / 'certificate.css').read_text('utf-8')}"
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    order = {str(state): place for place, state in enumerate(State)}
+    nodes = sorted(
+        certificate.document["nodes"],
+        key=lambda node: (order[node["state"]], min(node["tests"].values(), default=0.0), node["node"]),
+    )
+    return (
+        make_environment(own)
+        .get_template("certificate.html.j2")
+        .render(
+            certificate=certificate,
+            document=certificate.document,
+            nodes=nodes[:SHOWN_NODES],
+            left=max(0, len(nodes) - SHOWN_NODES),
+            tones={(node["node"], test): _tone(node, test) for node in nodes for test in certificate.document["fleet"]},
+            changes=changes,
+            earlier=earlier,
+            is_signed=is_signed,
+            archive=ARCHIVE,
+            policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; {_NO_FORMS}",
+            style=Markup(style),
+            version=__version__,
+        )
+    )
+
+
+def _tone(node: Mapping[str, Any], test: str) -> str:
+    """The class of a cell: like its peers, over half of the watch margin, watch, or named for this."""
+    if test not in node["tests"]:
+        return "hx"
+    short, margin = -node["tests"][test], TESTS[test]
+    if State(node["state"]).is_bad and margin.reason in node["reasons"]:
+        return "h3"
+    if node["state"] == "watch" and short >= margin.warn:
+        return "h2"
+    return "h1" if short >= margin.warn / 2 else "h0"

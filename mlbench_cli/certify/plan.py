@@ -1,0 +1,101 @@
+"""What a level measures, how long that takes, and which shortfall it would find: said before anything starts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+from task_images.certify import rules
+from task_images.certify.rules import TESTS
+
+START_SECONDS = 30.0
+_DISK_MBPS = 200.0  # assumed
+_NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages with their seconds. `more`: seconds that the confirmation of one suspect adds at most."""
+
+    stages: Mapping[str, float]
+    nodes: int
+    devices: int
+    more: float
+    per_hour: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of a cluster without suspects."""
+        return math.fsum(self.stages.values())
+
+    @property
+    def dollars(self) -> float | None:
+        """The price of that time; None if the price of the cluster is unknown."""
+        return None if self.per_hour is None else self.per_hour * self.seconds / 3600
+
+    @property
+    def timeout(self) -> float:
+        """After which the run is ended: the plan, its confirmation, and as much again for slow machines."""
+        return 2 * (self.seconds + self.more) + 600
+
+
+def make_plan(
+    parameters: Mapping[str, Any], nodes: int, per_node: int, *, gpu: bool, one_machine: bool, per_hour: float | None
+) -> Plan:
+    """The plan of a run with these parameters of the task."""
+    turns = nodes if one_machine else 1
+    burst, asked = float(parameters["burst_seconds"]), parameters["stages"]
+    node = (8 if gpu else 4) * burst + float(parameters["sustained_seconds"])
+    node += 2 * float(parameters["disk_bytes"]) / _DISK_MBPS / 1e6 + (3.0 if gpu else 1.0)
+    rounds = nodes - 1 + nodes % 2
+    rounds = rounds if nodes <= 16 or not parameters["matchings"] else min(rounds, int(parameters["matchings"]))
+    group = 3.0 if gpu else 0.3
+    stages = {
+        "drift": START_SECONDS,
+        "node": float(parameters["rounds"]) * node * turns,
+        "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
+        "collectives": 4 * len(parameters["sizes"]) * (group + 0.1 * float(parameters["samples"])),
+        "training": float(parameters["training_seconds"]) + group + 5,
+        "soak": 3600 * float(parameters["soak_hours"]),
+    }
+    span = rules.span_needed(float(parameters["least_dip_seconds"]), 1) * max(rules.LOOKS) / rules.LOOKS[0]
+    used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
+    return Plan(used, nodes, nodes * per_node, span, per_hour)
+
+
+def check_budget(plan: Plan, seconds: float) -> None:
+    """Raises UsageError for a budget that the plan does not fit in, naming the stage that is the first not to."""
+    spent = 0.0
+    for name, needed in plan.stages.items():
+        spent += needed
+        if spent > seconds:
+            raise UsageError(
+                f"A budget of {seconds / 60:.3g} min is too small: with the stage {name} the plan takes "
+                f"{spent / 60:.1f} min, and {plan.seconds / 60:.1f} min in all.",
+                hint="Raise --budget, choose --level quick, or measure one stage with --only.",
+            )
+
+
+def smallest_shortfalls() -> dict[str, float]:
+    """Test -> the shortfall of one node that is found 95 times in 100, with the noise of quiet machines."""
+    found = {}
+    for name, test in TESTS.items():
+        fail = -math.log1p(-test.fail)
+        at_screen = max(rules.SCREEN_SHARE * fail, rules.SCREEN_DEVIATIONS * _SCALE) + 1.645 * 0.75 * _NOISE
+        found[name] = -math.expm1(-max(at_screen, fail + 1.55 * 1.23 * _NOISE))
+    return found
+
+
+def cluster_nodes(details: Mapping[str, Any]) -> int | None:
+    """How many nodes a cluster's record says that it has; None if it does not say."""
+    hosts: Sequence[Any] = details.get("hosts") or ()
+    if hosts:
+        return len(hosts)
+    partitions: Mapping[str, Any] = details.get("partitions") or {}
+    chosen = details.get("partition")
+    for name, partition in partitions.items():
+        if name == chosen or (chosen is None and (partition.get("default") or len(partitions) == 1)):
+            return int(partition["nodes"])
+    nodes = details.get("nodes")
+    return int(nodes) if isinstance(nodes, int) else None

@@ -1,0 +1,208 @@
+"""`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.certify import expectations
+from mlbench_cli.certify.plan import Plan, check_budget, cluster_nodes, make_plan, smallest_shortfalls
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
+from mlbench_cli.commands._members import follow_run
+from mlbench_cli.errors import NeverStartedError, Stopped, UsageError
+from mlbench_cli.runs.request import Request
+from mlbench_cli.util.durations import parse_duration
+from mlbench_cli.util.text import counted
+from task_images.certify.settings import STAGES
+
+if TYPE_CHECKING:
+    from mlbench_cli.certify.certificate import Certificate
+
+LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
+LOCAL_NODES = 4
+
+
+def certify(
+    context: typer.Context,
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="cluster to accept", autocompletion=complete_clusters)
+    ],
+    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help="quick, standard or soak")] = "quick",
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="number of nodes; default: all of the cluster")
+    ] = None,
+    hours: Annotated[float | None, typer.Option("--hours", help="duration of the soak; default: 24")] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="DURATION", help="longest time, e.g. 30m; the run ends then")
+    ] = None,
+    expect: Annotated[
+        Path | None,
+        typer.Option("--expect", metavar="FILE", help="YAML list of published figures to compare collectives with"),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option("--like", metavar="ARCHIVE", help="archive of an earlier certificate to compare nodes with"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="STAGE", help=f"measure only this; may be repeated: {', '.join(STAGES)}"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="folder of the certificate; default: certificate-NAME here"),
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", "-g", help="test GPUs")] = False,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="OpenSSH key that signs the archive")
+    ] = None,
+    yes: Yes = False,
+    output: Output = Format.text,
+) -> int:
+    """Test every node of a cluster alone, in pairs and together: which must go back, and what do the others deliver?
+
+    It is an ordinary run of the task certify: no root, controller or MPI. Suspects are measured again beside healthy
+    nodes, over a time that outlasts disturbances. The archive has all samples, and mlbench verify derives the same
+    verdict from them. Commands that take nodes out are printed, never run. On the cluster "local", ranks of this
+    machine stand for nodes.
+
+    Exit code 0: accepted; 7: nodes are named, or the cluster is rejected; 9: cannot tell; 6: no node could start.
+    """
+    client = Client(notice=console.note)
+    request, plan, earlier = _plan(client, cluster, level, nodes, hours, budget, expect, like, only, gpu)
+    if key is not None and not key.is_file():
+        raise UsageError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    launch = client.prepare(request)
+    launch.render()
+    console.note(_describe(plan, cluster, level))
+    console.confirm("Start?", yes=yes or cluster == "local")
+    with launch.open(("mlbench", *context.obj)) as opened:
+        opened.record()
+        run = opened.left[0]
+        folder = out or Path(f"certificate-{opened.name}")
+        try:
+            follow_run(opened, run)
+        except Stopped:
+            if run.is_finished:
+                _conclude(run, folder, key, earlier, output)
+            raise
+    return _conclude(run, folder, key, earlier, output)
+
+
+def _plan(
+    client: Client,
+    cluster: str,
+    level: str,
+    nodes: int | None,
+    hours: float | None,
+    budget: str | None,
+    expect: Path | None,
+    like: Path | None,
+    only: Sequence[str] | None,
+    gpu: bool,
+) -> "tuple[Request, Plan, Certificate | None]":
+    """What will run. Raises UsageError, NotFoundError for what contradicts itself."""
+    from mlbench_cli.certify.certificate import read_certificate
+    from mlbench_cli.tasks.catalog import load_task
+
+    if level not in LEVELS:
+        raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
+    if unknown := [stage for stage in only or () if stage not in STAGES]:
+        raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
+    if hours is not None and (level != "soak" or not 0 < hours <= 720):
+        raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
+    found = client.store.cluster(cluster)
+    known = LOCAL_NODES if found.provider == "local" else cluster_nodes(found.details)
+    if nodes is None and known is None:
+        raise UsageError(f"{cluster} does not say how many nodes it has.", hint="Say so: --nodes N")
+    chosen = int(nodes if nodes is not None else known or 0)
+    if chosen < 2:
+        raise UsageError("A certificate needs at least 2 nodes, and 4 to name one.", hint="--nodes 4")
+    changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
+    if only:
+        changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
+    figures = expectations.read_expectations(expect) if expect is not None else []
+    if figures:
+        changes["expect"] = json.dumps(figures, separators=(",", ":"), default=str)
+    earlier = None if like is None else read_certificate(like)
+    parameters = load_task("certify").resolve(LEVELS[level], changes)
+    details = found.details
+    per_node = int(details.get("gpus_per_node") or 1) if gpu else 1
+    price = (details.get("plan") or {}).get("price_per_hour")
+    local = found.provider == "local"
+    plan = make_plan(parameters, chosen, per_node, gpu=gpu, one_machine=local, per_hour=price)
+    limit = plan.timeout
+    if budget is not None:
+        limit = parse_duration(budget)
+        check_budget(plan, limit)
+    request = Request(
+        name=_free_name(client, cluster),
+        workers=(chosen,),
+        task="certify",
+        preset=LEVELS[level],
+        set=changes,
+        cluster=cluster,
+        gpu=gpu or None,
+        timeout=f"{max(1, round(limit))}s",
+    )
+    return request, plan, earlier
+
+
+def _free_name(client: Client, cluster: str) -> str:
+    base = f"certify-{cluster}"[:34].rstrip("-")
+    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+    return next(name for name in names if client.store.find_experiment(name) is None)
+
+
+def _describe(plan: Plan, cluster: str, level: str) -> str:
+    hours = plan.devices * plan.seconds / 3600
+    price = "" if plan.dollars is None else f", ${plan.dollars:.2f}"
+    parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan.stages.items())
+    least = smallest_shortfalls()
+    text = (
+        f"Plan for {counted(plan.nodes, 'node')} of {cluster}, level {level}: {plan.seconds / 60:.1f} min "
+        f"({parts}), {hours:.2f} device-hours{price}.\n"
+        f"A suspect adds up to {plan.more / 60:.1f} min, most of it beside the other stages.\n"
+        f"Smallest shortfall found in 95 of 100 runs on quiet machines: matmul "
+        f"{100 * least['matmul.sustained']:.1f} %, memory {100 * least['memory']:.1f} %, network "
+        f"{100 * least['network']:.1f} %, disk {100 * least['disk.write']:.0f} %."
+    )
+    if cluster == "local":
+        text += "\nRanks of this machine stand for nodes: this tests the procedure, and accepts no cluster."
+    if plan.nodes < 4:
+        text += f"\n{plan.nodes} nodes are too few to name one of them: at least 4 are needed."
+    return text
+
+
+def _conclude(run: RunHandle, folder: Path, key: Path | None, earlier: "Certificate | None", output: Format) -> int:
+    """Write the certificate and say what it says; its exit code."""
+    from mlbench_cli.certify.certificate import read_certificate, require_same_hardware, write_files
+
+    certificate = read_certificate(run.folder)
+    if earlier is not None:
+        require_same_hardware(earlier, certificate)
+    write_files(certificate, run.folder, folder, key, earlier)
+    document = certificate.document
+    if output is Format.json:
+        console.out_json({"run": run.name, "archive": certificate.digest, "folder": str(folder), **document})
+    else:
+        rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
+        console.out(certificate.headline)
+        shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
+        console.out_table(["NODE", "STATE", "REASONS"], shown)
+    for found in document["findings"]:
+        console.note(f"{found['reason']}: {found['summary']}")
+    for key_of in document["drift"]:
+        others = "; ".join(f"{value or 'absent'} on {', '.join(names)}" for value, names in key_of["others"].items())
+        console.note(f"drift:{key_of['key']}: {key_of['usual'] or 'absent'}, but {others}")
+    console.note(certificate.sureness)
+    for command in certificate.commands():
+        console.note(f"For you to run: {command}")
+    console.next_step(f"mlbench verify {folder / 'archive.zip'}")
+    if certificate.exit_code == NeverStartedError.exit_code:
+        console.warn("No node could start.")
+    return certificate.exit_code

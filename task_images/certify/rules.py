@@ -1,0 +1,152 @@
+"""Tests with their margins, the screen and the confirmation. Standard library only: rank 0 and the judge call the same.
+
+screen     The median of a unit's logarithms is 0.7 of the fail margin or more below the fleet's median, and at
+           least 3 robust deviations. Whoever passes is not looked at again.
+confirm    A suspect and healthy peers are measured again at the same moments. A sign test counts the moments at
+           which the suspect is below the median of its peers by more than the fail margin: for a suspect whose true
+           shortfall is just the margin, each is a coin's toss at most.
+error      Looks after 8, 12 and 16 moments, at the level ERROR / (3 S) for S suspects: at most ERROR of clusters
+           get a wrong name, whatever the distribution of the noise, if moments are independent.
+span       A disturbance that lasts makes moments dependent. If it ends after a mean time L, one that is under way
+           at the screen still lasts after L ln(S / ERROR) in one of S cases with the probability ERROR.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+PREFIX = "certify "  # of a log line with one JSON object
+ERROR = 0.02
+LOOKS = (8, 12, 16)
+PEERS = 3
+SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
+LEAST_FLEET = 4  # with fewer nodes nobody can say which of them is the odd one
+CROWD = 0.25  # share of the units above which suspects are a group, and no outliers
+
+
+class Test(NamedTuple):
+    """A test of a node or of its devices; more is better. `warn` and `fail`: shortfalls from the fleet's median."""
+
+    reason: str
+    title: str
+    unit: str
+    warn: float
+    fail: float
+    source: str  # of the margins
+
+
+# Healthy nodes of one fleet differ by 1.2 % (matmul), 0.6 % (memory) and 1.3 % (local collectives): Primus #712, 16
+# nodes with MI300X. Azure's guide warns at 3.5 % of a matmul and replaces at 7 %.
+_AZURE = "ai-infrastructure-on-azure, 2026-06: warn 742, replace 715 of 769 TFLOP/s"
+_PRIMUS = "Primus #712: four times the spread of 16 healthy nodes"
+TESTS = {
+    "matmul.burst": Test("matmul_slow", "matmul, burst", "GFLOP/s", 0.035, 0.07, _AZURE),
+    "matmul.sustained": Test("sustained_slow", "matmul, sustained", "GFLOP/s", 0.035, 0.07, _AZURE),
+    "memory": Test("memory_slow", "memory", "GB/s", 0.03, 0.05, _PRIMUS),
+    "copy.to_device": Test("copy_slow", "copy to device", "GB/s", 0.05, 0.10, "chosen: twice the margin of memory"),
+    "copy.from_device": Test("copy_slow", "copy from device", "GB/s", 0.05, 0.10, "chosen: twice the margin of memory"),
+    "local_all_reduce": Test("local_collective_slow", "all-reduce in the node", "GB/s", 0.03, 0.07, _PRIMUS),
+    "disk.write": Test("disk_slow", "disk, write", "MB/s", 0.20, 0.30, "chosen: shared disks scatter by 10 to 20 %"),
+    "network": Test(
+        "node_network_slow", "network of the node", "GB/s", 0.05, 0.10, "Azure: 450, warn 400, replace 300"
+    ),
+}
+DIGEST = "09118cd4326c9764"  # of the integer product that every node computes (`measure.digest`)
+
+
+class Screen(NamedTuple):
+    """What the screen of one test found. Logarithms; `suspects` worst first."""
+
+    median: float
+    scale: float
+    levels: dict[str, float]  # unit -> its median
+    suspects: list[str]
+
+
+def screen(values: Mapping[str, Sequence[float]], fail: float) -> Screen | None:
+    """The screen of one test; None if fewer than LEAST_FLEET units have values."""
+    levels = {unit: statistics.median(map(math.log, some)) for unit, some in values.items() if some and min(some) > 0}
+    if len(levels) < LEAST_FLEET:
+        return None
+    median = statistics.median(levels.values())
+    scale = max(1.4826 * statistics.median(abs(level - median) for level in levels.values()), LEAST_SCALE)
+    short = {unit: median - level for unit, level in levels.items()}
+    limit = max(SCREEN_SHARE * -math.log1p(-fail), SCREEN_DEVIATIONS * scale)
+    return Screen(
+        median, scale, levels, sorted((unit for unit in short if short[unit] >= limit), key=lambda unit: -short[unit])
+    )
+
+
+def choose_peers(found: Screen, taken: Sequence[str]) -> list[str]:
+    """The units closest to the median, none of them `taken`."""
+    others = [unit for unit in found.levels if unit not in taken]
+    return sorted(others, key=lambda unit: abs(found.levels[unit] - found.median))[:PEERS]
+
+
+def span_needed(longest_dip: float, suspects: int) -> float:
+    """Seconds from the screen to the first moment that counts."""
+    return longest_dip * math.log(max(1, suspects) / ERROR)
+
+
+def need(moments: int, level: float) -> int:
+    """The least number of `moments` that a fair coin reaches with a probability of at most `level`; more than
+    `moments` if there is none."""
+    tail = 0.0
+    for heads in range(moments, -1, -1):
+        tail += math.comb(moments, heads) / 2**moments
+        if tail > level:
+            return heads + 1
+    return 0
+
+
+class Confirmation(NamedTuple):
+    """The sign test of one suspect. `is_named` is None while no look has decided and more moments could."""
+
+    is_named: bool | None
+    slow: int
+    of: int
+    level: float
+
+
+def confirm(is_slow: Sequence[bool], suspects: int) -> Confirmation:
+    """The sign test over the moments in their order; each look at the level ERROR / (looks x suspects)."""
+    level = ERROR / (len(LOOKS) * max(1, suspects))
+    for look in LOOKS:
+        slow = sum(is_slow[:look])
+        if len(is_slow) < look:
+            return Confirmation(None, sum(is_slow), len(is_slow), level)
+        if slow >= need(look, level):
+            return Confirmation(True, slow, look, level)
+        if slow + max(LOOKS) - look < need(max(LOOKS), level):
+            return Confirmation(False, slow, look, level)
+    return Confirmation(False, sum(is_slow[: max(LOOKS)]), max(LOOKS), level)
+
+
+def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:
+    """How long the longest dip of a unit lasted: seconds from the first to behind the last of successive moments that
+    are below its own median by more than the margin. `series`: seconds and values."""
+    if len(series) < 3:
+        return 0.0
+    limit = statistics.median(value for _, value in series) * (1 - fail)
+    longest, begun = 0.0, None
+    for at, value in series:
+        if value >= limit:
+            longest = max(longest, 0.0 if begun is None else at - begun)
+            begun = None
+        elif begun is None:
+            begun = at
+    return max(longest, 0.0 if begun is None else series[-1][0] - begun)
+
+
+def is_slow(own: float | None, peers: Sequence[float], fail: float) -> bool | None:
+    """Whether a suspect was slow at one moment: its rate is below the median of its peers by more than the margin; None
+    if one of them has no value."""
+    if own is None or not peers:
+        return None
+    return own < statistics.median(peers) * (1 - fail)
+
+
+def way_back(moments: Sequence[tuple[float, bool]], screened: float) -> float:
+    """How long a suspect was slow after the screen, if it recovered; else 0. `moments`: seconds, and whether slow."""
+    return next((at - screened for at, is_slow in moments if not is_slow), 0.0)

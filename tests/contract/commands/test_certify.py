@@ -1,0 +1,179 @@
+"""`mlbench certify`, through the command line and its archive: real processes of this machine stand for nodes."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.storage.store import Store
+from tests.contract import clients
+from tests.contract.local_runs import until
+
+Captured = pytest.CaptureFixture[str]
+TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def started() -> Iterator[list["subprocess.Popen[str]"]]:
+    """Clients that are ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def folder_of(home: Path, name: str) -> Path:
+    store = Store(home)
+    folders = [row.run.folder for row in store.runs() if row.run.name == name]
+    store.close()
+    assert folders, f"there is no run {name}"
+    return folders[0]
+
+
+def certificate(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "certificate.json").read_text())
+    return document
+
+
+def log_has(home: Path, name: str, rank: int, word: str) -> bool:
+    try:
+        return word in (folder_of(home, name) / f"logs/rank-{rank}.log").read_text()
+    except (OSError, AssertionError, MlbenchError):
+        return False
+
+
+@pytest.mark.slow
+def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused(home: Path, capsys: Captured) -> None:
+    assert run([*TINY]) == 0
+    folder = folder_of(home, "t-4")
+    found = certificate(folder)
+    assert found["scope"]["not_tested"] == []
+    assert found["scope"]["shares_machine"]
+    assert not found["is_partial"]
+    assert [node["node"] for node in found["nodes"]] == ["rank-0", "rank-1", "rank-2", "rank-3"]
+    assert not any(node["state"] in ("failed", "missing", "not_tested") for node in found["nodes"])
+    assert {"matmul.burst", "memory", "disk.write", "network"} <= found["fleet"].keys()
+    assert {row["operation"] for row in found["delivers"]["collectives"]} == {
+        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    }
+    assert found["delivers"]["training"]["checkpoint_write_mbps"] > 0
+    capsys.readouterr()
+    assert run(["verify", str(folder)]) == 0
+
+    # Rank 1 says that it computed half as fast; all checksums agree with that.
+    edited = home / "edited"
+    shutil.copytree(folder, edited, ignore=shutil.ignore_patterns(".state"))
+    log = edited / "logs/rank-1.log"
+    text = re.sub(r'"matmul.burst":([0-9.]+)', lambda match: f'"matmul.burst":{float(match[1]) / 2}', log.read_text())
+    log.write_text(text)
+    sums = (edited / "SHA256SUMS").read_text()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (edited / "SHA256SUMS").write_text(re.sub(r"[0-9a-f]{64}(?=  logs/rank-1.log)", digest, sums))
+    capsys.readouterr()
+    assert run(["verify", str(edited)]) != 0
+    assert "certificate.json" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
+    home: Path, started: list["subprocess.Popen[str]"]
+) -> None:
+    client = clients.start(*TINY, "--set", "limit_seconds=8", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    started.append(client)
+    until(lambda: log_has(home, "t-4", 2, '"kind":"node"'))
+    state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())
+    os.kill(next(rank["pid"] for rank in state["ranks"] if rank["rank"] == 2), signal.SIGSTOP)
+    client.communicate(timeout=280)
+    found = certificate(folder_of(home, "t-4"))
+    bad = {node["node"]: node["reasons"] for node in found["nodes"] if node["state"] == "failed"}
+    assert bad == {"rank-2": ["no_answer"]}
+    assert found["delivers"]["nodes"] == ["rank-0", "rank-1", "rank-3"]
+    assert run(["verify", "t-4"]) == 0
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Path, capsys: Captured) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    assert run(["certify", "local", "--only", "drift", "--out", "first", "--key", str(key)]) == 9
+    printed = capsys.readouterr()
+    assert "Plan for 4 nodes of local, level quick" in printed.err
+    assert "Ranks of this machine stand for nodes" in printed.err
+    assert printed.out.startswith("Cannot tell: not tested: node, pairs, collectives, training")
+    assert {path.name for path in Path("first").iterdir()} == {
+        *("archive.zip", "certificate.html", "certificate.json", "findings.jsonl", "nodes.csv"),
+        *("passing.txt", "failing.txt"),
+    }
+    page = Path("first/certificate.html").read_text()
+    assert "<h1>Cannot tell: not tested: node, pairs, collectives, training</h1>" in page
+    assert not re.search(r"\sstyle=|<script", page)
+    signers = tmp_path / "signers"
+    signers.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
+    assert run(["verify", "first/archive.zip", "--signers", str(signers)]) == 0
+    again = ["certify", "local", "--only", "drift", "--like", "first/archive.zip", "--out", "second", "-o", "json"]
+    assert run(again) == 9
+    assert json.loads(Path("second/changes.json").read_text())["changes"] == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
+    home: Path, tmp_path: Path, started: list["subprocess.Popen[str]"]
+) -> None:
+    client = clients.start("certify", "local", "--out", "cut", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started.append(client)
+    until(lambda: log_has(home, "certify-local-4", 1, '"kind":"node"'))
+    client.send_signal(signal.SIGINT)
+    client.communicate(timeout=120)
+    assert client.returncode == 130
+    found = certificate(tmp_path / "cut")
+    assert found["is_partial"]
+    assert found["verdict"] == "cannot_tell"
+    assert "partial: Cannot tell" in (tmp_path / "cut/certificate.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere"),
+        (["local", "--level", "deep"], 'There is no level "deep".'),
+        (["local", "--only", "gpu"], 'There is no stage "gpu".'),
+        (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
+        (["local", "--hours", "2"], "--hours is the duration of --level soak"),
+        (["local", "--budget", "40s"], "A budget of 0.667 min is too small: with the stage node"),
+        (["local", "--budget", "soon"], '"soon" is not a duration'),
+        (["local", "--expect", "low.yaml"], "300 GB/s is below 75 % of the 488 GB/s"),
+        (["local", "--expect", "odd.yaml"], "figure 1: operation must be one of"),
+        (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
+        (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
+        (["local", "--key", "absent"], "There is no key absent."),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(capsys: Captured, words: list[str], said: str) -> None:
+    row = "- {machine: H100, fabric: EFA, nodes: 2, bytes: 17179869184, source: me, "
+    Path("low.yaml").write_text(f"{row} operation: all_reduce, value: 300}}\n")
+    Path("odd.yaml").write_text(f"{row} operation: broadcast, value: 300}}\n")
+    assert run(["certify", *words]) in (2, 4)
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+    assert run(["status"]) == 0
+    assert "certify" not in capsys.readouterr().out

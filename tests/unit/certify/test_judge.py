@@ -1,0 +1,188 @@
+"""What the judge of certificates says about samples with a known truth."""
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from mlbench_cli.certify.judge import judge
+from mlbench_cli.certify.samples import NodeSample, PairSample, Samples, Together
+from task_images.certify import rules
+from task_images.certify.pairs import explain, make_rounds
+
+simulation: Any = import_module("benchmarks.certify_errors")
+Cluster = simulation.Cluster
+NAMES = [f"n{number}" for number in range(8)]
+
+
+def certify(samples: Samples, **options: Any) -> dict[str, Any]:
+    names = [f"n{number}" for number in range(samples.ranks)]
+    return judge(samples, names, [True] * samples.ranks, **options)
+
+
+def healthy(nodes: int = 8, seed: int = 3) -> Samples:
+    """All stages of healthy nodes."""
+    samples: Samples = Cluster(nodes, "normal", seed).samples()
+    samples.pairs = [PairSample(pair, 0.01, 7.0) for matched in make_rounds(range(nodes)) for pair in matched]
+    ranks = tuple(range(nodes))
+    samples.together = [Together("all_reduce", ranks, 0, 1 << 20, (0.01,), transport="TCP")]
+    samples.together.append(Together("training", ranks, 0, times=(0.1,) * 20, facts={"batch": 8, "wall": 2.5}))
+    return samples
+
+
+def states(document: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """The nodes that are not ok."""
+    return {node["node"]: (node["state"], node["reasons"]) for node in document["nodes"] if node["state"] != "ok"}
+
+
+@pytest.mark.parametrize("noise", [noise for noise in simulation.NOISES if noise != "lasting 300 s"])
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_healthy_nodes_are_not_named(nodes: int, noise: str) -> None:
+    dip = float(noise.split()[1]) if noise.startswith("lasting") else 20.0
+    wrong = []
+    for seed in range(12):
+        cluster = Cluster(nodes, noise, seed, least_dip=max(20.0, dip))
+        wrong.append(cluster.is_wrong(cluster.judge()))
+    assert sum(wrong) <= 1
+
+
+@pytest.mark.parametrize("nodes", [4, 8, 64])
+def test_a_node_that_is_slow_beyond_the_margin_is_named_with_its_reason_and_nobody_else(nodes: int) -> None:
+    for seed in range(6):
+        cluster = Cluster(nodes, "normal", seed, fault=0.14)
+        document = cluster.judge()
+        slow = {name: found for name, found in states(document).items() if found[0] == "slow"}
+        assert slow == {f"n{cluster.victim}": ("slow", ["matmul_slow"])}
+        (found,) = (found for found in document["findings"] if found["state"] == "slow")
+        assert found["shortfall"] == pytest.approx(0.14, abs=0.03)
+        assert found["confirmed"]["slow"] >= 8
+        assert found["confirmed"]["span_seconds"] >= found["confirmed"]["needed_seconds"] * 0.999
+
+
+def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> None:
+    cluster = Cluster(8, "normal", 1, fault=0.2)
+    samples = cluster.samples()
+    document = certify(samples, least_dip=1000.0)  # disturbances here last longer than the confirmation did
+    assert states(document) == {f"n{cluster.victim}": ("watch", ["matmul_slow"])}
+
+
+def test_all_stages_of_healthy_nodes_accept_the_cluster_and_say_what_was_delivered() -> None:
+    document = certify(healthy())
+    assert (document["verdict"], states(document)) == ("accepted", {})
+    assert document["scope"]["not_tested"] == []
+    (row,) = document["delivers"]["collectives"]
+    assert row["busbw_gbps"] == pytest.approx((1 << 20) / 0.01 / 1e9 * 2 * 7 / 8, rel=1e-4)
+    assert document["delivers"]["training"]["goodput"] == pytest.approx(0.8)
+
+
+def test_what_was_not_measured_blocks_accepted() -> None:
+    samples = healthy()
+    samples.together.pop()
+    document = certify(samples)
+    assert (document["verdict"], document["reason"]) == ("cannot_tell", "not tested: training")
+    samples = healthy()
+    samples.ended = None
+    assert certify(samples)["is_partial"]
+    assert certify(samples)["verdict"] == "cannot_tell"
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
+    samples = healthy(nodes)
+    samples.nodes = [
+        replace(
+            sample, values={test: value * (0.5 if sample.rank == 0 else 1) for test, value in sample.values.items()}
+        )
+        for sample in samples.nodes
+    ]
+    document = certify(samples)
+    assert document["verdict"] == "cannot_tell"
+    assert not any(node["state"] in ("slow", "failed") for node in document["nodes"])
+
+
+def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_rest_accepted() -> None:
+    samples = healthy()
+    samples.silent[5] = "pairs"
+    samples.nodes[2] = replace(samples.nodes[2], digest="0123456789abcdef")
+    left = tuple(rank for rank in range(8) if rank not in (2, 5))
+    samples.together = [replace(item, ranks=left) for item in samples.together]
+    document = certify(samples)
+    assert states(document) == {"n2": ("failed", ["wrong_result"]), "n5": ("failed", ["no_answer"])}
+    assert document["verdict"] == "accepted_without"
+    assert document["delivers"]["nodes"] == [f"n{rank}" for rank in left]
+    never = judge(healthy(), NAMES, [True] * 7 + [False])
+    assert states(never)["n7"] == ("missing", ["no_answer"])
+
+
+def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
+    samples, old = healthy(12), {1, 4, 6, 9}
+    samples.nodes = [
+        replace(
+            sample, values={**sample.values, "memory": sample.values["memory"] * (0.7 if sample.rank in old else 1)}
+        )
+        for sample in samples.nodes
+    ]
+    samples.cases = []
+    samples.inventories = {
+        rank: {"cpu": "same", "kernel": "5.4" if rank in old else "6.8", "host": str(rank)} for rank in range(12)
+    }
+    document = certify(samples)
+    assert states(document) == {}
+    assert document["verdict"] == "cannot_tell"
+    assert "they are the nodes with kernel 5.4" in document["reason"]
+    (drift,) = (row for row in document["drift"] if row["key"] == "kernel")
+    assert drift["others"] == {"5.4": ["n1", "n4", "n6", "n9"]}
+
+
+def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
+    known = {"operation": "all_reduce", "bytes": 1 << 20, "nodes": 8, "value": 1.0, "source": "somebody"}
+    document = certify(healthy(), expected=[known])
+    assert (document["verdict"], states(document)) == ("rejected", {})
+    assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
+    assert certify(healthy(), expected=[{**known, "value": 0.19}])["verdict"] == "accepted"
+
+
+# --- pairs ----------------------------------------------------------------------------------------------------------
+
+
+def times(nodes: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
+    """Seconds of all pairs; a node or link is slower by a factor."""
+    found = {}
+    for pair in (pair for matched in make_rounds(range(nodes)) for pair in matched):
+        factor = 1.0 + 0.001 * (sum(pair) % 7)
+        for cause, much in slow.items():
+            factor *= much if set(cause) <= set(pair) else 1.0
+        found[pair] = 0.01 * factor
+    return found
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 8, 16])
+@pytest.mark.parametrize("slow", [{}, {(1,): 1.15}, {(1,): 1.25}, {(1,): 4.0}, {(0, 2): 1.25}])
+def test_slow_nodes_and_links_explain_the_times_of_pairs(nodes: int, slow: dict[tuple[int, ...], float]) -> None:
+    found = explain(times(nodes, slow), 0.10)
+    assert set(found.causes) == set(slow)
+    assert not found.islands
+
+
+def test_two_slow_nodes_are_no_slow_link_between_them() -> None:
+    assert set(explain(times(8, {(1,): 1.25, (3,): 1.25}), 0.10).causes) == {(1,), (3,)}
+    assert set(explain(times(16, {(1,): 1.25, (3,): 1.25, (7,): 1.6}), 0.10).causes) == {(1,), (3,), (7,)}
+
+
+def test_a_boundary_between_two_groups_names_no_node() -> None:
+    across: dict[tuple[int, ...], float] = {(a, b): 1.5 for a in range(4) for b in range(4, 8)}
+    samples = healthy()
+    samples.pairs = [PairSample(pair, seconds, 7.0) for pair, seconds in times(8, across).items()]
+    document = certify(samples)
+    assert (document["verdict"], states(document)) == ("rejected", {})
+    (found,) = document["findings"]
+    assert (found["reason"], found["groups"]) == ("boundary_slow", [["n0", "n1", "n2", "n3"], ["n4", "n5", "n6", "n7"]])
+
+
+def test_the_level_of_a_sign_test_is_divided_by_looks_and_suspects() -> None:
+    assert [rules.need(8, 0.02 / 3), rules.need(8, 0.02 / 6), rules.need(16, 0.02 / 3)] == [8, 9, 14]
+    assert rules.confirm([True] * 8, 1).is_named is True
+    assert rules.confirm([True] * 8, 2).is_named is None
+    assert rules.confirm([False] * 8, 1).is_named is False
+    assert NodeSample(0, 0.0, {}).round is None
