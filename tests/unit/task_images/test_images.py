@@ -1,21 +1,14 @@
 """Crops, loading ahead, and generated images."""
 
-import os
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from task_images.arrays import ahead, synthetic_images
+from task_images.arrays import synthetic_images
 from task_images.contract import Contract
-from task_images.data import Crops, ImageData, Normalize
+from task_images.data import Crops, ImageData
 from task_images.errors import TaskUsageError
 from task_images.seeds import generator
 from task_images.world import World
@@ -121,35 +114,6 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     assert batch.size == batch.total == 30
 
 
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_results_come_in_order_and_not_too_far_ahead(threads: int) -> None:
-    made: list[int] = []
-
-    def make(number: int) -> int:
-        time.sleep(0.002 * (number % 3))
-        made.append(number)
-        return number
-
-    got = []
-    for number in ahead(threads, (partial(make, number) for number in range(20))):
-        got.append(number)
-        assert len(made) <= len(got) + 2 * threads + 1
-    assert got == list(range(20))
-
-
-def test_an_error_in_a_thread_reaches_the_reader_and_leaving_early_ends_the_threads() -> None:
-    def calls() -> Iterator[partial[float]]:
-        yield partial(float, 1)
-        yield partial(float, "nonsense")
-
-    with pytest.raises(ValueError, match="nonsense"):
-        list(ahead(2, calls()))
-    endless = ahead(2, (partial(float, number) for number in range(10**9)))
-    next(endless)
-    endless.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
-
-
 def test_generated_images_are_the_seeds_and_can_be_told_apart() -> None:
     images, labels = synthetic_images(500, 10, 32, 5, "training")
     again, _ = synthetic_images(500, 10, 32, 5, "training")
@@ -161,38 +125,3 @@ def test_generated_images_are_the_seeds_and_can_be_told_apart() -> None:
     means = np.stack([images[labels == label].mean(0) for label in range(10)])
     distances = ((images[:, None] - means) ** 2).mean((2, 3, 4))
     assert 0.5 < (distances.argmin(1) == labels).mean() < 1.0
-
-
-def test_loaders_make_no_teams_of_threads() -> None:
-    """Each would compute with as many threads as the model, and compete with it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert list(ahead(2, iter([torch.get_num_threads] * 4))) == [1] * 4
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.nightly
-def test_threads_stay_alone_whatever_openmp_was_loaded_first() -> None:
-    """scikit-learn brings an OpenMP of its own; torch's is the one that counts."""
-    program = (
-        "import sklearn.utils._openmp_helpers, torch\n"
-        "from task_images.arrays import _find_openmp, ahead\n"
-        "torch.set_num_threads(2)\n"
-        "print(sorted('scikit' in one._name for one in _find_openmp()))\n"
-        "print(list(ahead(2, iter([torch.get_num_threads] * 4))), torch.get_num_threads())"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[False, True]", "[1, 1, 1, 1] 2"], done.stderr
-
-
-def test_black_and_white_are_normalized_from_0_and_1() -> None:
-    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
-    black, white = Normalize(CPU, MEAN, DEVIATION, False)(images).flatten(1)
-    mean, deviation = torch.tensor(MEAN), torch.tensor(DEVIATION)
-    torch.testing.assert_close(black, -mean / deviation)
-    torch.testing.assert_close(white, (1 - mean) / deviation)
-    assert int(images.max()) == 255  # the bytes are not changed

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from task_images.contract import Contract
 from task_images.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.loop import Plan, Update
 from task_images.methods.allreduce import Bsp
-from task_images.methods.base import LOOK_EVERY, NormWatch
-from task_images.methods.ddp import Ddp
 from task_images.precision import LossScale, Precision
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
@@ -94,30 +91,6 @@ def train(
 
 
 X = torch.arange(12.0).reshape(3, 4)
-
-
-def test_sums_of_passes_become_the_mean_over_all_terms(world: World) -> None:
-    before, after, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]])
-    torch.testing.assert_close(after, before - 0.5 * X.mean(0))
-    _, again, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]], [])
-    torch.testing.assert_close(again, before - 0.5 * X.mean(0))  # gradients had been cleared
-
-
-def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
-    steps = []
-    for passes in (1, 3):
-        before, after, _ = train(world, Precision("fp32", CPU), list(torch.split(X, 3 // passes)), clip=2.0, rate=1.0)
-        steps.append(before - after)
-        assert float(steps[-1].norm()) == pytest.approx(2.0, abs=1e-4)
-    torch.testing.assert_close(*steps)
-
-
-def test_comparing_the_replicas_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, trainer = train(world, Precision("fp32", CPU), [X])
-    begin = trainer.tracker.snapshot().wall
-    monkeypatch.setattr(trainer.method, "check_replicas", lambda: time.sleep(0.5))
-    trainer._compare_replicas()
-    assert trainer.tracker.snapshot().wall - begin < 0.4
 
 
 class Scaled(Precision):
@@ -198,33 +171,3 @@ def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content
     path.write_bytes(content)
     with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
         load_checkpoint(world, path, "a_task", {})
-
-
-def test_a_rank_without_gradients_has_nothing_to_scale(world: World) -> None:
-    """The last update of an epoch may leave it without any pass."""
-    method, model = Ddp(), nn.Linear(2, 1)
-    method.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
-    before = model.weight.detach().clone()
-    method.begin(1.0, 2.0)
-    assert method.step(1.0)
-    torch.testing.assert_close(model.weight.detach(), before)
-
-
-def test_a_gpu_is_looked_at_rarely_and_nothing_is_overlooked() -> None:
-    """Norms are only added up there; one that is not finite is known at the next look, whatever came after it."""
-    watch = NormWatch(torch.device("cuda"))
-    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY))
-    assert watch.add(torch.tensor(torch.nan))
-    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY - 2))
-    assert not watch.add(torch.tensor(1.0))
-    assert watch.add(torch.tensor(torch.inf))
-    assert not watch.look()  # before a validation or a checkpoint
-    assert watch.look()
-    assert not NormWatch(CPU).add(torch.tensor(torch.inf))
-
-
-def test_comparing_the_replicas_of_ranks_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bsp, "check_replicas", lambda _: time.sleep(0.5))
-    begun = time.monotonic()
-    _, _, trainer = train(world, Precision("fp32", CPU), [torch.ones(1, 4)])
-    assert trainer.curve[-1]["seconds"] <= trainer.tracker.snapshot().wall < time.monotonic() - begun - 0.5
