@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
-from mlbench_cli.errors import DamagedArchive, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import SUCCESSFUL
 from mlbench_cli.results.figures.files import STYLE
@@ -36,7 +36,7 @@ from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
-from mlbench_cli.server.words import add_filters, facts_of
+from mlbench_cli.server.words import add_filters, facts_of, group_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,8 @@ class _Pages:
         unknown = dict.fromkeys(("goal", "seconds", "conditions", "problem"))
         rows = [{**handle.describe(), **unknown} for handle in asked.read(self._config)]
         values: JsonObject = {"offset": asked.offset, "size": PAGE_SIZE, "contains": asked.contains}
-        values |= {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": count_runs(self._config)}
+        rows, has_more = rows[:PAGE_SIZE], len(rows) > PAGE_SIZE
+        values |= {"runs": rows, "rows": rows, "has_more": has_more, "total": count_runs(self._config)}
         values |= {"state": "".join(asked.states[:1]), "experiments": [], "is_whole": False, "is_open": True}
         return render(request, self._config, "overview.html.j2", "Runs", **values)
 
@@ -136,13 +137,15 @@ class _Pages:
         """The slow part of the overview: experiments, and runs with their current results."""
         asked = _Listing.parse(request)
         handles = asked.read(self._config)[:PAGE_SIZE]
-        runs = client_of(self._config).status(handles)["runs"]
+        document = client_of(self._config).status(handles)
+        runs = document["runs"]
         _add_progress(handles, runs)
         newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
         experiments = [item.status() for item in newest]
         under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
         is_open = bool(under_way) or any(run["state"] != "finished" for run in runs)
         values: JsonObject = {"runs": runs, "experiments": under_way or experiments[:3], "is_open": is_open}
+        values["rows"] = group_repeats(document)
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
     def run(self, request: Request) -> Response:
@@ -193,7 +196,8 @@ class _Pages:
         name = request.path_params["name"]
         found = find_experiment(self._config, name)
         handles = found.runs()
-        runs = client_of(self._config).status(handles)["runs"]
+        document = client_of(self._config).status(handles)
+        runs = document["runs"]
         _add_progress(handles, runs)
         archives: list[Archive] = []
         for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
@@ -201,6 +205,7 @@ class _Pages:
                 archives.append(open_checked(handle))
         report = collect(archives) if archives else None
         values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report}
+        values["rows"] = group_repeats(document)
         return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
     def new(self, request: Request) -> Response:
@@ -280,12 +285,9 @@ class _Pages:
         return HTMLResponse(text, headers={"content-security-policy": plain + _PLAIN_POLICY})
 
     def _archives(self, name: str) -> "list[Archive]":
-        """The archives of a run, or of the ended runs of an experiment."""
-
-        try:
-            return [find_run(self._config, name).archive()]
-        except NotFoundError:
-            return find_experiment(self._config, name).archives()
+        """The archives of a run, or of those of its repeats or of an experiment that have ended."""
+        found = find_runs(self._config, name)
+        return [handle.archive() for handle in found if handle.is_sealed or len(found) == 1]
 
 
 def warm_up(config: ServerConfig) -> None:

@@ -1,6 +1,6 @@
 """Formatting for the dashboard's pages: outcomes and progress in words, ratios."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.model.goals import name_metric
@@ -92,6 +92,29 @@ def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
     from mlbench_cli.results.figures.svg import render_ratio
 
     return Markup(render_ratio(document["mean"], document["low"], document["high"])) if document else ""  # numbers only
+
+
+def group_repeats(document: JsonObject) -> list[JsonObject]:
+    """The rows of a list of runs, of the document of `mlbench status`: repeats of one setting share a row, which has
+    their mean and the name that stands for all of them."""
+    family = {
+        name: each
+        for each in document["repeats"]
+        if "(" not in each["name"]  # the repeats differ in what their experiment does not fix
+        for name in (*each["counted"], *each["left_out"])
+    }
+    rows: dict[str, list[JsonObject]] = {}
+    for run in document["runs"]:
+        rows.setdefault(family.get(run["name"], run)["name"], []).append(run)
+    return [_together(name, runs, family[runs[0]["name"]]) if len(runs) > 1 else runs[0] for name, runs in rows.items()]
+
+
+def _together(name: str, runs: Sequence[JsonObject], found: JsonObject) -> JsonObject:
+    phrases = dict.fromkeys(phrase for run in runs for phrase in run["conditions"] or ())
+    same = {"name": name, "repeats": runs, "mean": found["seconds"], "conditions": [*phrases]}
+    good = next((run for run in runs if run["name"] in found["counted"]), runs[0])
+    outcomes = list(dict.fromkeys(run["outcome"] or run["state"] for run in runs))
+    return {**good, **same, "outcomes": outcomes}
 
 
 def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:

@@ -6,7 +6,7 @@ Columns of a row; all but the first three may be missing:
     x, y       the place; x is text for bars and spans, whose y is a length
     low, high  the 95 % interval of y; of spans, their ends
     few        True for fewer than three runs, which have no interval; drawn hollow
-    note       text beside a point, such as "contended"
+    note       text beside a point, such as "contended"; `short`: what is written of it in a narrow plot
     run        the line, if a series has several
     style      "" for what was measured here; "published" and "fit" are dashed; "guide" is for goals and ideals
 """
@@ -37,7 +37,7 @@ PHASES = (
     ("other", "other", ("other",)),
 )
 MAX_TICKS = 7
-_MAX_DRAWN, _MIN_DRAWN = 1e150, 1e-150  # a program may report any float; the room beside others would overflow
+MAX_DRAWN, _MIN_DRAWN = 1e150, 1e-150  # a program may report any float; the room beside others would overflow
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
@@ -74,7 +74,7 @@ class Scale:
 
     def share(self, value: float) -> float | None:
         """The share of the axis below a value; None if it has no place, such as 0 on a logarithmic axis."""
-        if not math.isfinite(value) or abs(value) > _MAX_DRAWN or (self.is_log and value <= 0):
+        if not math.isfinite(value) or abs(value) > MAX_DRAWN or (self.is_log and value <= 0):
             return None
         if self.is_log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
@@ -154,7 +154,8 @@ class Chart:
         for row in self.rows:
             sums[row["x"]] = sums.get(row["x"], 0.0) + max(0.0, row["y"] or 0.0)
         ends = [row["high"] for row in self.rows if row.get("high") is not None]
-        return max([*(ends if self.kind is Kind.SPANS else (*sums.values(), *ends)), 0.0]) or 1.0
+        longest = max([*(ends if self.kind is Kind.SPANS else (*sums.values(), *ends)), 0.0])
+        return min(longest, MAX_DRAWN) or 1.0
 
 
 def to_csv(charts: Sequence[Chart]) -> str:
@@ -189,7 +190,7 @@ def thin(points: Sequence[tuple[float, float | None]], limit: int = 600) -> list
 def make_scale(axis: Axis, values: Sequence[float]) -> Scale:
     """The axis for these values, with some room; its ends differ, and it has two ticks at least."""
     least = _MIN_DRAWN if axis.is_log else -math.inf
-    known = [value for value in values if abs(value) <= _MAX_DRAWN and value > least] or [1.0]
+    known = [value for value in values if abs(value) <= MAX_DRAWN and value > least] or [1.0]
     low, high = min(known), max(known)
     if axis.is_log:
         room = max(1.1, math.exp(0.05 * (math.log(high) - math.log(low))))

@@ -18,7 +18,19 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.archive.layout import naming_file_on_os_error
-from mlbench_cli.results.figures.chart import FIT, GUIDE, Axis, Chart, Kind, Row, Scale, format_tick, make_scale, to_csv
+from mlbench_cli.results.figures.chart import (
+    FIT,
+    GUIDE,
+    MAX_DRAWN,
+    Axis,
+    Chart,
+    Kind,
+    Row,
+    Scale,
+    format_tick,
+    make_scale,
+    to_csv,
+)
 from mlbench_cli.util import files
 from mlbench_cli.util.text import shorten
 
@@ -177,8 +189,8 @@ def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
         color, number = colors[chart.looks[name][0]], chart.looks[name][1]
         is_marked = chart.kind is not Kind.STEPS and style not in (GUIDE, FIT) and len(line) <= MAX_MARKS
         (drawn,) = axes.plot(
-            [row["x"] for row in line],
-            [float("nan") if row["y"] is None else row["y"] for row in line],
+            [_at(scales[0], row["x"]) for row in line],
+            [_at(scales[1], row["y"]) for row in line],
             color=color,
             linestyle="None" if chart.kind is Kind.DOTS and not style else (0, (3, 3)) if style else "-",
             linewidth=1.3 if style or chart.kind is Kind.STEPS else 1.8,
@@ -193,10 +205,10 @@ def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
 
 def _draw_point(axes: "Axes", row: Row, line: Any, y: Scale, *, has_note: bool) -> None:
     """The interval, the hollow mark and the note of a point."""
-    if row["y"] is None:
+    if row["y"] is None or y.share(row["y"]) is None:
         return
     if row.get("low") is not None:
-        reach = [[row["y"] - max(row["low"], y.low)], [row["high"] - row["y"]]]
+        reach = [[row["y"] - max(row["low"], y.low)], [min(row["high"], 2 * y.high) - row["y"]]]
         axes.errorbar(row["x"], row["y"], reach, color=line.get_color(), linewidth=1.3, capsize=3)
     elif row.get("few"):
         axes.plot(row["x"], row["y"], color=line.get_color(), marker=line.get_marker(), markerfacecolor="white")
@@ -204,12 +216,17 @@ def _draw_point(axes: "Axes", row: Row, line: Any, y: Scale, *, has_note: bool) 
         axes.annotate(row["note"], (row["x"], row["y"]), xytext=(5, 5), textcoords="offset points", fontsize=7.5)
 
 
+def _at(scale: Scale, value: float | None) -> float:
+    """The value, or what matplotlib leaves out if it has no place on the axis."""
+    return float("nan") if value is None or scale.share(value) is None else value
+
+
 def _draw_bars(axes: "Axes", chart: Chart) -> dict[str, Any]:
     colors, handles = read_colors(), dict[str, Any]()
     names = list(dict.fromkeys(row["x"] for row in chart.rows))
     ends, notes = dict.fromkeys(names, 0.0), dict.fromkeys(names, "")
     for row in chart.rows:
-        at, length = names.index(row["x"]), max(0.0, row["y"] or 0.0)
+        at, length = names.index(row["x"]), min(MAX_DRAWN, max(0.0, row["y"] or 0.0))
         start = row["low"] if chart.kind is Kind.SPANS else ends[row["x"]]
         color = colors[chart.looks[row["series"]][0]]
         bars = axes.barh(at, length, 0.62, start, color=color, edgecolor="white", linewidth=0.5)
@@ -217,12 +234,13 @@ def _draw_bars(axes: "Axes", chart: Chart) -> dict[str, Any]:
         ends[row["x"]] += length
         notes[row["x"]] = row.get("note") or notes[row["x"]]
         if chart.kind is Kind.BARS and row.get("low") is not None:
-            reach = [[length - max(0.0, row["low"])], [row["high"] - length]]
+            reach = [[length - max(0.0, min(row["low"], length))], [min(row["high"], chart.longest()) - length]]
             axes.errorbar(length, at, xerr=reach, color=colors["ink"], linewidth=1, capsize=3)
     scale = make_scale(chart.y, [0.0, chart.longest()])
     for at, name in enumerate(names):
         text = "  ".join(filter(None, (format_value(ends[name], chart.y.unit), notes[name])))
-        place = max([ends[name], *(row["high"] for row in chart.rows if row["x"] == name and row.get("high"))])
+        tops = (min(row["high"], chart.longest()) for row in chart.rows if row["x"] == name and row.get("high"))
+        place = max([ends[name], *tops])
         axes.annotate(text, (place, at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), [textwrap.fill(shorten(name, 60), 40) for name in names], fontsize=8)
     axes.set_ylim(max(len(names), 2) - 0.4, -0.6)

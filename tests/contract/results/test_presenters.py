@@ -113,7 +113,7 @@ def test_charts_and_the_api_have_one_group_of_three_for_each() -> None:
 def test_the_report_has_one_row_of_three_for_each() -> None:
     assert run(["report", "page.md", *(f"{name}-2" for name in KINDS)]) == 0
     text = re.sub(r"\\(.)", r"\1", Path("page.md").read_text())
-    results = text.split("**Time to the goal, by what it was spent on**", 1)[1].split("\n\n", 2)[1]
+    results = text.split("## Time", 1)[1].split("\n\n", 2)[1]
     assert len(results.splitlines()) == 2 + len(KINDS)
     for word in ("eftopk (density=0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "1gbit,1ms"):
         assert word in text
@@ -147,5 +147,9 @@ def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboa
     listed = dashboard.ask("/api/v1/runs").document
     own = answer(capsys, "status")["repeats"]
     assert sorted(listed["repeats"], key=lambda each: each["name"]) == sorted(own, key=lambda each: each["name"])
+    page = dashboard.ask("/listing", headers={"Accept": "text/html"}).body.decode()
+    assert page.partition("<tbody>")[2].count("<tr>") == len(KINDS)  # a row for each setting, with its mean
+    assert page.count("<strong>10.1\u00a0s (9.9 to 10.4)</strong>") == len(KINDS)
+    assert page.count(f"{REPEATS} runs</small>") == len(KINDS)
     both = dashboard.ask("/api/v1/compare?a=own&b=sparse").document
     assert both["rows"]["seconds"]["b"]["count"] == REPEATS
