@@ -69,6 +69,21 @@ def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report
     return not cleanup.warnings
 
 
+def forget_gone(store: Store, cluster: Cluster) -> list[str]:
+    """Remove the record of a cluster of which nothing exists any more. Returns what does; then the record stays.
+
+    Raises CredentialError if today's credentials are those of another account: there it would seem to be gone.
+    """
+    with hold_operation_lock(store, cluster.name):
+        provider = registry.load(cluster.provider)
+        clusters.require_account(provider, cluster)
+        states = [(resource, resource.find()) for resource in provider.resources(cluster)]
+        left = [f"{item.kind} {item.name}" for item, found in states if found is not None and found.ours]
+        if not left:
+            store.forget_cluster(cluster)
+        return left
+
+
 def was_deleted(store: Store, name: str) -> bool:
     """Whether a cluster of that name was deleted from this data directory."""
     return any(entry.action == "deleted" for entry in store.journal_of(name))

@@ -269,6 +269,9 @@ def _is_set_up(name: str, error: MlbenchError) -> bool:
     return name in registry.PAID and bool(error.details.get("configured", True))
 
 
+ACCOUNT_WORDS = ("project", "account")  # in the labels of accounts that could not be searched
+
+
 class Search(NamedTuple):
     """What a search of several clouds found. `blind` names those in use that could not be searched."""
 
@@ -467,6 +470,22 @@ def list_abandoned(store: Store, search: Search, names: Sequence[str] | None) ->
     ]
     shown = [[item for item in search.found if item.identity.matches(record.identity)] for record in records]
     return [found[0] if found else record for record, found in zip(records, shown, strict=True)]
+
+
+def list_gone(store: Store, search: Search, names: Sequence[str] | None = None) -> list[Cluster]:
+    """Recorded clusters that their clouds no longer show, although they were searched everywhere: somebody has deleted
+    them on another machine."""
+    hidden = {*search.errors, *search.blind}
+    shown = [cluster.identity for cluster in search.found]
+    return [
+        cluster
+        for cluster in store.clusters()
+        if cluster.provider in (names or registry.creators())
+        and cluster.state != "creating"
+        and not hidden & {cluster.provider, *(f"{cluster.provider} {of} {cluster.account}" for of in ACCOUNT_WORDS)}
+        and not is_known(cluster, shown)
+        and not is_operation_running(store, cluster.name)
+    ]
 
 
 def removal_reason(

@@ -19,6 +19,7 @@ from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers import registry
+from providers.base import delete_command
 from providers.lifecycle import hold_operation_lock
 
 
@@ -43,7 +44,8 @@ def gc(
 
     On attached hosts and Slurm clusters, it ends processes of runs that have no agent.
 
-    Clusters are found by their tags, so this also works with an empty data directory. --all also deletes complete
+    Clusters are found by their tags, so this also works with an empty data directory. Records of clusters that were
+    deleted on another machine are removed. --all also deletes complete
     clusters that this data directory does not know: someone else may be using them. mlbench searches every project in
     which this data directory has clusters. The exit code is 8 if a cloud could not be searched, or if a cluster was
     kept because its results were not fetched yet.
@@ -52,7 +54,8 @@ def gc(
     scope = clusters.search_scope(project, location)
     search = clusters.search_everywhere(store, providers, scope)
     known = [cluster.identity for cluster in store.clusters()]
-    left = clusters.list_abandoned(store, search, [registry.ALIASES.get(name, name) for name in providers or ()])
+    names = [registry.ALIASES.get(name, name) for name in providers or ()]
+    left = clusters.list_abandoned(store, search, names)
     abandoned = [cluster.identity for cluster in left]
 
     def reason(cluster: Cluster) -> str | None:
@@ -69,16 +72,20 @@ def gc(
     ]
     kept = _keep_unfetched(store, chosen) if not force else []
     chosen = [item for item in chosen if item[0] not in kept]
+    missing = [] if expired or scope else clusters.list_gone(store, search, names)
+    gone = [cluster for cluster in missing if force or not _keep_unfetched(store, [(cluster, "")])]
+    listed = [(cluster, _describe(cluster, why)) for cluster, why in chosen]
+    listed += [(cluster, "deleted elsewhere") for cluster in gone]
     as_json = output == Format.json
     if not as_json:  # JSON is one document, printed after everything is deleted
-        _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen])
+        _print_chosen(listed)
     foreign = [cluster for cluster, _ in due if ClusterDetails.of(cluster).owner not in (None, clusters.owner_name())]
     if foreign and not everybody:
         named = ", ".join(f"{item.name} of {ClusterDetails.of(item).owner}" for item in foreign)
         console.warn(f"Clusters of other owners are kept: {named}. --everybody includes them.")
     for name, error in search.errors.items():
         console.warn(clusters.describe_search_error(name, error))
-    documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
+    documents = [{**cluster_document(cluster), "why": why} for cluster, why in listed]
     orphans = find_orphans(store, providers)
     for orphan in orphans:
         line = f"{orphan.host}: {len(orphan.processes)} orphaned processes of the run {orphan.run}"
@@ -86,6 +93,8 @@ def gc(
     if orphans and not dry_run:
         console.confirm("End these processes?", yes=yes)
         end_orphans(store, providers)
+    if not dry_run:
+        _forget(store, gone)
     if chosen and not dry_run:
         console.confirm(
             f"Delete {counted(len(chosen), 'cluster')} and everything in {'it' if len(chosen) == 1 else 'them'}?",
@@ -142,6 +151,15 @@ def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Clu
         for cluster, _ in chosen
         if cluster.name in recorded and recorded[cluster.name].matches(cluster.identity)
     ]
+
+
+def _forget(store: Store, gone: list[Cluster]) -> None:
+    """Remove the records of clusters that no longer exist. Of others, say what remains and how to delete it."""
+    for cluster in gone:
+        if remains := cluster_changes.forget_gone(store, cluster):
+            console.warn(f"{cluster.name} has {', '.join(remains)} left. To delete it: {delete_command(cluster)}")
+        else:
+            console.note(f"{cluster.name} no longer exists; its record is removed.")
 
 
 def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:

@@ -1,5 +1,6 @@
 """`mlbench list-clusters`: clusters in the store, and with --cloud also those in the clouds."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -27,10 +28,10 @@ def list_clusters(
     """
     store = Store(notice=console.note)
     known = store.clusters()
-    found, errors = _discover() if cloud else ([], {})
+    found, errors, gone = _search(store) if cloud else ([], {}, [])
     current = default_cluster(store).identity
     identities = [cluster.identity for cluster in known]
-    listed = [(cluster, True) for cluster in known]
+    listed = [(replace(cluster, state="gone") if cluster in gone else cluster, True) for cluster in known]
     listed += [(cluster, False) for cluster in found if not any(item.matches(cluster.identity) for item in identities)]
     if output == Format.json:
         documents = [_document(cluster, cluster.identity == current, is_known) for cluster, is_known in listed]
@@ -41,6 +42,9 @@ def list_clusters(
             [_row(cluster, cluster.identity == current, is_known) for cluster, is_known in listed],
             droppable=["CREATED", "NODES", "EXPIRES", "LOCATION"],
         )
+    if gone:
+        named = ", ".join(cluster.name for cluster in gone)
+        console.note(f"Deleted elsewhere: {named}. mlbench gc   removes the record")
     if errors:
         from mlbench_cli.clusters.manage import describe_search_error
 
@@ -48,13 +52,15 @@ def list_clusters(
             console.warn(describe_search_error(name, error))
 
 
-def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
-    from mlbench_cli.clusters.manage import discover_clusters
+def _search(store: Store) -> tuple[list[Cluster], dict[str, "MlbenchError"], list[Cluster]]:
+    """Clusters that the clouds show, errors of clouds, and recorded clusters that their clouds no longer show."""
+    from mlbench_cli.clusters.manage import list_gone, search_everywhere
 
     try:
-        return discover_clusters(None, {})
+        search = search_everywhere(store, None, {})
     except MlbenchError as error:  # no cloud can be searched; the known clusters are listed all the same
-        return [], {"the clouds": error}
+        return [], {"the clouds": error}, []
+    return search.found, search.errors, list_gone(store, search)
 
 
 def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, object]:

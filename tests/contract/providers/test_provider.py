@@ -175,8 +175,9 @@ def test_a_cluster_is_known_by_its_tags_and_goes_from_any_machine(
     assert removed.code == 0, removed.err
     assert cloud.left("rel-2") == []
     move("home")  # where it was created, and nobody has told that it is gone
-    gone = command("delete-cluster", cloud.name, "rel-2", "--yes")
-    assert gone.code in (0, 4), gone.err
+    assert [(item["name"], item["state"]) for item in _list_clusters(command)] == [("rel-2", "gone")]
+    forgotten = command("gc", cloud.name)
+    assert (forgotten.code, "its record is removed" in forgotten.err) == (0, True), forgotten.err
     assert [item.name for item in Store().clusters() if item.name == "rel-2"] == []
 
 
