@@ -3,7 +3,5 @@
 layout       the mesh of ranks (data, replicas, tensor parallel), checked before any process group exists; memory
 parallel     a model spread over ranks by that layout: DDP, FSDP2, HSDP, tensor parallel; initial weights; clipping
 tokens       text and token files -> fixed windows of tokens, in an order that depends only on seed and step
-program      from the contract to the result: the description of a task, and the common procedure
-pretraining  the loop: accumulation, one update with the exact mean over tokens, evaluation, checkpoints
-speed        peak of the device, tokens per second, model FLOPs utilization
+pretraining  a task as a subclass, from the contract to the result: corpus, model, passes, validation, checkpoints
 """

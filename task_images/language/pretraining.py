@@ -1,12 +1,14 @@
-"""Pretraining with the common training loop (train): updates of many passes, AdamW, sharded models.
+"""Pretraining of language models by the common training loop: updates of many passes, AdamW, sharded models.
 
-The mean is over all tokens of all ranks and passes, so the curve does not depend on the layout. For the loop, the whole
-training is one epoch of `steps` updates.
+A task subclasses `Pretraining`; start reading at `Pretraining.run`, its way from the contract to the result. The mean
+is over all tokens of all ranks and passes, so the curve does not depend on the layout. For the loop, the whole training
+is one epoch of `steps` updates.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -14,30 +16,46 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from task_images.arrays import stream_ahead
+from task_images.contract import Contract
 from task_images.data import pin
 from task_images.elastic import ElasticCheckpoints
-from task_images.errors import TaskUsageError
+from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.goals import GoalWatch
+from task_images.language.attention import choose_attention
 from task_images.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
-from task_images.language.layout import Layout
-from task_images.language.parallel import check_optimizer
+from task_images.language.layout import Layout, LayoutError
+from task_images.language.parallel import SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.sharded import ShardedUpdate
-from task_images.language.tokens import map_tensors
+from task_images.language.tokens import Corpus, map_tensors
 from task_images.loop import Plan, Unit, Update, Values, check_finite
-from task_images.methods.base import MakeOptimizer, Method
+from task_images.methods.base import Method
 from task_images.methods.check import prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.metrics import Mean, collect
-from task_images.parameters import PretrainingSettings
+from task_images.parameters import PretrainingSettings, read_parameters
 from task_images.precision import Precision
 from task_images.report import Reporter
 from task_images.schedules import PerUpdate
-from task_images.speed import Graphs
+from task_images.seeds import seed_all
+from task_images.speed import Graphs, choose_compile
 from task_images.train import PassLoss, Trainer, count_parameters, split_decay
-from task_images.world import World
+from task_images.world import World, training_session
+
+MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
+# Parameters that a resumed run may change: layout, arithmetic, validation, storage, and the end of training. All
+# others, including every hyperparameter, must match the run that wrote the checkpoint.
+RESUMABLE = frozenset(
+    (
+        *("batch_per_rank", "micro_batch", "parallel", "tensor_parallel", "replicas", "reshard"),
+        *("activation_checkpointing", "compile", "attention", "loss_chunk", "vocabulary", "tf32", "cudnn"),
+        *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
+        *("goal_full", "goal_light", "past_goal", "budget_seconds", "blocks_after", "blocks", "block_updates"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -88,19 +106,130 @@ class Batch(Protocol):
     def terms(self) -> float:
         """Number of terms in the sum of losses."""
 
+    def to(self, device: torch.device) -> Any:
+        """The pass on a device."""
 
+
+class PretrainingPlan(Protocol):
+    """The plan computed from parameters and number of ranks, see the tasks' preflight. `shape` is a dataclass."""
+
+    @property
+    def shape(self) -> Any:
+        """The model's shape, with its number of `parameters`."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of ranks."""
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per update."""
+
+    @property
+    def passes(self) -> int:
+        """Passes per rank and update."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences per pass."""
+
+
+S = TypeVar("S", bound=PretrainingSettings)
+P = TypeVar("P", bound=PretrainingPlan)
 B = TypeVar("B", bound=Batch)
 
 
-class Workload(Generic[B]):
-    """The task-specific part of a pretraining: data, forward pass, loss.
+class Pretraining(Generic[S, P, B]):
+    """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`loop.Batches`,
+    `train.Work` and the validator). Subclasses say what is special.
 
-    samples   sequences per global batch; tokens: tokens per global batch
+    name           name of the task; what: description of the model in the log
+    settings_type  class of its parameters
+    goal_metric    of the validation; formula: how FLOPs were derived
+    contract, settings, plan   from the beginning; `world` and `model`: once `run` has made them
     """
 
-    samples: int
-    tokens: int
-    updates_per_epoch: float
+    name: str
+    what: str
+    settings_type: type[Any]
+    goal_metric: str
+    formula: str
+    world: World
+    model: nn.Module
+    updates_per_epoch: float  # set by `use_corpus`
+
+    def __init__(self, contract: Contract) -> None:
+        """Raises TaskUsageError for incompatible settings."""
+        self.contract = contract
+        self.settings: S = _read_settings(self.settings_type, contract)
+        with layout_errors_as_usage():
+            self.plan: P = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
+        compile = choose_compile(self.settings.compile, contract)
+        self.settings = replace(self.settings, global_batch=self.plan.global_batch, compile=compile)
+        self.tokens = self.plan.global_batch * self.settings.sequence_length  # of an update
+
+    # --- what a task says -------------------------------------------------------------------------------------------
+
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> P:
+        """The plan. Raises LayoutError."""
+        raise NotImplementedError
+
+    def load_corpus(self) -> Corpus:
+        """The tokens that the settings ask for. Raises EnvironmentUnfitError or TaskUsageError."""
+        raise NotImplementedError
+
+    def use_corpus(self, corpus: Corpus) -> None:
+        """Prepare to draw this rank's passes from the corpus."""
+        raise NotImplementedError
+
+    def check_options(self) -> None:
+        """Raises TaskUsageError for settings that device or plan do not support."""
+
+    def make_model(self) -> Any:
+        """The model, on the meta device."""
+        raise NotImplementedError
+
+    def blocks(self, model: Any) -> Iterable[nn.Module]:
+        """The modules that are compiled, gathered and recomputed one at a time."""
+        raise NotImplementedError
+
+    def compiled(self, model: Any) -> Iterable[nn.Module]:
+        """Additional modules to compile."""
+        return ()
+
+    def apart(self, model: Any) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
+        """Modules before and after the blocks that FSDP gathers separately."""
+        return (), ()
+
+    def deviation(self, name: str) -> float | None:
+        """Standard deviation of the initial values of a parameter, see `parallel.Deviation`."""
+        raise NotImplementedError
+
+    def split_tensor(self, model: Any, mesh: DeviceMesh) -> None:
+        """Split the layers over tensor-parallel ranks."""
+        raise ValueError("this model does not support tensor parallelism")
+
+    def unused_rows(self) -> Mapping[str, int]:
+        """Number of rows at the end of a parameter that stay 0, by parameter name."""
+        return {}
+
+    def flops(self) -> float:
+        """FLOPs of one update of all ranks."""
+        raise NotImplementedError
+
+    def unit(self) -> Unit:
+        """The unit of throughput."""
+        raise NotImplementedError
+
+    def details(self) -> Mapping[str, object]:
+        """Additional facts for the result."""
+        return {}
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW; matrices decay, other parameters do not."""
+        p = self.settings
+        groups = split_decay(model, p.weight_decay)
+        return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), eps=p.epsilon, fused=True)
 
     def training(self, update: int) -> Iterator[B]:
         """This rank's passes of one update (from 0)."""
@@ -110,11 +239,8 @@ class Workload(Generic[B]):
         """This rank's passes over the validation set, the same number on all ranks."""
         raise NotImplementedError
 
-    def prepare(self, part: B) -> B:
-        """The pass on the model's device."""
-        raise NotImplementedError
-
     def forward(self, model: nn.Module, data: B) -> Any:
+        """The model's outputs of a pass."""
         raise NotImplementedError
 
     def sum_loss(self, outputs: Any, data: B) -> Tensor:
@@ -125,44 +251,50 @@ class Workload(Generic[B]):
         """name -> (mean, weight) of this pass, including "loss"; the same names on all ranks."""
         raise NotImplementedError
 
-
-@dataclass
-class Pretraining(Generic[B]):
-    """A pretraining. `model` is already distributed over the ranks; flops: of one update of all ranks.
-
-    identity  settings that must match to resume from a checkpoint
-    """
-
-    world: World
-    report: Reporter
-    settings: PretrainingSettings
-    layout: Layout
-    model: nn.Module
-    workload: Workload[B]
-    name: str
-    goal_metric: str
-    parameters: int
-    passes: int
-    flops: float
-    flops_formula: str
-    identity: Mapping[str, Any]
-    unit: Unit
-    details: Mapping[str, object] = field(default_factory=dict)
-    make_optimizer: MakeOptimizer | None = None
+    # --- from the contract to the result ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the goal, the last step or the last block, and report. Raises DivergedError on NaN."""
-        self.make_trainer().run()
+        """Load the corpus, and train to the loss goal, the last step or by the throughput protocol. Raises
+        DivergedError on NaN."""
+        contract, settings, plan = self.contract, self.settings, self.plan
+        data = f"{settings.data} for {self.what}"
+        with training_session(contract, data, settings.data in MADE_UP) as (world, report):
+            self.world = world
+            seed_all(contract.seed, contract.rank)  # initial values use separate generators
+            corpus = self.load_corpus()
+            report.data_identity(corpus.identify())
+            self.check_options()
+            dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+            sizes = (1, plan.shape.heads, settings.sequence_length, plan.shape.width // plan.shape.heads)
+            attention = choose_attention(settings.attention, sizes, world.device, dtype)
+            world.await_loading()  # creating sharded models is collective
+            self.model = self._spread_model()
+            self.use_corpus(corpus)
+            details = {
+                "bytes_per_token": corpus.bytes_per_token,
+                "model": settings.model,
+                "tokens": sum(len(row) for row in corpus.rows),
+                "micro_batch": plan.micro_batch,
+                "data": corpus.name,
+                "options": {"compile": settings.compile, **attention},
+                **self.details(),
+                "layout": asdict(plan.layout),
+                "parameters": plan.shape.parameters,
+                "passes_per_update": plan.passes,
+                "global_batch": settings.global_batch,
+                "tokens_per_update": self.tokens,
+            }
+            self._make_trainer(report, details).run()
 
-    def make_trainer(self) -> "PretrainingTrainer[B]":
-        """The trainer for the common loop."""
-        p, world = self.settings, self.world
-        precision = Precision(p.precision, world.device, casts=not self.layout.is_sharded)
-        method = self._make_method()
+    def _make_trainer(self, report: Reporter, details: dict[str, Any]) -> "PretrainingTrainer[B]":
+        p, world, layout = self.settings, self.world, self.plan.layout
+        self._precision = Precision(p.precision, world.device, casts=not layout.is_sharded)
+        method = self._make_method(report)
+        parameters = {name: one for name, one in asdict(p).items() if name not in RESUMABLE}
         return PretrainingTrainer(
             world,
-            self.report,
-            PretrainingBatches(self.workload, p.steps, self.passes, self.layout.data_rank(world.rank), world.device),
+            report,
+            self,
             make_schedule(p),
             Plan(
                 1,
@@ -174,34 +306,57 @@ class Pretraining(Generic[B]):
                 protocol=p.protocol,
             ),
             name=self.name,
-            validate=PretrainingValidator(world, self.model, self.workload, precision),
+            validate=self.validate,
             goal=GoalWatch(self.goal_metric, "<=", p.goal_full, p.goal_light, world.contract.goal),
-            details=self._describe(),
-            identity=self.identity,
-            unit=self.unit,
-            work=PretrainingWork(self.workload, self.layout.data * self.passes),
+            details=details,
+            # Parameters in a nested object, because a checkpoint also has a schedule and an optimizer.
+            identity={"shape": asdict(self.plan.shape), "seed": self.contract.seed, "parameters": parameters},
+            unit=self.unit(),
+            work=self,
             model=self.model,
-            make_optimizer=self.make_optimizer or self._make_optimizer,
+            make_optimizer=self.make_optimizer,
             method=method,
-            precision=precision,
+            precision=self._precision,
             # Methods without a barrier have no norm; for others an infinite limit measures it, as a guard against NaN.
             clip=p.clip or (None if method.gates else math.inf),
             arithmetic=p,
             graphs=Graphs() if p.compile == "graphs" else None,
-            pretraining=self,
+            task=self,
         )
 
-    def _make_method(self) -> Method:
+    def _spread_model(self) -> nn.Module:
+        """The model, distributed over the ranks, with initial values that do not depend on the layout."""
+        p, layout = self.settings, self.plan.layout
+        with torch.device("meta"):
+            model = self.make_model()
+        runner = choose_runner(p.activation_checkpointing)
+        if runner is not None:
+            model.run_block = runner
+        return spread(
+            self.world,
+            layout,
+            SpreadOptions(p.precision, p.reshard, p.compile),
+            model,
+            self.blocks(model),
+            deviation=self.deviation,
+            seed=self.contract.seed,
+            compiled=() if layout.tensor > 1 else self.compiled(model),
+            apart=self.apart(model),
+            plan_tensor=partial(self.split_tensor, model),
+            unused_rows=self.unused_rows(),
+        )
+
+    def _make_method(self, report: Reporter) -> Method:
         """Gradient exchange. Sharded models have their own; others support any method."""
-        contract = self.world.contract
-        if self.layout.name != "ddp":
-            if contract.method:
+        layout = self.plan.layout
+        if layout.name != "ddp":
+            if self.contract.method:
                 raise TaskUsageError(
-                    f"parallel={self.layout.name} exchanges gradients itself, so --method has no effect",
+                    f"parallel={layout.name} exchanges gradients itself, so --method has no effect",
                     "Leave out --method, or --set parallel=ddp.",
                 )
-            self.report.say(f"method: as in parallel={self.layout.name}")
-            return ShardedUpdate(self.layout)
+            report.say(f"method: as in parallel={layout.name}")
+            return ShardedUpdate(layout)
         method = prepare_method(self.world, Ddp)
         if self.settings.clip and method.gates:
             raise TaskUsageError(
@@ -210,56 +365,88 @@ class Pretraining(Generic[B]):
             )
         return method
 
-    def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        p = self.settings
-        groups = split_decay(model, p.weight_decay)
-        return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), eps=p.epsilon, fused=True)
+    # --- as the training loop sees it -------------------------------------------------------------------------------
 
-    def _describe(self) -> dict[str, object]:
-        return {
-            **self.details,
-            "layout": asdict(self.layout),
-            "parameters": self.parameters,
-            "passes_per_update": self.passes,
-            "global_batch": self.settings.global_batch,
-            "tokens_per_update": self.workload.tokens,
-        }
+    def count(self, epoch: int) -> int:
+        """Number of updates."""
+        return self.settings.steps
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
+        """The updates of `epoch` except the first `begin`. A thread prefetches passes."""
+        plan, steps = self.plan, self.settings.steps
+        part = plan.layout.data_rank(self.world.rank)
+        numbers = range((epoch - 1) * steps + begin, epoch * steps)
+        made = self._make_ahead(one for number in numbers for one in self.training(number))
+        for _ in numbers:
+            first = next(made)
+            passes = chain([first], islice(made, plan.passes - 1))
+            yield Update(passes, plan.passes, 1.0, first.terms, plan.global_batch, part * plan.passes)
+
+    def prepare(self, part: B) -> B:
+        """The pass on the model's device."""
+        there: B = part.to(self.world.device)
+        return there
+
+    def loss(self, outputs: Any, data: B) -> PassLoss:
+        """The loss of a pass, whose weight is its share of the terms of the update."""
+        weight = data.terms / (self.plan.layout.data * self.plan.passes)
+        value = self.sum_loss(outputs, data)
+        return PassLoss(value, value.detach() / weight, weight)
+
+    def validate(self, epoch: int) -> Values:
+        """Means over the validation set. All ranks make the same number of passes, because sharded models
+        communicate."""
+        means: dict[str, Mean] = {}
+        # Not inference_mode: sharded models allocate in their first forward pass, and later train with these tensors.
+        with torch.no_grad(), self._precision.autocast():
+            for batch in self._make_ahead(self.validation()):
+                data = self.prepare(batch)
+                for name, (value, weight) in self.score(self.forward(self.model, data), data).items():
+                    means.setdefault(name, Mean(name)).add_mean(value, weight)
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()
+        return check_finite(collect(self.world, list(means.values())), epoch)
+
+    def _make_ahead(self, passes: Iterator[B]) -> Iterator[B]:
+        """Prefetch passes in a thread; for a GPU in pinned memory, for asynchronous transfers."""
+        return stream_ahead(map_tensors(one, partial(pin, device=self.world.device)) for one in passes)
 
 
 @dataclass
 class PretrainingTrainer(Trainer[B]):
     """The training loop for models that may be sharded, whose checkpoints are written by all ranks."""
 
-    pretraining: Pretraining[B] = field(kw_only=True)
+    task: Pretraining[Any, Any, B] = field(kw_only=True)
 
     def _attach(self) -> None:
         super()._attach()
         check_optimizer(self.method.optimizer, self.method.model)
 
     def _count_flops(self) -> tuple[float, str]:
-        return self.pretraining.flops, self.pretraining.flops_formula
+        return self.task.flops(), self.task.formula
 
     def _check_replicas(self) -> Values:
         """Check replicas without averaging buffers, of which there are none."""
         return self._compare_replicas()
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
-        it = self.pretraining
+        task = self.task
         self._flops = self._count_flops()
         used = self.world.peak_memory()  # before measuring the device's speed, which uses memory, too
         facts = dict(super()._facts(updates_per_second))
-        sent = planned_communication(it.layout, it.settings, count_parameters(it.model.parameters()), it.passes)
+        numbers = count_parameters(task.model.parameters())
+        sent = planned_communication(task.plan.layout, task.settings, numbers, task.plan.passes)
         facts["communication"] = {**sent, **facts["communication"]}
         facts["memory"] = {"peak_bytes": used}
-        facts["data_epochs"] = self.position.total / it.workload.updates_per_epoch
-        facts["tokens_per_second"] = updates_per_second and updates_per_second * it.workload.tokens
+        facts["data_epochs"] = self.position.total / task.updates_per_epoch
+        facts["tokens_per_second"] = updates_per_second and updates_per_second * task.tokens
         facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size
         return facts
 
     # --- checkpoints: model and optimizer in parts, the rest as in every checkpoint ----------------------------------
 
     def _checkpoint_path(self) -> Path:
-        return Path(self.pretraining.settings.checkpoint_dir) / f"step-{self.position.total}"
+        return Path(self.task.settings.checkpoint_dir) / f"step-{self.position.total}"
 
     def _state(self) -> Mapping[str, Any]:
         return {}
@@ -278,7 +465,7 @@ class PretrainingTrainer(Trainer[B]):
         self.method.load_method_state(load_method_state(path, world.rank, world.size))
 
     def _make_elastic(self) -> ElasticCheckpoints | None:
-        self._keeps_elastic = not self.pretraining.layout.is_sharded
+        self._keeps_elastic = not self.task.plan.layout.is_sharded
         return super()._make_elastic()
 
     def _elastic_state(self) -> Mapping[str, Any]:
@@ -288,75 +475,6 @@ class PretrainingTrainer(Trainer[B]):
     def _optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer for checkpoints; None if the method has its state."""
         return self.method.optimizer if self.method.keeps_optimizer_state else None
-
-
-@dataclass(frozen=True)
-class PretrainingBatches(Generic[B]):
-    """The workload's updates of `passes` passes each, for part `part` of the data. A thread prefetches passes."""
-
-    workload: Workload[B]
-    steps: int
-    passes: int
-    part: int
-    device: torch.device
-
-    def count(self, epoch: int) -> int:
-        return self.steps
-
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
-        workload = self.workload
-        numbers = range((epoch - 1) * self.steps + begin, epoch * self.steps)
-        made = make_ahead((one for number in numbers for one in workload.training(number)), self.device)
-        for _ in numbers:
-            first = next(made)
-            passes = chain([first], islice(made, self.passes - 1))
-            yield Update(passes, self.passes, 1.0, first.terms, workload.samples, self.part * self.passes)
-
-
-def make_ahead(passes: Iterator[B], device: torch.device) -> Iterator[B]:
-    """Prefetch passes in a thread; for a GPU in pinned memory, for asynchronous transfers."""
-    return stream_ahead(map_tensors(one, partial(pin, device=device)) for one in passes)
-
-
-@dataclass(frozen=True)
-class PretrainingWork(Generic[B]):
-    """A training pass. `shares`: number of passes of all ranks in one update."""
-
-    workload: Workload[B]
-    shares: int
-
-    def prepare(self, part: B) -> B:
-        return self.workload.prepare(part)
-
-    def forward(self, model: nn.Module, data: B) -> Any:
-        return self.workload.forward(model, data)
-
-    def loss(self, outputs: Any, data: B) -> PassLoss:
-        value, weight = self.workload.sum_loss(outputs, data), data.terms / self.shares
-        return PassLoss(value, value.detach() / weight, weight)
-
-
-@dataclass(frozen=True)
-class PretrainingValidator(Generic[B]):
-    """Computes means over the validation set. All ranks make the same number of passes, because sharded models
-    communicate."""
-
-    world: World
-    model: nn.Module
-    workload: Workload[B]
-    precision: Precision
-
-    def __call__(self, epoch: int) -> Values:
-        means: dict[str, Mean] = {}
-        # Not inference_mode: sharded models allocate in their first forward pass, and later train with these tensors.
-        with torch.no_grad(), self.precision.autocast():
-            for batch in make_ahead(self.workload.validation(), self.world.device):
-                data = self.workload.prepare(batch)
-                for name, (value, weight) in self.workload.score(self.workload.forward(self.model, data), data).items():
-                    means.setdefault(name, Mean(name)).add_mean(value, weight)
-        if isinstance(self.model, FSDPModule):
-            self.model.reshard()
-        return check_finite(collect(self.world, list(means.values())), epoch)
 
 
 def planned_communication(
@@ -380,3 +498,41 @@ def planned_communication(
     if layout.replicas > 1:
         kinds["all_reduce"] = 4 * share // layout.shards
     return {"bytes_per_update": sum(kinds.values()), "kinds": kinds}
+
+
+def _read_settings(kind: type[S], contract: Contract) -> S:
+    settings = read_parameters(kind, contract.parameters)
+    if settings.compile in ("whole", "graphs") and settings.parallel != "ddp":
+        raise TaskUsageError(
+            f"compile={settings.compile} needs the whole model, but parallel={settings.parallel} shards it",
+            "--set compile=blocks, or --set parallel=ddp",
+        )
+    if settings.compile in ("whole", "graphs") and settings.activation_checkpointing != "none":
+        raise TaskUsageError(
+            "activation_checkpointing calls blocks one at a time, so the model cannot be compiled as a whole",
+            "--set compile=blocks",
+        )
+    if settings.checkpoint_every and not settings.checkpoint_dir:
+        raise TaskUsageError(
+            "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
+        )
+    return settings
+
+
+@contextmanager
+def layout_errors_as_usage() -> Iterator[None]:
+    """Convert a LayoutError into a TaskUsageError."""
+    try:
+        yield
+    except LayoutError as error:
+        raise TaskUsageError(str(error), error.hint) from None
+
+
+def require_data_dir(contract: Contract, what: str) -> Path:
+    """The folder with the user's text. Raises EnvironmentUnfitError without one."""
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            f"no folder with {what} was given",
+            "Run with --data-dir FOLDER, or --preset tiny, which includes a text.",
+        )
+    return Path(contract.data_dir)

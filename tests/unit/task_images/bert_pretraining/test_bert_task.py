@@ -1,5 +1,6 @@
 """BERT's task: losses and scores of its two questions by hand, passes of ranks, and what a run is made of."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,15 +9,12 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.bert_pretraining import Settings
 from task_images.bert_pretraining.data import Specials
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.preflight import Plan, make_plan
 from task_images.bert_pretraining.shapes import Shape
-from task_images.bert_pretraining.task import TwoQuestions
+from task_images.bert_pretraining.task import BertPretraining
 from task_images.contract import Contract
 from task_images.language.tokens import Corpus
-from task_images.parameters import read_parameters
 from tests.unit.task_images.test_images import one_of
 
 ROW = np.arange(10, 250, dtype=np.uint32)
@@ -24,7 +22,7 @@ SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=250)
 CORPUS = Corpus(ROW, ROW[:120], 264, None, "numbers")
 
 
-def make(rank: int = 0, size: int = 1, **changes: Any) -> tuple[TwoQuestions, Plan, Settings]:
+def make(rank: int = 0, size: int = 1, **changes: Any) -> BertPretraining:
     given = {
         **load_task("bert_pretraining").resolve("tiny"),
         "sequence_length": 23,
@@ -33,10 +31,11 @@ def make(rank: int = 0, size: int = 1, **changes: Any) -> tuple[TwoQuestions, Pl
         "batch_per_rank": 0,
         **changes,
     }
-    plan, settings = make_plan(given, size), read_parameters(Settings, given)
-    world = one_of(rank, size)
-    world.contract = Contract({"MLBENCH_SEED": "3", "RANK": str(rank), "WORLD_SIZE": str(size)})
-    return TwoQuestions(world, plan, settings, CORPUS, SPECIALS), plan, settings
+    variables = {"MLBENCH_SEED": "3", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    task = BertPretraining(Contract({**variables, "MLBENCH_PARAMETERS": json.dumps(given)}))
+    task.world, task.specials = one_of(rank, size), SPECIALS
+    task.use_corpus(CORPUS)
+    return task
 
 
 # --- losses and scores ----------------------------------------------------------------------------------------------
@@ -47,8 +46,7 @@ def make(rank: int = 0, size: int = 1, **changes: Any) -> tuple[TwoQuestions, Pl
 
 @pytest.mark.parametrize(("most", "counted"), [(4, 4.0), (6, 6.0), (1000, 6.0)])
 def test_validation_has_the_wanted_samples_of_its_own_text(most: int, counted: float) -> None:
-    work, _, _ = make(validation_sequences=most)
-    batches = list(work.validation())
+    batches = list(make(validation_sequences=most).validation())
     assert sum(float(batch.weights.sum()) for batch in batches) == counted  # 120 tokens are six samples
     assert max(int(batch.labels.max()) for batch in batches) < 130  # tokens of the validation text only
 
