@@ -70,7 +70,8 @@ def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report
 
 
 def forget_gone(store: Store, cluster: Cluster) -> list[str]:
-    """Remove the record of a cluster of which nothing exists any more. Returns what does; then the record stays.
+    """Remove the record of a cluster of which nothing exists any more, not even disks or load balancers of its
+    workloads. Returns what does; then the record stays.
 
     Raises CredentialError if today's credentials are those of another account: there it would seem to be gone.
     """
@@ -79,6 +80,8 @@ def forget_gone(store: Store, cluster: Cluster) -> list[str]:
         clusters.require_account(provider, cluster)
         states = [(resource, resource.find()) for resource in provider.resources(cluster)]
         left = [f"{item.kind} {item.name}" for item, found in states if found is not None and found.ours]
+        if not left and provider.finds_orphans:
+            left = [f"{orphan.kind} {orphan.name}" for orphan in provider.list_orphans(cluster, ())]
         if not left:
             store.forget_cluster(cluster)
         return left

@@ -156,7 +156,12 @@ def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Clu
 def _forget(store: Store, gone: list[Cluster]) -> None:
     """Remove the records of clusters that no longer exist. Of others, say what remains and how to delete it."""
     for cluster in gone:
-        if remains := cluster_changes.forget_gone(store, cluster):
+        try:
+            remains = cluster_changes.forget_gone(store, cluster)
+        except MlbenchError as error:
+            console.warn(f"It is not known whether anything of {cluster.name} remains: {error.message}")
+            continue
+        if remains:
             console.warn(f"{cluster.name} has {', '.join(remains)} left. To delete it: {delete_command(cluster)}")
         else:
             console.note(f"{cluster.name} no longer exists; its record is removed.")

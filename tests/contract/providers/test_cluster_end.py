@@ -136,6 +136,20 @@ def test_every_project_that_the_store_knows_is_searched(command: Command, gke_wo
     assert gke_world.clusters == {}
 
 
+def test_disks_of_a_cluster_that_was_deleted_elsewhere_are_not_forgotten(
+    command: Command, gke_world: World, no_aws: None
+) -> None:
+    assert command("create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes").code == 0
+    gke_world.clusters.clear()  # with gcloud, and its claims remain
+    gke_world.outside = {f"projects/{PROJECT}/zones/{ZONE}/disks/pvc-1"}
+    found = command("gc", "gke")
+    assert (found.code, "rel-2 has disk pvc-1 left" in found.err) == (0, True), found.err
+    deleted = command("delete-cluster", "gke", "rel-2", "--yes")
+    assert (deleted.code, "gcloud compute disks delete pvc-1" in deleted.err) == (8, True), deleted.err
+    gke_world.outside = set()
+    assert "rel-2" not in command("gc", "gke").out
+
+
 def test_clusters_of_other_owners_are_named(command: Command, gke_world: World, no_aws: None, tmp_path: Path) -> None:
     assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
     labels = gke_world.find_cluster("rel-1").resource_labels
