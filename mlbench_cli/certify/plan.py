@@ -16,12 +16,14 @@ _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages with their seconds. `more`: seconds that the confirmation of one suspect adds at most."""
+    """The stages with their seconds. `more`: seconds that the confirmation of one suspect usually adds at most, and
+    `longest` those of any confirmation."""
 
     stages: Mapping[str, float]
     nodes: int
     devices: int
     more: float
+    longest: float
     per_hour: float | None = None
 
     @property
@@ -37,7 +39,7 @@ class Plan:
     @property
     def timeout(self) -> float:
         """After which the run is ended: the plan, its confirmation, and as much again for slow machines."""
-        return 2 * (self.seconds + self.more) + 600
+        return 2 * self.seconds + self.longest + 600
 
 
 def make_plan(
@@ -61,7 +63,8 @@ def make_plan(
     }
     span = rules.span_needed(float(parameters["least_dip_seconds"]), 1) * max(rules.LOOKS) / rules.LOOKS[0]
     used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
-    return Plan(used, nodes, nodes * per_node, span, per_hour)
+    longest = float(parameters["confirm_seconds"])
+    return Plan(used, nodes, nodes * per_node, min(span, longest), longest, per_hour)
 
 
 def check_budget(plan: Plan, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,17 +15,18 @@ from mlbench_cli.certify import expectations
 from mlbench_cli.certify.plan import Plan, check_budget, cluster_nodes, make_plan, smallest_shortfalls
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
-from mlbench_cli.errors import NeverStartedError, Stopped, UsageError
+from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.runs.request import Request
 from mlbench_cli.util.durations import parse_duration
 from mlbench_cli.util.text import counted
-from task_images.certify.settings import STAGES
+from task_images.certify import STAGES
 
 if TYPE_CHECKING:
     from mlbench_cli.certify.certificate import Certificate
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
+PARTIAL_SECONDS = 60.0  # for a run that was stopped here to complete its archive; Ctrl-C again does not wait
 
 
 def certify(
@@ -87,6 +89,9 @@ def certify(
         try:
             follow_run(opened, run)
         except Stopped:
+            if run.runs_here:
+                with suppress(MlbenchError):
+                    run.wait(PARTIAL_SECONDS)
             if run.is_finished:
                 _conclude(run, folder, key, earlier, output)
             raise

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from task_images.certify import pairs, rules
+from task_images.certify import Settings, pairs, rules
 from task_images.certify.node import START_SECONDS, obey, say
-from task_images.certify.settings import Settings
 from task_images.contract import Contract, emit
 from task_images.errors import PeerLostError
 from task_images.facts import code_facts, machine_facts
@@ -25,6 +24,7 @@ from task_images.parameters import read_parameters
 from task_images.ranks import name_place
 
 _SLACK = 15.0  # seconds beyond a job's limit, for its process to be killed and to say so
+_WATCH_SECONDS = 5.0  # between two looks at healthy peers
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -64,7 +64,7 @@ class Coordinator:
         self._cases: list[Case] = []
         self._slow: dict[int, list[bool]] = {}
         self._back: dict[int, float] = {}  # case -> how long its suspect was slow after the screen
-        self._dips: dict[int, list[tuple[float, float]]] = {}
+        self._dips: dict[int, dict[int, list[tuple[float, float]]]] = {}  # case -> peer -> seconds and values
         self._values: dict[str, dict[str, list[float]]] = {}  # test -> rank -> values
         self._moment, self._due, self._screened = 0, float("inf"), 0.0
 
@@ -315,7 +315,11 @@ class Coordinator:
 
     @property
     def _gap(self) -> float:
-        dips = [rules.longest_dip(series, rules.TESTS["matmul.burst"].fail) for series in self._dips.values()]
+        dips = [
+            rules.longest_dip(series, rules.TESTS[self._cases[number].test].fail)
+            for number, by_peer in self._dips.items()
+            for series in by_peer.values()
+        ]
         longest = max([self.settings.least_dip_seconds, *dips, *self._back.values()])
         return rules.span_needed(longest, len(self._cases)) / rules.LOOKS[0]
 
@@ -326,11 +330,30 @@ class Coordinator:
             self._due = self.seconds + self._gap if self._open else float("inf")
 
     def finish_confirmation(self) -> None:
-        """Wait for the remaining moments."""
+        """Wait for the remaining moments, and look meanwhile how long disturbances of healthy peers last."""
         while self._due < float("inf"):
+            if self.seconds - self._screened > self.settings.confirm_seconds:
+                return
             self._progress("confirming", self._moment, max(rules.LOOKS))
-            time.sleep(max(0.0, self._due - self.seconds))
+            if self._due - self.seconds > _WATCH_SECONDS:
+                self._watch_peers()
+            time.sleep(min(_WATCH_SECONDS, max(0.0, self._due - self.seconds)))
             self.confirm_if_due()
+
+    def _watch_peers(self) -> None:
+        for case in self._open:
+            if case.test != "network":
+                self._measure_case(case, case.peers, {"case": case.number})
+
+    def _measure_case(self, case: Case, ranks: Sequence[int], tag: dict[str, Any]) -> dict[int, float]:
+        """The test of a case on the nodes of `ranks`; their values."""
+        self._values = {}
+        alive, wanted = self.nodes(), {self._node_of(rank) for rank in ranks}
+        self.measure_nodes([case.test], {node: alive[node] for node in wanted if node in alive}, tag)
+        found = {rank: some[0] for rank in ranks if (some := self._values.get(case.test, {}).get(str(rank)))}
+        for rank in found.keys() & set(case.peers):
+            self._dips.setdefault(case.number, {}).setdefault(rank, []).append((self.seconds, found[rank]))
+        return found
 
     @property
     def _open(self) -> list[Case]:
@@ -374,14 +397,7 @@ class Coordinator:
         self._moment += 1
 
     def _confirm_node(self, case: Case, tag: dict[str, Any]) -> bool | None:
-        self._values = {}
-        ranks = [case.suspect[0], *case.peers]
-        alive, wanted = self.nodes(), {self._node_of(rank) for rank in ranks}
-        self.measure_nodes([case.test], {node: alive[node] for node in wanted if node in alive}, tag)
-        values = {rank: some[0] for rank in ranks if (some := self._values.get(case.test, {}).get(str(rank)))}
-        for rank in case.peers:
-            if rank in values:
-                self._dips.setdefault(rank, []).append((self.seconds, values[rank]))
+        values = self._measure_case(case, [case.suspect[0], *case.peers], tag)
         return rules.is_slow(values.pop(case.suspect[0], None), list(values.values()), rules.TESTS[case.test].fail)
 
     def _confirm_network(self, case: Case, tag: dict[str, Any]) -> bool | None:
