@@ -12,7 +12,7 @@ from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
-from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate
+from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Measurement, Series, collect
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -127,12 +127,14 @@ def _marks(series: Series) -> tuple[str, ...]:
 
 
 def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
-    """Single values as text: "digits_resnet: 6.17 s with 4 workers"."""
+    """Single values as text: "digits_resnet: 6.17 s with 4 workers"; with a time budget, what the runs came to."""
     for job in jobs:
         for group in job.groups:
             for point in group.points:
-                time = format_estimate(point.seconds, SECONDS) if point.good else "no run succeeded"
-                yield f"{job.name}: {time} with {counted(point.workers, 'worker')}"
+                value = format_estimate(point.seconds, SECONDS) if point.good else "no run succeeded"
+                if group.after_time and point.good and point.value:
+                    value = f"{group.metric} {format_estimate(point.value, unit_of(group.metric))}"
+                yield f"{job.name}: {value} with {counted(point.workers, 'worker')}"
 
 
 def _subtitle(series: Series) -> str:

@@ -86,7 +86,7 @@ def test_a_file_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, ho
     assert not (home / "demo").exists()
     assert sorted(path.name for path in table.iterdir()) == [
         *("table.csv", "table.json", "table.md"),
-        *("throughput.png", "throughput.svg"),
+        *("throughput.csv", "throughput.png", "throughput.svg"),
     ]
     assert "- demo-bad-1:" in (table / "table.md").read_text()
     started = (home / "started").read_text().split()

@@ -157,7 +157,7 @@ def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_w
     official = (folder / "official_result.txt").read_text().splitlines()
     assert official[0] == f"Prec@1 of {value} after 0.004 seconds (budget 2, then the last validation)"
     assert run(["charts", "figures", "--run", "x-1"]) == 0
-    assert Path("figures/accuracy_after_time.png").stat().st_size > 0
+    assert Path("figures/total_time.png").stat().st_size > 0
 
 
 def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
