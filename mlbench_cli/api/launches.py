@@ -146,7 +146,7 @@ class OpenExperiment:
         return [self._handle_of(run) for run in self.plan.left]
 
     def _handle_of(self, run: Run) -> RunHandle:
-        return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.CREATED, None))
+        return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.QUEUED, None))
 
     def record(self) -> None:
         """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken, or
@@ -171,7 +171,7 @@ class OpenExperiment:
 
         workspace = self.workspace
         engine = workspace.engine_of(run.run)
-        queue.start_member(self.plan.experiment, run.run, engine, workspace.store)
+        queue.start_member(run.run, engine, workspace.store)
 
     def hand_over(self) -> int:
         """Hand the remaining runs to a process that outlives this one. Returns its process ID."""

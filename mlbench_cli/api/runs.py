@@ -88,10 +88,10 @@ class RunHandle:
     @property
     def _waits_for(self) -> str | None:
         """The name of the experiment in whose queue the run waits; None once it is submitted."""
-        from mlbench_cli.storage.queue_folder import read_queued
+        from mlbench_cli.runs.queue import is_waiting
 
-        note = read_queued(self.folder)
-        return None if note is None or note.is_starting else note.experiment
+        row = self.workspace.store.find_run(self.run.id)
+        return row.queue.name if row is not None and row.queue is not None and is_waiting(row) else None
 
     @property
     def outcome(self) -> Outcome | None:

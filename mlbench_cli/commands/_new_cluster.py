@@ -191,7 +191,7 @@ def _create(store: Store, planned: PlannedCluster, use: Use) -> Cluster:
 
 def _unfetched(store: Store, cluster: Cluster) -> list[str]:
     """The runs that were started on the cluster, and whose archives are not here."""
-    rows = [row for row in store.runs() if row.run.spec.cluster == cluster.name and row.state is not RunState.CREATED]
+    rows = [row for row in store.runs() if row.run.spec.cluster == cluster.name and row.state is not RunState.QUEUED]
     return [row.run.name for row in rows if not is_sealed(row.run)]
 
 

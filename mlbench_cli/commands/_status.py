@@ -19,7 +19,6 @@ from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
 from mlbench_cli.runs.views import add_figures, runs_document
-from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
 
@@ -330,4 +329,4 @@ def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
 
 def is_queue_problem(status: RunStatus) -> bool:
     """Whether what is wrong with a run is that nobody starts it: its experiment says so already."""
-    return read_queued(status.row.run.folder) is not None
+    return status.row.queue is not None

@@ -14,7 +14,6 @@ from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
 from mlbench_cli.runs.log_reader import LogEntry, without_event
-from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.util.times import MAX_SECONDS, timestamp
 from task_images import contract
 
@@ -63,8 +62,8 @@ def logs(
     is_group = len(chosen.runs) != 1
     documents = []
     for run in chosen.runs:
-        if is_group and read_queued(run.folder) is not None and not follow:
-            continue  # it was not started
+        if is_group and not run.is_started and not follow:
+            continue
         if is_group and output is Format.text:
             sys.stdout.flush()
             console.note(f"--- {run.name} ---")

@@ -24,7 +24,8 @@ DAMAGED = "damaged"  # shown as the state of a run whose sealed folder was chang
 class RunState(StrEnum):
     """The last known state of a run. FINISHED runs have an `outcome`."""
 
-    CREATED = "created"
+    QUEUED = "queued"  # in the queue of its experiment; its engine does not know it
+    SUBMITTED = "submitted"  # its engine may know it
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -256,17 +257,25 @@ class Run:
         return self.spec.name
 
 
+class ExperimentName(NamedTuple):
+    """An experiment, without its members."""
+
+    id: str
+    name: str
+
+
 class RunRow(NamedTuple):
     """A run with its progress as known to the store.
 
     `problem` is the reason why its spec cannot be read completely, e.g. because a newer mlbench wrote it. Such a run
-    can only be shown and deleted.
+    can only be shown and deleted. `queue` is the experiment of a queued run.
     """
 
     run: Run
     state: RunState
     outcome: Outcome | None
     problem: str | None = None
+    queue: "ExperimentName | None" = None
 
 
 @dataclass(frozen=True, order=True)
@@ -309,9 +318,10 @@ class ExperimentState(StrEnum):
         `is_queued`: a process is starting the remaining members.
         """
         states = {state for state, _ in members}
-        if RunState.RUNNING in states or (is_queued and states == {RunState.CREATED, RunState.FINISHED}):
+        is_between = is_queued and states == {RunState.QUEUED, RunState.FINISHED}
+        if is_between or states & {RunState.SUBMITTED, RunState.RUNNING}:
             return cls.RUNNING
-        if RunState.CREATED in states:
+        if RunState.QUEUED in states:
             return cls.PENDING if is_queued else cls.STOPPED
         if any(outcome is not None and outcome.is_resumable for _, outcome in members):
             return cls.RUNNING if is_queued else cls.STOPPED

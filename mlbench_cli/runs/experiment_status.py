@@ -8,7 +8,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
 from mlbench_cli.runs.finished import read_undamaged
 from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, read_queued
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def experiment_status(
 def _state(status: RunStatus) -> RunState:
     if status.state == RunState.FINISHED:
         return RunState.FINISHED
-    return RunState.CREATED if read_queued(status.row.run.folder) is not None else RunState.RUNNING
+    return RunState.QUEUED if status.row.state is RunState.QUEUED else RunState.RUNNING
 
 
 def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentState) -> str | None:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from mlbench_cli.agent.processes import process_handle, process_origin
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.local.state import has_begun
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
-from mlbench_cli.model.run import Experiment, Run, RunState
+from mlbench_cli.model.run import Experiment, Run, RunRow, RunState
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, clear_queued, write_queued
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
@@ -38,7 +39,12 @@ ALL_ENDED = "all its runs have ended"
 # --- starting one member --------------------------------------------------------------------------------------------
 
 
-def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store) -> None:
+def is_waiting(row: RunRow) -> bool:
+    """Whether a run is in the queue of its experiment, and its engine knows nothing of it."""
+    return row.queue is not None and not (row.run.spec.engine == "local" and has_begun(row.run))
+
+
+def start_member(run: Run, engine: Engine, store: Store) -> None:
     """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
 
     Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
@@ -49,12 +55,12 @@ def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store)
         if store.find_run(run.id) is None:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
-        write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
+        if run.spec.engine != "local":  # which says itself that it has the run
+            store.update_run(run, RunState.SUBMITTED)
         if run.spec.engine != "kubernetes":
             locks.close()
         engine.submit(run, engine.render(run.spec))
     store.update_run(run, RunState.RUNNING)
-    clear_queued(run.folder)
 
 
 # --- holding the queue ----------------------------------------------------------------------------------------------
@@ -228,9 +234,9 @@ def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
     run = row.run
     try:
         engine = connect_engine(store.cluster(run.spec.cluster), _log)
-        if row.state is RunState.CREATED:
+        if row.state is not RunState.RUNNING:
             _log(f"{run.name}: starting")
-            start_member(experiment, run, engine, store)
+            start_member(run, engine, store)
         finished = supervise.follow(run, engine, store)
     except MlbenchError as error:
         _log(f"{run.name}: {error.message}")

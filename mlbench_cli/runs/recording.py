@@ -20,7 +20,7 @@ from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
 from mlbench_cli.runs.finished import read_outcome
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.runs.select import members
-from mlbench_cli.storage.queue_folder import FOLDER, write_queued
+from mlbench_cli.storage.queue_folder import FOLDER
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
 from mlbench_cli.util.times import now
@@ -102,7 +102,6 @@ def record(
             try:
                 for run in runs:
                     write_document(run)
-                    write_queued(run.folder, experiment.id, experiment.name)
                 store.record_experiment(experiment, runs)
             except BaseException:
                 _remove_unrecorded([run.id for run in runs], store)

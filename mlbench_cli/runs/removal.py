@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
 from mlbench_cli.model.run import Cluster, Run
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.storage.queue_folder import QueueFolder, read_queued
+from mlbench_cli.storage.queue_folder import QueueFolder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 
@@ -28,8 +28,8 @@ def delete_run(
     experiment = store.find_experiment_of(run)
     # Not while another command completes its archive, or its queue hands it to its engine.
     with RunFolder(run.folder).lock(notice=notice):
-        note = read_queued(run.folder)
-        if note is None or note.is_starting or run.spec.engine == "local":
+        row = store.find_run(run.id)
+        if row is None or row.queue is None or run.spec.engine == "local":
             _delete_from_cluster(run, store, force, warn)
         try:
             shutil.rmtree(run.folder)

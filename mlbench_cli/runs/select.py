@@ -12,7 +12,7 @@ from mlbench_cli.runs.families import Family, find_families
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import parse_timestamp
 
-PENDING = "pending"  # the same as created, as experiments say it
+PENDING = "pending"  # queued or submitted, as experiments say it
 STATES = (PENDING, *(str(state) for state in RunState), *(str(outcome) for outcome in Outcome))
 
 
@@ -51,7 +51,8 @@ class Filter:
     @property
     def words(self) -> set[str]:
         """The states as the store has them."""
-        return {str(RunState.CREATED) if state == PENDING else state for state in self.states}
+        pending = {str(RunState.QUEUED), str(RunState.SUBMITTED)} if PENDING in self.states else set()
+        return pending | {state for state in self.states if state != PENDING}
 
 
 class Selection(NamedTuple):

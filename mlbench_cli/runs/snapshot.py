@@ -10,7 +10,8 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
 from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.runs.queue import is_waiting
+from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation
 from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _read_state(row: RunRow, engine_of: "Callable[[Run], Engine]", unreachable: 
     try:
         if (finished := read_finished(row.run)) is not None:
             return RunStatus(row, str(RunState.FINISHED), str(finished.outcome))
-        observation = _look(row.run, engine_of)
+        observation = _look(row, engine_of)
     except UnreachableError as error:
         unreachable[cluster] = error.message
         return RunStatus(row, str(row.state), None, error.message)
@@ -80,10 +81,9 @@ def damaged_status(row: RunRow, damage: DamagedArchive) -> RunStatus:
     return RunStatus(row, DAMAGED, None, f"{damage.file}: {damage.plain}" if damage.file else damage.plain)
 
 
-def _look(run: Run, engine_of: "Callable[[Run], Engine]") -> Observation:
-    """The run as it is now. An engine knows nothing of a run that still waits in its queue, but for the local one."""
-    note = None if run.spec.engine == "local" else read_queued(run.folder)
-    return engine_of(run).look(run) if note is None or note.is_starting else queued_observation(run, note)
+def _look(row: RunRow, engine_of: "Callable[[Run], Engine]") -> Observation:
+    """The run as it is now."""
+    return queued_observation(row) if is_waiting(row) else engine_of(row.run).look(row.run)
 
 
 def find_metric(metrics: Mapping[str, float | str], metric: str) -> str | None:
@@ -132,7 +132,7 @@ def live_snapshot(row: RunRow, engine: "Engine") -> dict[str, Any]:
     from mlbench_cli.runs.progress import EventReader, ProgressTracker
 
     run = row.run
-    observation = _look(run, lambda _: engine)
+    observation = _look(row, lambda _: engine)
     tracker = ProgressTracker.of(run.spec)
     for event in EventReader(engine, run).poll():
         tracker.take(event)

@@ -14,9 +14,11 @@ from mlbench_cli.model.run import Finding, Observation, Run, RunState
 from mlbench_cli.model.silence import Silence
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.runs.progress import Progress, ProgressReader
-from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker
+from mlbench_cli.runs.queue import is_waiting
+from mlbench_cli.storage.queue_folder import queued_observation
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import parse_timestamp
 
 _QUEUE_POLL = 0.2
 CANCEL_SECONDS = 10.0  # time for a canceled run to end
@@ -43,7 +45,7 @@ def follow(
     if (finished := read_finished(run)) is None:
         from mlbench_cli.results.archive import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
 
-        timeout = _await_start(run, timeout)
+        timeout = _await_start(run, store, timeout, report)
         _wait_out_silence(run, lambda: engine.resume(run), notice)
         observation = _follow_to_end(run, engine, store, timeout, report)
         finished = _wait_out_silence(
@@ -102,13 +104,11 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
             codes = {finding.code for finding in observation.findings}
             kept = tuple(finding for finding in permanent if finding.code not in codes)
             return replace(observation, findings=kept + observation.findings)
-        if not is_noted and read_queued(run.folder) is None:
+        if not is_noted:  # the client that submitted it may have been killed before it could
             row = store.find_run(run.id)
-            if row and row.state is RunState.CREATED:
+            if row and row.state in (RunState.QUEUED, RunState.SUBMITTED):
                 store.update_run(run, RunState.RUNNING)
             is_noted = True
-        if (ended := _queue_ended(observation)) is not None:
-            raise NeverStartedError(ended.summary, hint=ended.hint)
         if not permanent and (permanent := _permanent_findings(observation)):
             engine.cancel(run)
         if timeout is not None and time.monotonic() - begun >= timeout:
@@ -133,25 +133,19 @@ def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:
     return tuple(finding for finding in observation.findings if finding.permanent)
 
 
-def _await_start(run: Run, timeout: float | None) -> float | None:
-    """Wait until the queue has handed the run to its engine, which does not know it before. Returns the remaining time.
-
-    The local engine handles queues itself.
-    """
+def _await_start(run: Run, store: Store, timeout: float | None, report: Report | None) -> float | None:
+    """Wait until the queue has handed the run to its engine. Returns the remaining time."""
     begun = time.monotonic()
-    while run.spec.engine != "local" and (note := read_queued(run.folder)) is not None and not note.is_starting:
-        observation = queued_observation(run, note)
-        if (ended := _queue_ended(observation)) is not None:
+    while (row := store.find_run(run.id)) is not None and is_waiting(row):
+        observation = queued_observation(row)
+        for ended in observation.findings:
             raise NeverStartedError(ended.summary, hint=ended.hint)
+        if report is not None:
+            report(ProgressTracker.of(run.spec).progress(observation, parse_timestamp(run.created)))
         if timeout is not None and time.monotonic() - begun >= timeout:
             raise _waiting_ended(run, observation, timeout)
         time.sleep(_QUEUE_POLL)
     return None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
-
-
-def _queue_ended(observation: Observation) -> Finding | None:
-    """Why the run will not start: its experiment no longer has a queue process."""
-    return next((finding for finding in observation.findings if finding.code == QUEUE_ENDED), None)
 
 
 def _cannot_observe(run: Run) -> MlbenchError:

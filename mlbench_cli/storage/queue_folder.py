@@ -3,7 +3,6 @@
 DATA/experiments/ID/queue.lock   held by the process that starts the runs, until it ends
                     queue.json   that process, and why it ended if it could say so
                     queue.log    what a detached queue has printed
-DATA/runs/ID/.state/queued.json  the run is still waiting in its queue
 
 The lock is authoritative: the kernel frees it when the process ends, for whatever reason.
 """
@@ -19,14 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli.agent.processes import process_origin
-from mlbench_cli.model.run import Finding, Observation, Run, WorkerState
-from mlbench_cli.storage.run_folder import STATE_FOLDER
+from mlbench_cli.model.run import Finding, Observation, RunRow, WorkerState
 from mlbench_cli.util.files import is_lock_held, write_atomically
 from mlbench_cli.util.times import now
 
 FOLDER = "experiments"
 QUEUE_ENDED = "queue_ended"  # the code of the finding
-_NOTE = "queued.json"
 _MAX_LOG = 1 << 16
 
 
@@ -149,56 +146,20 @@ class QueueFolder:
             return []
 
 
-# --- the note in a run's folder -------------------------------------------------------------------------------------
-
-
-class QueuedNote(NamedTuple):
-    """A run waiting in a queue. `is_starting`: it is being submitted to its engine."""
-
-    queue: QueueFolder
-    experiment: str  # its name
-    is_starting: bool = False
-
-
-def read_queued(folder: Path) -> QueuedNote | None:
-    """The note in a run's folder; None if the run was submitted, or never waited."""
-    document = _read_json(folder / STATE_FOLDER / _NOTE)
-    if document is None or not {"queue", "experiment"} <= document.keys():
-        return None
-    # Relative to the run's folder, so the data folder can be moved or mounted elsewhere.
-    return QueuedNote(
-        QueueFolder(folder / str(document["queue"])), str(document["experiment"]), bool(document.get("is_starting"))
-    )
-
-
-def write_queued(folder: Path, experiment_id: str, name: str, *, is_starting: bool = False) -> None:
-    """Record in a run's folder that it waits in the queue of an experiment."""
-    (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
-    document = {"queue": f"../../{FOLDER}/{experiment_id}", "experiment": name, "is_starting": is_starting}
-    write_atomically(folder / STATE_FOLDER / _NOTE, json.dumps(document).encode())
-
-
-def queued_observation(run: Run, note: QueuedNote) -> Observation:
-    """The observation of a run that was not submitted yet: it waits, or its queue has ended."""
-    is_waiting = note.queue.find_state() is not QueueState.ENDED
+def queued_observation(row: RunRow) -> Observation:
+    """The observation of a queued run: it waits, or its queue has ended."""
+    assert row.queue is not None
+    folder = QueueFolder.of(row.run.folder.parents[1], row.queue.id)
+    is_waiting = folder.find_state() is not QueueState.ENDED
     reason = "waiting for the runs before it" if is_waiting else None
-    workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
-    return Observation(time.time(), workers, () if is_waiting else (queue_ended(run, note),))
-
-
-def queue_ended(run: Run, note: QueuedNote) -> Finding:
-    """The finding that the queue of a waiting run has ended."""
-    return Finding(
+    workers = tuple(WorkerState(rank, reason=reason) for rank in range(row.run.spec.process_count))
+    ended = Finding(
         QUEUE_ENDED,
-        f'{run.name} has not been started: the queue of the experiment "{note.experiment}" ended; '
-        f"{note.queue.explain_end()}.",
-        hint=f"To resume: mlbench run {note.experiment}",
+        f'{row.run.name} has not been started: the queue of the experiment "{row.queue.name}" ended; '
+        f"{folder.explain_end()}.",
+        hint=f"To resume: mlbench run {row.queue.name}",
     )
-
-
-def clear_queued(folder: Path) -> None:
-    """Remove the note that a run waits in a queue, if there is one."""
-    (folder / STATE_FOLDER / _NOTE).unlink(missing_ok=True)
+    return Observation(time.time(), workers, () if is_waiting else (ended,))
 
 
 def _read_json(path: Path) -> Mapping[str, Any] | None:

@@ -23,7 +23,18 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
-from mlbench_cli.model.run import LOCAL, Cluster, ClusterIdentity, Experiment, Member, Outcome, Run, RunRow, RunState
+from mlbench_cli.model.run import (
+    LOCAL,
+    Cluster,
+    ClusterIdentity,
+    Experiment,
+    ExperimentName,
+    Member,
+    Outcome,
+    Run,
+    RunRow,
+    RunState,
+)
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION, TASK_OF_SPEC
 from mlbench_cli.util.times import now
@@ -112,11 +123,11 @@ class Store:
     # --- runs ---------------------------------------------------------------------------------------------------
 
     def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
-        """Record a run before anything is started for it. Raises UsageError if the name exists."""
+        """Record a run before it is handed to its engine. Raises UsageError if the name exists."""
         run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
         with self._transaction() as db:
-            _insert_run(db, run)
+            _insert_run(db, run, RunState.SUBMITTED)
         return run
 
     def record_experiment(self, experiment: Experiment, runs: Sequence[Run]) -> None:
@@ -127,7 +138,7 @@ class Store:
         """
         with self._transaction() as db:
             for run in runs:
-                _insert_run(db, run)
+                _insert_run(db, run, RunState.QUEUED)
             taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
             if taken is not None and taken[0] != experiment.id:
                 raise _name_taken("experiment", experiment.name)
@@ -509,9 +520,14 @@ class Store:
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         spec, problem = _parse_spec(row)
         run = Run(row["id"], spec, Path(row["folder"]), row["created"])
-        state = _STATES.get(row["state"], RunState.CREATED)
+        state = _STATES.get(row["state"], RunState.SUBMITTED)
         outcome = _OUTCOMES.get(row["outcome"])
-        return RunRow(run, state, outcome, problem)
+        return RunRow(run, state, outcome, problem, self._queue_of(run) if state is RunState.QUEUED else None)
+
+    def _queue_of(self, run: Run) -> ExperimentName | None:
+        rows = self._query("SELECT id, name FROM experiments WHERE id = (SELECT experiment FROM members WHERE run = ?)",
+                           run.id)  # fmt: skip
+        return ExperimentName(rows[0]["id"], rows[0]["name"]) if rows else None
 
 
 def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
@@ -529,14 +545,14 @@ def _key(identity: ClusterIdentity) -> tuple[str, str, str, str]:
     return identity.provider, identity.account, identity.location, identity.name
 
 
-def _insert_run(db: sqlite3.Connection, run: Run) -> None:
+def _insert_run(db: sqlite3.Connection, run: Run, state: RunState) -> None:
     if db.execute("SELECT 1 FROM experiments WHERE name = ?", (run.name,)).fetchone():
         raise _name_taken("experiment", run.name)
     try:
         db.execute(
             "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
             (
-                *(run.id, run.name, run.spec.cluster, run.created, RunState.CREATED, None),
+                *(run.id, run.name, run.spec.cluster, run.created, state, None),
                 *(_dump(run.spec.to_dict()), str(run.folder)),
             ),
         )

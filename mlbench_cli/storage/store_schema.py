@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -70,6 +71,15 @@ def _index_runs_by_task(db: sqlite3.Connection) -> None:
     db.execute(f"CREATE INDEX runs_by_task ON runs ({TASK_OF_SPEC})")
 
 
+def _tell_queued_runs(db: sqlite3.Connection) -> None:
+    """Runs that wait in a queue had a note in their folder; a row without one may be known to its engine."""
+    for run_id, folder in db.execute("SELECT id, folder FROM runs WHERE state = 'created'").fetchall():
+        note = Path(folder, ".state", "queued.json")
+        state = "queued" if note.is_file() else "submitted"
+        db.execute("UPDATE runs SET state = ? WHERE id = ?", (state, run_id))
+        note.unlink(missing_ok=True)
+
+
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
     """Account and location of a cluster from the details of its record."""
     if provider == "eks":
@@ -85,5 +95,6 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     *(_create_tables, _add_experiments, _identify_clusters),
     _index_runs_by_time,
     _index_runs_by_task,
+    _tell_queued_runs,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -74,6 +74,7 @@ def survive(runs: Runs, folder: Path, event: str, number: int, elsewhere: bool) 
     found = discover_runs(cluster.access)
     if spec not in [item.spec for item in found if isinstance(item, FoundRun)]:
         engine.submit(run, engine.render(spec))  # nothing had been started
+    engine.resume(run)  # as every command does that follows a run
     word = until(engine, run, has_ended).ended
     engine.fetch(run)
     with cluster.access.client() as api:

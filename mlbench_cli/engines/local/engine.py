@@ -32,7 +32,6 @@ from mlbench_cli.engines.local.state import (
     Watch,
     abandon,
     is_abandoned,
-    is_queued,
     observation,
     read_state,
 )
@@ -215,7 +214,7 @@ class LocalEngine:
             signal_process(state, signal.SIGUSR1)
 
     def cancel(self, run: Run) -> None:
-        """Ask the agent to end the ranks; for a run that waits in a queue, take it out.
+        """Ask the agent to end the ranks; a run that has not started will not start.
 
         Processes of a lost agent are killed. Raises UsageError if the run is on another machine.
         """
@@ -232,7 +231,7 @@ class LocalEngine:
             _end_overdue(run, watch.state)
         elif watch.lost:
             kill_processes(f"{run.folder}/output")
-        elif watch.state is None and is_queued(run) and not self._abandon(run):
+        elif watch.state is None and run.folder.is_dir() and not self._abandon(run):
             self.cancel(run)  # it has started in the meantime
 
     def _abandon(self, run: Run) -> bool:
@@ -347,6 +346,7 @@ def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
 @contextlib.contextmanager
 def _hold_submission(run: Run) -> Iterator[int]:
     """The lock of the run's submission, for the block; an agent that inherits the descriptor keeps it longer."""
+    (run.folder / ".state").mkdir(exist_ok=True)
     lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

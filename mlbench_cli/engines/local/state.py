@@ -12,7 +12,6 @@ from typing import Any
 from mlbench_cli.agent.processes import boot_id, is_alive, process_note
 from mlbench_cli.engines.local import diagnosis
 from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Run, WorkerState
-from mlbench_cli.storage.queue_folder import QueueState, queued_observation, read_queued
 from mlbench_cli.util.files import is_lock_held, write_atomically
 
 STARTING = 60.0  # seconds until a recorded run must have an agent
@@ -113,9 +112,8 @@ def starting(run: Run) -> bool:
     """Whether a run without a state may still get one."""
     if is_abandoned(run):
         return False
-    if (note := read_queued(run.folder)) is not None:
-        return note.queue.find_state() is not QueueState.ENDED or _is_submitting(run)
-    return time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING or _waits_for_machine(run)
+    is_new = time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
+    return is_new or _is_submitting(run) or _waits_for_machine(run)
 
 
 def enqueue(run: Run, pid: int) -> None:
@@ -141,9 +139,9 @@ def _is_submitting(run: Run) -> bool:
         return False
 
 
-def is_queued(run: Run) -> bool:
-    """Whether the run waits: for the queue of its experiment, now or when somebody resumes it, or for the machine."""
-    return read_queued(run.folder) is not None or _waits_for_machine(run)
+def has_begun(run: Run) -> bool:
+    """Whether the run has an agent or is about to, or was taken out of its queue."""
+    return is_abandoned(run) or _is_submitting(run) or read_state(run.folder) is not None
 
 
 def abandon(run: Run) -> None:
@@ -158,15 +156,11 @@ def is_abandoned(run: Run) -> bool:
 
 def observation(run: Run, watch: Watch) -> Observation:
     """Translate the agent's state, or the place in a queue before there is one, into an observation."""
-    if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
-        watch.look()  # the agent may have written it just before it let go of the lock
     if watch.state is None:
         reason = "waiting for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
         if is_abandoned(run):
             return Observation(time.time(), workers, (), Ending.CANCELLED)
-        if (note := read_queued(run.folder)) is not None:
-            return Observation(time.time(), workers) if _is_submitting(run) else queued_observation(run, note)
         if starting(run):
             return Observation(time.time(), workers)
         state: dict[str, Any] = {"name": run.name, "ended": "never_started"}

@@ -18,10 +18,11 @@ from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
 from mlbench_cli.errors import DeadlineError, MlbenchError
-from mlbench_cli.model.run import Ending, Phase, Run
+from mlbench_cli.model.run import Ending, Experiment, Member, Phase, Run, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import supervise
-from mlbench_cli.storage.queue_folder import QueueFolder, clear_queued, write_queued
+from mlbench_cli.storage.queue_folder import QueueFolder
+from mlbench_cli.storage.store import Store
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import Lab
 
@@ -118,16 +119,17 @@ def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, m
         monkeypatch.setenv(name, value)
     lab = EngineLab("hosts", tmp_path)
     run = lab.record(["sleep", "3"])
+    lab.store.record_experiment(Experiment("x", "x", run.created, {}, (Member(0, run.id, "", {}),)), [])
+    lab.store.update_run(run, RunState.QUEUED)
     queue = QueueFolder.of(lab.store.folder, "x")
     lock = queue.acquire()
     assert lock is not None
     queue.write_holder(os.getpid(), is_detached=False)
-    write_queued(run.folder, "x", "x")
 
     def start_late() -> None:
         time.sleep(3)
         lab.engine.submit(run, lab.engine.render(run.spec))
-        clear_queued(run.folder)
+        Store(tmp_path).update_run(run, RunState.RUNNING)
 
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(start_late)

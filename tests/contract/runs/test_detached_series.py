@@ -11,7 +11,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.storage.queue_folder import QueueFolder, write_queued
+from mlbench_cli.storage.queue_folder import QueueFolder
 from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import Lab, until
 
@@ -62,7 +62,7 @@ def start(capsys: Captured) -> None:
 def test_they_run_one_after_the_other(capsys: Captured) -> None:
     start(capsys)
     waiting = status(capsys, "x-2")
-    assert waiting["state"] == "created"
+    assert waiting["state"] == "queued"
     assert {rank["reason"] for rank in waiting["ranks"]} == {"waiting for the runs before it"}
     for size in (1, 2):
         assert list_begun() == [f"{number} begins" for number in range(1, size + 1)]
@@ -147,7 +147,6 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
     home.mkdir()
     lab = Lab(home)
     waiting = lab.record(["true"])
-    write_queued(waiting.folder, "none", "x")
     lab.engine.cancel(waiting)
     with pytest.raises(UsageError, match="was canceled before it started"):
         lab.engine.submit(waiting, lab.engine.render(waiting.spec))

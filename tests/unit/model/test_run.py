@@ -36,7 +36,7 @@ def test_what_follows_from_an_outcome(outcome: Outcome, is_success: bool, is_res
 
 # --- experiments ------------------------------------------------------------------------------------------------------
 
-NEW, RUNNING = (RunState.CREATED, None), (RunState.RUNNING, None)
+NEW, RUNNING = (RunState.QUEUED, None), (RunState.RUNNING, None)
 DONE, FAILED, LOST = ((RunState.FINISHED, word) for word in (Outcome.COMPLETED, Outcome.FAILED, Outcome.LOST))
 
 

@@ -171,7 +171,7 @@ def test_a_recorded_request_gives_the_same_runs_again() -> None:
 
 # --- state -----------------------------------------------------------------------------------------------------------
 
-CREATED, RUNNING = (RunState.CREATED, None), (RunState.RUNNING, None)
+CREATED, RUNNING = (RunState.QUEUED, None), (RunState.RUNNING, None)
 DONE, FAILED, CANCELLED = (
     (RunState.FINISHED, outcome) for outcome in (Outcome.GOAL_MISSED, Outcome.FAILED, Outcome.CANCELLED)
 )

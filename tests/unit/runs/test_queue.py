@@ -15,7 +15,7 @@ from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, read_queued, write_queued
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from tests.fakes.engine import FakeEngine
@@ -46,7 +46,7 @@ def test_a_run_that_waits_is_not_asked_of_its_cluster(store: Store) -> None:
     engine = FakeEngine()
     with queue.hold(experiment, store):
         (status,) = read_states(store.runs(), lambda _: engine)
-        assert (status.state, status.problem) == ("created", None)
+        assert (status.state, status.problem) == ("queued", None)
     (status,) = read_states(store.runs(), lambda _: engine)
     assert "its runs have ended" in str(status.problem)
     with pytest.raises(NeverStartedError, match="has not been started") as caught:
@@ -107,15 +107,15 @@ def test_as_many_runs_at_a_time_as_were_asked_for(store: Store, monkeypatch: pyt
     monkeypatch.setattr(queue, "connect_engine", connect_engine)
     assert queue._work(experiment, [run.id for run in runs], store.folder) == []
     assert {row.state for row in store.runs()} == {RunState.FINISHED}
-    assert [read_queued(run.folder) for run in runs] == [None] * 3
+    assert all(row.queue is None for row in store.runs())
 
 
 def test_a_run_that_was_deleted_meanwhile_is_not_started(store: Store) -> None:
-    experiment, (run,) = experiment_of(store, 1)
+    _, (run,) = experiment_of(store, 1)
     engine = FakeEngine()
     delete_run(run, store)
     with pytest.raises(NotFoundError, match="was deleted before it was started"):
-        queue.start_member(experiment, run, engine, store)
+        queue.start_member(run, engine, store)
     assert engine.calls == []
     assert not run.folder.exists()
 
@@ -123,7 +123,7 @@ def test_a_run_that_was_deleted_meanwhile_is_not_started(store: Store) -> None:
 def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cluster(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment, (run,) = experiment_of(store, 1)
+    _, (run,) = experiment_of(store, 1)
     engine, waits = FakeEngine(), threading.Event()
     monkeypatch.setattr("mlbench_cli.runs.removal.connect_engine", lambda cluster: engine)
     with RunFolder(run.folder).lock():  # as the queue does that hands the run over
@@ -135,7 +135,7 @@ def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cl
         thread = threading.Thread(target=delete)
         thread.start()
         assert waits.wait(30)
-        write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
+        store.update_run(run, RunState.SUBMITTED)
     thread.join(30)
     assert "delete" in str(engine.calls)
 

@@ -15,7 +15,6 @@ from mlbench_cli.model.run import Experiment, Member, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.recording import record
-from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.storage.store import Store
 
 CREATED = "2026-01-01T00:00:00.000Z"
@@ -47,9 +46,8 @@ def test_an_experiment_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
     assert store.find_experiment("other") is None
     for run in runs:
         assert (run.folder / "run.json").is_file()
-        assert (note := read_queued(run.folder)) is not None
-        assert note.experiment == "demo"
-        assert note.queue.path.resolve() == tmp_path / "experiments" / "iddemo"
+        assert (row := store.find_run(run.id)) is not None
+        assert (row.state, row.queue) == ("queued", ("iddemo", "demo"))
     store.forget_run(runs[0])
     found = store.find_experiment("demo")
     assert found is not None
@@ -96,7 +94,7 @@ def test_a_kill_at_any_moment_leaves_all_or_nothing(tmp_path: Path, stride: int)
             assert [member.run_id for member in found.members] == ["demo1", "demo2"]
             for row in store.runs():
                 assert (row.run.folder / "run.json").is_file()
-                assert read_queued(row.run.folder) is not None
+                assert row.queue is not None
         # The next recording removes what the killed client has left without telling anybody.
         other = [run_of(home, 1, "next")]
         record(experiment_of(other, "next"), other, store)

@@ -25,8 +25,8 @@ def a_row(state: RunState, outcome: Outcome | None = None) -> RunRow:
     [
         (Filter(), a_row(RunState.RUNNING), True),
         (Filter(("running",)), a_row(RunState.RUNNING), True),
-        (Filter(("running",)), a_row(RunState.CREATED), False),
-        (Filter(("pending",)), a_row(RunState.CREATED), True),
+        (Filter(("running",)), a_row(RunState.QUEUED), False),
+        (Filter(("pending",)), a_row(RunState.QUEUED), True),
         (Filter(("failed", "lost")), a_row(RunState.FINISHED, Outcome.LOST), True),
         (Filter(("failed",)), a_row(RunState.FINISHED, Outcome.LOST), False),
         (Filter(("finished",)), a_row(RunState.FINISHED, Outcome.LOST), True),

@@ -58,7 +58,7 @@ def test_runs(store: Store) -> None:
     rows = store.runs()
     assert [(row.run.name, row.state, row.outcome) for row in rows] == [
         ("a-1", "finished", "failed"),
-        ("b-1", "created", None),
+        ("b-1", "submitted", None),
     ]
     assert store.run("a-1").run == first
     assert first.folder == store.folder / "runs" / first.id
@@ -350,7 +350,7 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
     db.close()
     for _ in range(2):
         store = Store(tmp_path)
-        assert store.run("a-1").run.id == "id"
+        assert (store.run("a-1").run.id, store.run("a-1").state) == ("id", "submitted")
         assert store.experiments() == []
         assert store.find_experiment_of(store.run("a-1").run) is None
         store.close()

@@ -37,7 +37,7 @@ def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
         pytest.skip("a PID namespace cannot be made here: it needs root")
     run = lab.start(SLEEP)
     shown = json.loads(elsewhere(lab, "status", run.name, "-o", "json").stdout)
-    assert (shown["state"], shown["outcome"], shown["ended"]) == ("created", None, None)
+    assert (shown["state"], shown["outcome"], shown["ended"]) == ("submitted", None, None)
     assert [rank["phase"] for rank in shown["ranks"]] == ["running"]
     assert not (run.folder / "observation.json").exists()
     finished = supervise.cancel(run, lab.engine, lab.store)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,9 +151,11 @@ def test_an_ordinary_user_can_make_it_too(public_folder: Path) -> None:
         "os.waitpid(child, 0); print(json.dumps(made.setup)); made.close()\n"
     )
     words = [interpreter, "-c", code, str(public_folder), SLOW]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=240, cwd=public_folder, user=65534, group=65534, extra_groups=[]
-    )
+    person: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
+    for _ in range(5):  # tests beside this one may take the switch's CPU
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=public_folder, **person)
+        if done.returncode == 0:
+            break
     if done.stderr.startswith("cannot: "):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr

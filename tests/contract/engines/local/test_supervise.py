@@ -99,9 +99,9 @@ def test_what_a_task_says_never_outweighs_an_exit_code(lab: Lab, argv: tuple[str
     assert_sound(run)
 
 
-def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: Lab) -> None:
+def test_the_state_in_the_store_goes_from_submitted_to_running_to_finished(lab: Lab) -> None:
     run = lab.record(SLEEP)
-    assert lab.store.run(run.name).state == "created"
+    assert lab.store.run(run.name).state == "submitted"
     lab.engine.submit(run, lab.engine.render(run.spec))
     with pytest.raises(DeadlineError, match=r"1 running.*It continues") as caught:
         follow(lab, run, timeout=0.05)
