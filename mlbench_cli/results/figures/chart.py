@@ -225,7 +225,7 @@ def _decades(low: float, high: float) -> list[float]:
 def format_tick(value: float, unit: str = "") -> str:
     """ "0.25", "1,200", "25k", "2.5M"; "50 ms", "4 KiB"."""
     size = abs(value)
-    if unit == SECONDS and 0 < size < 0.1:
+    if unit == SECONDS and 0 < size < 1:
         scale, name = (1e-3, "ms") if size >= 1e-3 else (1e-6, "µs")
         return f"{value / scale:.4g}\u00a0{name}"
     if unit in ("B", "B/s"):

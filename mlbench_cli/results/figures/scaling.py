@@ -9,7 +9,7 @@ from mlbench_cli.results.analysis.numbers import SECONDS, format_share, unit_of
 from mlbench_cli.results.analysis.series import Group, Point
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.figures.chart import COLORS, PHASES, PUBLISHED, Axis, Chart, Kind, Row, guide
-from mlbench_cli.results.figures.published import PublishedValue, published_phases, published_values
+from mlbench_cli.results.figures.published import PublishedValue, published_phases
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
 _WORKERS = Axis("workers", is_log=True, at_values=True)
@@ -174,8 +174,3 @@ def _waiting(point: Point) -> str:
     """ "waits 38 %": share of the time spent waiting for messages; empty if none."""
     share = point.parts.get("communication", 0.0) / (sum(point.parts.values()) or 1.0)
     return ", ".join(filter(None, (f"waits {format_share(share)}" if share >= 0.005 else "", note_of(point))))
-
-
-def published_of(job: Job) -> list[PublishedValue]:
-    """The published values of a job's task."""
-    return published_values(job.task)
