@@ -23,10 +23,10 @@ from providers.base import (
     expiry_of,
 )
 from providers.doctor import Check, Checklist, load_policy, policy_file
-from providers.eks.api import MORE_QUOTA, Aws, account_of, aws_in, region_of, tags_of
+from providers.eks.api import MORE_QUOTA, Aws, account_of, aws_in, find_raw_cluster, region_of, tags_of
 from providers.eks.options import GPU_MACHINES
 from providers.eks.quota import QUOTAS
-from providers.eks.resources import find_raw_cluster, find_raw_group, worker_group
+from providers.eks.resources import find_raw_group, worker_group
 from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_PARALLEL_REGIONS = 8

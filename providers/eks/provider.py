@@ -25,7 +25,7 @@ from providers.base import (
 )
 from providers.doctor import Check
 from providers.eks import discover
-from providers.eks.api import REGION_VARIABLES, account_of, aws_in, region_of
+from providers.eks.api import REGION_VARIABLES, access_to, account_of, aws_in, region_of
 from providers.eks.discover import check_account, discover_clusters
 from providers.eks.options import (
     AL2023,
@@ -73,7 +73,6 @@ from providers.eks.resources import (
     NodeGroupSize,
     PlacementGroup,
     Stack,
-    access_to,
     fetch_login,
     gpu_device,
     network_card_device,

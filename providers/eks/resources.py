@@ -22,24 +22,32 @@ from mlbench_cli.errors import (
     UsageError,
 )
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.credentials import Token
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     CLUSTER_TAG,
     BusyError,
-    Cause,
     Part,
     Readiness,
     Resource,
     ResourceStatus,
     TransientError,
-    error_from_causes,
     ownership_tags,
     reason_to_keep_images,
 )
 from providers.cluster_end import EndMark
-from providers.eks.api import Aws, error_from_code, session, tag_list, tags_of
+from providers.eks.api import (
+    Aws,
+    access_to,
+    error_from_cause,
+    error_from_code,
+    error_from_issues,
+    error_from_message,
+    find_raw_cluster,
+    session,
+    tag_list,
+    tags_of,
+)
 from providers.eks.options import AL2023, BOTTLEROCKET, EFA, GPU, Group, Machine
 from providers.eks.quota import find_reservation, find_subnets, version_for, zones_for, zones_with
 from providers.kubernetes_calls import ClusterObjects, Document, count_allocatable, list_workers
@@ -456,8 +464,6 @@ def _within(vpcs: Sequence[str]) -> list[Item]:
 
 # --- the control plane, add-ons and administrators --------------------------------------------------------------------
 
-# The server accepts a token for 15 minutes; Token renews after three quarters of this time.
-TOKEN_SECONDS = 13 * 60
 ADMIN_POLICY = "arn:{}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"  # of the partition
 # Without this agent, a run's NetworkPolicy would not be enforced.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
@@ -741,159 +747,6 @@ class Admin(Part):
         self.aws.call(
             "eks", "associate_access_policy", **self._named, policyArn=admin_policy(self.aws.region), accessScope=scope
         )
-
-
-# --- access ------------------------------------------------------------------------------------------------
-
-
-def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
-    """Describe the EKS cluster of that name in AWS' own fields; None if it does not exist."""
-    cluster: dict[str, Any] | None = aws.find("eks", "describe_cluster", "cluster", name=name)
-    return cluster
-
-
-def access_to(aws: Aws, name: str) -> Access:
-    """Access to the cluster's API: endpoint and CA from EKS, tokens signed in this process."""
-    found = find_raw_cluster(aws, name)
-    if found is None:
-        raise NotFoundError(
-            f'There is no EKS cluster "{name}" in {aws.region}.',
-            hint=f"mlbench delete-cluster eks {name}   removes any leftovers",
-        )
-    if found["status"] not in ("ACTIVE", "UPDATING"):
-        raise NotFoundError(
-            f'The EKS cluster "{name}" cannot be reached: it is {found["status"]}.',
-            hint=f"mlbench delete-cluster eks {name}, or repeat the create-cluster command",
-        )
-    ca = base64.b64decode(found["certificateAuthority"]["data"])
-    return Access(found["endpoint"], ca=ca, token=Token(lambda: (sign_token(aws, name), time.time() + TOKEN_SECONDS)))
-
-
-def sign_token(aws: Aws, name: str) -> str:
-    """A token for the Kubernetes API: a signed request to STS, which the API server sends to identify the caller.
-
-    Source: aws-iam-authenticator and `aws eks get-token`.
-    """
-    from botocore.signers import RequestSigner
-
-    client = aws.client("sts")
-    credentials = session().get_credentials()
-    if credentials is None:
-        raise CredentialError("There are no AWS credentials on this machine.", hint="aws configure or aws sso login")
-    service = client.meta.service_model.service_id
-    signer = RequestSigner(service, aws.region, "sts", "v4", credentials, session().events)
-    request = {
-        "method": "GET",
-        "url": f"{client.meta.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15",
-        "body": {},
-        "headers": {"x-k8s-aws-id": name},
-        "context": {},
-    }
-    url = signer.generate_presigned_url(request, region_name=aws.region, expires_in=60, operation_name="")
-    return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
-
-
-def error_from_issues(described: dict[str, Any], what: str, region: str = "REGION") -> MlbenchError:
-    """The error for a resource that EKS reports as unhealthy, from its first issue."""
-    issues = (described.get("health") or {}).get("issues") or [{}]
-    said = str(issues[0].get("message") or described["status"])
-    return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said, region)
-
-
-# Causes of machines that do not start or join, other than lack of capacity or quota: message in an activity of the auto
-# scaling group or in an EKS issue, error class, and next step. {region} is replaced. Sources: EC2 Auto Scaling's user
-# guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
-LAUNCH_CAUSES: tuple[Cause, ...] = (
-    (
-        re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
-        CredentialError,
-        "The account has no role for spot machines, and you are not allowed to create it: aws iam "
-        "create-service-linked-role "
-        "--aws-service-name spot.amazonaws.com",
-    ),
-    (
-        re.compile(r"InvalidKMSKey|KMSKey|Client\.InternalError|Client error on launch"),
-        CredentialError,
-        "EC2 cannot use the KMS key that the account encrypts disks with: let AWSServiceRoleForAutoScaling use it in "
-        "the key's policy; aws ec2 get-ebs-default-kms-key-id --region {region}   shows the key",
-    ),
-    (
-        re.compile(r"InsufficientFreeAddresses|not enough free addresses|insufficient free addresses"),
-        CapacityError,
-        "The subnet has no free addresses: use fewer workers, or another --zone. aws ec2 describe-subnets --region "
-        "{region}   shows how many are free",
-    ),
-    (
-        re.compile(r"SpotMaxPriceTooLow|Spot request price"),
-        CapacityError,
-        "The spot price is above the bid: remove --spot, or use another --zone or --machine-type.",
-    ),
-    (
-        re.compile(r"PendingVerification"),
-        CredentialError,
-        "AWS is verifying the account for this region, which takes up to four hours: repeat the command later.",
-    ),
-    (
-        re.compile(r"\bBlocked\b|currently blocked|maximum Fleet Requests"),
-        CredentialError,
-        "AWS does not let the account start machines until it has verified it; its owner can request that at "
-        "https://support.console.aws.amazon.com, service Account, category Account Verification.",
-    ),
-    (
-        re.compile(r"not eligible for Free Tier"),
-        UsageError,
-        "The account has AWS's free plan, which has no GPUs and few machine types: its owner can upgrade it under "
-        "Billing; or use a --machine-type that aws ec2 describe-instance-types --region {region} --filters "
-        "Name=free-tier-eligible,Values=true   lists.",
-    ),
-    (
-        re.compile(r"OptInRequired"),
-        CredentialError,
-        "The account is not subscribed to the service, or the region is not enabled: aws account enable-region "
-        "--region-name {region}; or use another --region",
-    ),
-    (
-        re.compile(r"failed to join|NodeCreationFailure|Unhealthy nodes"),
-        NeverStartedError,
-        "Machines must reach the cluster's API, EC2 and ECR: check that VPC Block Public Access is off (aws ec2 "
-        "describe-vpc-block-public-access-options --region {region}), and organization policies on public addresses.",
-    ),
-    (re.compile(r"\bUnsupported\b"), UsageError, "Choose another --zone or --machine-type."),
-)
-
-
-def error_from_cause(message: str, said: str, region: str) -> MlbenchError | None:
-    """The error for a launch with a known cause of failure; None for other messages."""
-    return error_from_causes(LAUNCH_CAUSES, message, said, region=region)
-
-
-def error_from_message(code: str, message: str, said: str, region: str = "REGION") -> MlbenchError:
-    """The error for an EKS message that quotes EC2 or IAM: classified by its text, then by the quoted code."""
-    if known := error_from_cause(message, f"{code}: {said}", region):
-        return known
-    quoted = re.search(r"\b([A-Z]\w+(?:\.\w+)*) - ", said)
-    if quoted:
-        error = error_from_code(quoted[1], message, said)
-        if type(error) is not MlbenchError and not isinstance(error, TransientError):
-            return error
-    inner = (
-        (
-            "InsufficientInstanceCapacity",
-            (
-                *("InsufficientInstanceCapacity", "UnfulfillableCapacity", "no Spot capacity"),
-                *("do not have sufficient", "capacity-not-available", "ReservationCapacityExceeded"),
-            ),
-        ),
-        (
-            "VcpuLimitExceeded",
-            ("VcpuLimitExceeded", "vCPU limit", "MaxSpotInstanceCountExceeded", "InstanceLimitExceeded"),
-        ),
-        ("UnauthorizedOperation", ("UnauthorizedOperation", "not authorized")),
-    )
-    for meant, phrases in inner:
-        if code == meant or any(phrase in said for phrase in phrases):
-            return error_from_code(meant, message, said)
-    return error_from_code(code, f"{message} ({code})", said)
 
 
 def _issues(described: dict[str, Any]) -> str | None:

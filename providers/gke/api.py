@@ -4,6 +4,7 @@ Environment variables for tests and proxies: MLBENCH_GKE_ENDPOINT ("HOST:PORT", 
 MLBENCH_COMPUTE_ENDPOINT (a URL).
 """
 
+import base64
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, BusyError, Cause, TransientError, call_timeout, error_from_causes
@@ -467,3 +469,19 @@ class Project:
         what = f"tell or change who may do what in the project {self.name}"
         conflict = f"The policy of {self.name} was changed by someone else; reading it again."
         return ask_rest("Google's resource manager", method, url, what, self.name, body, conflict)
+
+
+# --- access to a cluster's Kubernetes API -----------------------------------------------------------------------------
+
+
+def access_to(found: Any) -> Access:
+    """Access to a cluster's Kubernetes API: by DNS name if enabled, else by IP address."""
+    dns = found.control_plane_endpoints_config.dns_endpoint_config
+    signed = token()
+    if dns.endpoint and dns.allow_external_traffic:
+        return Access(f"https://{dns.endpoint}", token=signed)
+    if not found.endpoint:
+        raise UsageError(f'The GKE cluster "{found.name}" has no address yet: it is {found.status.name}.')
+    return Access(
+        f"https://{found.endpoint}", ca=base64.b64decode(found.master_auth.cluster_ca_certificate), token=signed
+    )

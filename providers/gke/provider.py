@@ -59,7 +59,6 @@ from providers.gke.resources import (
     NetworkObjects,
     PoolSize,
     WorkerPool,
-    access_to,
     is_queued,
     list_networks,
     registry_of,
@@ -225,7 +224,7 @@ class GkeProvider(Provider):
             found = gke.call("get_cluster", name=gke.cluster(cluster.name))
         except NotFoundError as error:
             raise NotFoundError(error.message, hint=f"mlbench delete-cluster gke {cluster.name}") from None
-        return access_to(found)
+        return api.access_to(found)
 
     def list_orphans(self, cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
         """Load balancers and disks that the cluster's workloads have left."""

@@ -173,7 +173,7 @@ class ControlPlane(GkeResource):
     def access(self) -> Access:
         """Connect to the cluster's API with Google's credentials. Raises NotFoundError if the cluster does not
         exist."""
-        return access_to(self.require_raw())
+        return api.access_to(self.require_raw())
 
     def zones(self, machine: Machine) -> list[str]:
         """The workers' zones: as requested, else the cluster's zone, or in a region the first zone with the machine
@@ -407,21 +407,6 @@ def is_queued(options: GkeOptions, workers: int) -> bool:
     Not with compact placement, which queued provisioning does not support.
     """
     return options.flex_start and workers > 1 and not options.compact_placement
-
-
-def access_to(found: Any) -> Access:
-    """Access to a cluster's Kubernetes API: by DNS name if enabled, else by IP address."""
-    import base64
-
-    dns = found.control_plane_endpoints_config.dns_endpoint_config
-    token = api.token()
-    if dns.endpoint and dns.allow_external_traffic:
-        return Access(f"https://{dns.endpoint}", token=token)
-    if not found.endpoint:
-        raise UsageError(f'The GKE cluster "{found.name}" has no address yet: it is {found.status.name}.')
-    return Access(
-        f"https://{found.endpoint}", ca=base64.b64decode(found.master_auth.cluster_ca_certificate), token=token
-    )
 
 
 def _ranges(options: GkeOptions) -> Message:

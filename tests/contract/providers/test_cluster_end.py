@@ -116,6 +116,7 @@ def test_a_cloud_of_known_clusters_is_searched_or_named(
     result = command("gc", "--yes")
     assert result.code in (2, 8)
     assert "gke" in result.err
+    assert "rel-1" in command("list-clusters").out  # nobody knows whether it is gone
 
 
 def test_every_project_that_the_store_knows_is_searched(command: Command, gke_world: World, no_aws: None) -> None:

@@ -13,10 +13,10 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers import registry
 from providers.base import TransientError
-from providers.eks.api import error_from_code, map_cloud_errors
+from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
 from providers.eks.provider import EksProvider
-from providers.eks.resources import LaunchTemplate, error_from_message
+from providers.eks.resources import LaunchTemplate
 from providers.pins import require_pin
 
 ROOT = Path(__file__).parents[3]
@@ -335,8 +335,7 @@ def test_bottlerocket_brings_its_own_plugin() -> None:
 
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    from providers.eks.api import Aws, session
-    from providers.eks.resources import sign_token
+    from providers.eks.api import Aws, session, sign_token
     from tests.fakes.aws_kube import refusal_of
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

@@ -65,7 +65,7 @@ def test_vcpus_are_read_from_the_name() -> None:
 
 def test_the_open_dns_name_goes_before_the_address() -> None:
     container = needs("google.cloud.container_v1")
-    from providers.gke.resources import access_to
+    from providers.gke.api import access_to
 
     found = container.Cluster({"name": "rel", "endpoint": "192.0.2.1", "status": "RUNNING"})
     found.master_auth = container.MasterAuth({"cluster_ca_certificate": base64.b64encode(b"PEM").decode()})
