@@ -13,6 +13,11 @@ TIMEOUT = 4 * 3600.0  # seconds; a hang must not last a day
 _OPERATORS = "&|;<>()`\n"
 _VARIABLE = re.compile(r"\$([A-Za-z_{(]|\d)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+# Words that only a shell knows, if a command begins with them.
+_BUILTINS = (
+    *("!", ".", ":", "alias", "case", "cd", "eval", "exec", "export", "for", "function", "if", "let", "module", "set"),
+    *("shopt", "source", "trap", "ulimit", "umask", "unset", "until", "while", "{"),
+)
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 _PYTHONS = re.compile(r"python([23](\.\d+)?)?")
 
@@ -36,6 +41,8 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
     """What of a command only a shell understands, quoted; None if there is nothing."""
     if _ASSIGNMENT.match(command.lstrip()):
         return f'the assignment "{shorten(command.split()[0])}"'
+    if command.split(maxsplit=1)[:1] and (first := command.split()[0]) in _BUILTINS:
+        return f'the shell\'s own "{first}"'
     quote, position, starts_word = "", 0, True
     while position < len(command):
         char = command[position]
@@ -54,7 +61,7 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
         elif char in _OPERATORS:
             run = command[position : position + 2]
             return f'"{run if run in ("&&", "||", ">>", "<<") else char.replace(chr(10), "a line break")}"'
-        elif char == "*" or (char == "~" and starts_word):
+        elif char == "*" or (char in "~#" and starts_word):
             return f'"{command[position:].split()[0]}"'
         starts_word = char.isspace()
         position += 1
