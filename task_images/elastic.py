@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from task_images.contract import Contract
+from task_images.errors import TaskUsageError
 
 
 @contextmanager
@@ -140,3 +141,14 @@ class ElasticCheckpoints:
 
 def _seconds(text: str) -> float:
     return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
+
+
+def refuse_other_run(path: Path, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises TaskUsageError unless entries of a checkpoint equal the `expected` ones: it cannot be resumed with another
+    model size, vocabulary, seed or global batch."""
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise TaskUsageError(
+                f"{path} was made with {name} = {state.get(name)!r}, this run has {value!r}",
+                "Resume with the parameters of the run that made it.",
+            )

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from task_images.array_checkpoint import load_arrays, save_arrays
 from task_images.cifar10_resnet20.data import DEVIATION, MEAN, SIDE
 from task_images.cifar10_resnet20_tensorflow import Settings
+from task_images.cifar10_resnet20_tensorflow.checkpoint import load_arrays, save_arrays
 from task_images.cifar10_resnet20_tensorflow.data import Batch, Images
 from task_images.cifar10_resnet20_tensorflow.model import ResNet
 from task_images.cifar10_resnet20_tensorflow.world import World, pack, unpack

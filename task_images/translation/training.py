@@ -1,9 +1,14 @@
-"""Translation with the common training loop: passes of sentence pairs, and beam search with corpus BLEU."""
+"""Translation with the common training loop: passes of sentence pairs, and beam search with corpus BLEU.
+
+A task defines its corpus (`Source`) and its `Translation`; `train` is the way from the contract to the result.
+"""
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from task_images.arrays import Indices
+from task_images.cache import DataIdentity, made_up
+from task_images.contract import Contract
 from task_images.data import pin
+from task_images.errors import EnvironmentUnfitError
 from task_images.goals import GoalWatch
 from task_images.loop import Plan, Unit, Update, Values
 from task_images.methods.allreduce import Bsp
@@ -22,12 +30,57 @@ from task_images.parameters import TranslationSettings
 from task_images.precision import LossScale, Precision
 from task_images.report import Reporter
 from task_images.schedules import PerUpdate
+from task_images.seeds import seed_all
 from task_images.train import PassLoss, Trainer, count_parameters
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.bleu import corpus_bleu
 from task_images.translation.pairs import Pairs
-from task_images.world import World
+from task_images.world import World, training_session
+
+C = TypeVar("C")
+S = TypeVar("S", bound=TranslationSettings)
+
+
+@dataclass(frozen=True)
+class Source(Generic[C]):
+    """The source of a corpus.
+
+    name          name of the data set, e.g. WMT16
+    write_sample  (folder, seed) -> folder: writes generated sentences, and returns the folder to read
+    read          (folder of the files, folder of cache entries) -> corpus
+    identify      corpus -> identity for the result
+    """
+
+    name: str
+    write_sample: Callable[[Path, int], Path]
+    read: Callable[[Path, Path], C]
+    identify: Callable[[C], DataIdentity]
+
+    def load(self, generate: bool, contract: Contract) -> C:
+        """The corpus. Raises EnvironmentUnfitError if its files are missing or damaged."""
+        if generate:
+            with tempfile.TemporaryDirectory() as own:
+                return self.read(self.write_sample(Path(own), contract.seed), Path(own))
+        if contract.data_dir is None:
+            raise EnvironmentUnfitError(
+                f"no folder with {self.name} was given",
+                "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
+            )
+        return self.read(Path(contract.data_dir), Path(contract.data_dir))
+
+
+def train(
+    contract: Contract, settings: S, source: Source[C], make_task: Callable[[S, World, C], "Translation"]
+) -> None:
+    """Train to the goal and report the result. `data` is "sample" for generated sentences. Raises TaskUsageError."""
+    generate = settings.data == "sample"
+    kind = "made-up" if generate else source.name
+    with training_session(contract, f"{kind} English-German", generate) as (world, report):
+        corpus = source.load(generate, contract)
+        report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
+        seed_all(contract.seed)
+        make_task(settings, world, corpus).run(report)
 
 
 class TranslationModel(nn.Module):
@@ -54,9 +107,27 @@ class TranslationModel(nn.Module):
         raise NotImplementedError
 
 
+class Batch(NamedTuple):
+    """One pass: source [B, S], its lengths [B] on the CPU, and target [B, T] including its start mark; the words to
+    predict [W], row by row, without padding, and the index of each in [B T], precomputed to avoid a device
+    synchronization."""
+
+    source: Tensor
+    lengths: Tensor
+    target: Tensor
+    expected: Tensor
+    places: Tensor
+
+    @property
+    def words(self) -> int:
+        """Number of words to predict."""
+        return len(self.expected)
+
+
 @dataclass
-class TranslationTask:
-    """The task-specific part of a translation training.
+class Translation:
+    """A translation training of one rank, as the training loop sees it (`loop.Batches`, `train.Work` and the
+    validator): cross-entropy with label smoothing, summed over words; validation translates the test set.
 
     learning_rate   learning rate of the n-th update that was not skipped, from 0
     divide_by       divisor of the summed gradient: tokens or sentences of all ranks, or own_sentences, those of one
@@ -67,6 +138,7 @@ class TranslationTask:
     legacy_bleu     the original's score of translations, in the order of the test pairs
     """
 
+    world: World
     name: str
     settings: TranslationSettings
     model: TranslationModel
@@ -86,104 +158,69 @@ class TranslationTask:
     clip: float | None
     loss_scale: LossScale
     identity: Mapping[str, object]
+    precision: Precision = field(init=False)
+    latest: dict[str, object] = field(default_factory=dict, init=False)  # about the last translations, for the result
 
+    def __post_init__(self) -> None:
+        self.precision = Precision(self.settings.precision, self.world.device, self.loss_scale)
 
-class Batch(NamedTuple):
-    """One pass: source [B, S], its lengths [B] on the CPU, and target [B, T] including its start mark; the words to
-    predict [W], row by row, without padding, and the index of each in [B T], precomputed to avoid a device
-    synchronization."""
-
-    source: Tensor
-    lengths: Tensor
-    target: Tensor
-    expected: Tensor
-    places: Tensor
-
-    @property
-    def words(self) -> int:
-        """Number of words to predict."""
-        return len(self.expected)
-
-
-def make_plan(settings: TranslationSettings, updates: int) -> Plan:
-    """The training plan for epochs of `updates` updates."""
-    return Plan(
-        settings.epochs,
-        settings.budget_seconds,
-        validate_every=max(1, round(settings.validation_share * updates)),
-        loss_every=settings.report_every,
-        checkpoint_every=settings.checkpoint_every,
-        resume=settings.resume,
-        protocol=settings.protocol,
-    )
-
-
-def train_translation(world: World, report: Reporter, task: TranslationTask, goal: GoalWatch) -> None:
-    """Train to the goal and report the result."""
-    precision = Precision(task.settings.precision, world.device, task.loss_scale)
-    validator = TranslationValidator(world, task, precision)
-    # As in the reference implementations, fp16 gradients are sent in fp16; the loss scale keeps them in range.
-    wire = torch.float16 if precision.used == "fp16" else None
-    Trainer(
-        world,
-        report,
-        PairBatches(task),
-        PerUpdate(task.learning_rate),
-        make_plan(task.settings, task.batches.steps),
-        name=task.name,
-        validate=validator,
-        goal=goal,
-        details={
-            "parameters": count_parameters(task.model.parameters()),
-            "pairs": len(task.train),
-            "left_out": task.train.left_out,
-            "test_pairs": len(task.test),
-            "test_left_out": task.test.left_out,
-            "updates_per_epoch": task.batches.steps,
-            "padding_share": task.batches.padding(1),
-            "reference": task.reference,
-            "goal_bleu": task.settings.goal_bleu,
-            "wire": "fp32" if wire is None else "fp16",
-        },
-        closing=validator.facts,
-        identity={**task.identity, "global_batch": task.settings.global_batch, "seed": world.contract.seed},
-        work=TranslationWork(world, task),
-        model=task.model,
-        make_optimizer=task.make_optimizer,
-        method=prepare_method(world, lambda: Bsp(wire=wire)),
-        precision=precision,
-        arithmetic=task.settings,
-        unit=Unit("sentences"),
-        # The norm is measured even without a limit, because a non-finite gradient ends the training.
-        clip=math.inf if task.clip is None else task.clip,
-    ).run()
-
-
-@dataclass(frozen=True)
-class PairBatches:
-    """The task's batches as updates; passes are assembled on demand."""
-
-    task: TranslationTask
+    def run(self, report: Reporter) -> None:
+        """Train to the goal and report the result."""
+        p = self.settings
+        # As in the reference implementations, fp16 gradients are sent in fp16; the loss scale keeps them in range.
+        wire = torch.float16 if self.precision.used == "fp16" else None
+        Trainer(
+            self.world,
+            report,
+            self,
+            PerUpdate(self.learning_rate),
+            Plan(
+                p.epochs,
+                p.budget_seconds,
+                validate_every=max(1, round(p.validation_share * self.batches.steps)),
+                loss_every=p.report_every,
+                checkpoint_every=p.checkpoint_every,
+                resume=p.resume,
+                protocol=p.protocol,
+            ),
+            name=self.name,
+            validate=self.validate,
+            goal=GoalWatch("BLEU-Score", ">=", p.goal_full, p.goal_light, self.world.contract.goal),
+            details={
+                "parameters": count_parameters(self.model.parameters()),
+                "pairs": len(self.train),
+                "left_out": self.train.left_out,
+                "test_pairs": len(self.test),
+                "test_left_out": self.test.left_out,
+                "updates_per_epoch": self.batches.steps,
+                "padding_share": self.batches.padding(1),
+                "reference": self.reference,
+                "goal_bleu": p.goal_bleu,
+                "wire": "fp32" if wire is None else "fp16",
+            },
+            closing=lambda: self.latest,
+            identity={**self.identity, "global_batch": p.global_batch, "seed": self.world.contract.seed},
+            work=self,
+            model=self.model,
+            make_optimizer=self.make_optimizer,
+            method=prepare_method(self.world, lambda: Bsp(wire=wire)),
+            precision=self.precision,
+            arithmetic=p,
+            unit=Unit("sentences"),
+            # The norm is measured even without a limit, because a non-finite gradient ends the training.
+            clip=math.inf if self.clip is None else self.clip,
+        ).run()
 
     def count(self, epoch: int) -> int:
         """Number of updates in an epoch."""
-        return self.task.batches.steps
+        return self.batches.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
-        """The updates of an epoch, starting with number `begin`; the loss is divided as defined by the task."""
-        task = self.task
-        for update in task.batches.updates(epoch, begin):
-            passes = (collate(task.train, indices, task.padding, task.search.start) for indices in update.passes)
+        """The updates of an epoch, starting with number `begin`, their passes assembled on demand."""
+        for update in self.batches.updates(epoch, begin):
+            passes = (collate(self.train, indices, self.padding, self.search.start) for indices in update.passes)
             terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
-            yield Update(passes, len(update.passes), 1.0, terms[task.divide_by], update.sentences, update.first)
-
-
-@dataclass(frozen=True)
-class TranslationWork:
-    """Cross-entropy with label smoothing, summed over non-padding words."""
-
-    world: World
-    task: TranslationTask
+            yield Update(passes, len(update.passes), 1.0, terms[self.divide_by], update.sentences, update.first)
 
     def prepare(self, part: Batch) -> Batch:
         """The pass on the device."""
@@ -196,49 +233,35 @@ class TranslationWork:
 
     def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
         """The smoothed sum of losses over the words, with their number."""
-        value = sum_loss(self.task, outputs, data, self.task.settings.label_smoothing)
+        value = self._sum_loss(outputs, data, self.settings.label_smoothing)
         return PassLoss(value, value.detach() / max(1, data.words), data.words)
 
-
-@dataclass
-class TranslationValidator:
-    """Translates the test set, each rank a share, and scores all translations together on rank 0."""
-
-    world: World
-    task: TranslationTask
-    precision: Precision
-    latest: dict[str, object] = field(default_factory=dict)
-
-    def __call__(self, epoch: int) -> Values:
-        task = self.task
+    def validate(self, epoch: int) -> Values:
+        """Translate the test set, each rank a share, and score all translations together on rank 0."""
         # Sorting by length saves padding; taking every k-th sentence balances the shares.
-        own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
+        own = np.argsort(-self.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
         found: dict[int, list[int]] = {}
         mean = Mean("loss")
-        for start in range(0, len(own), task.settings.evaluation_batch):
-            indices = own[start : start + task.settings.evaluation_batch]
-            batch = move_batch(collate(task.test, indices, task.padding, task.search.start), self.world.device)
+        for start in range(0, len(own), self.settings.evaluation_batch):
+            indices = own[start : start + self.settings.evaluation_batch]
+            batch = move_batch(collate(self.test, indices, self.padding, self.search.start), self.world.device)
             with torch.inference_mode(), self.precision.autocast():
-                features = task.model(batch.source, batch.lengths, batch.target)
-                mean.add_mean(sum_loss(task, features, batch, 0.0) / batch.words, batch.words)
-                best = beam_search(task.model, batch.source, batch.lengths, task.limit(batch.lengths), task.search)
+                features = self.model(batch.source, batch.lengths, batch.target)
+                mean.add_mean(self._sum_loss(features, batch, 0.0) / batch.words, batch.words)
+                best = beam_search(self.model, batch.source, batch.lengths, self.limit(batch.lengths), self.search)
             found.update(zip(indices.tolist(), (hypothesis.words for hypothesis in best), strict=True))
         loss = collect(self.world, [mean])["loss"]
-        everything = gather_sentences(self.world, found, len(task.test))
-        scores = self._score(everything) if self.world.is_first else {}
+        everything = gather_sentences(self.world, found, len(self.test))
+        scores = self.score(everything) if self.world.is_first else {}
         names = ("BLEU-Score", "bleu_cased", "bleu_lowercased", "legacy_bleu")
         return {"loss": loss, **{name: self.world.agree(scores.get(name, 0.0)) for name in names}}
 
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the last translations for the result."""
-        return self.latest
-
-    def _score(self, found: list[list[int]]) -> Values:
-        task = self.task
-        texts = [task.text(words) for words in found]
-        scores = {kind: corpus_bleu(texts, task.references, kind == "lowercased") for kind in ("cased", "lowercased")}
-        gated = scores[task.settings.goal_bleu]
-        legacy = task.legacy_bleu(found)
+    def score(self, found: list[list[int]]) -> Values:
+        """The BLEU of the translations of all test pairs, in their order."""
+        texts = [self.text(words) for words in found]
+        scores = {kind: corpus_bleu(texts, self.references, kind == "lowercased") for kind in ("cased", "lowercased")}
+        gated = scores[self.settings.goal_bleu]
+        legacy = self.legacy_bleu(found)
         self.latest = {
             "bleu_signature": gated.signature,
             "bleu_cased": scores["cased"].score,
@@ -246,17 +269,16 @@ class TranslationValidator:
             "legacy_bleu": legacy,
             "samples": [
                 {"translation": text, "reference": reference}
-                for text, reference in zip(texts[:5], task.references[:5], strict=True)
+                for text, reference in zip(texts[:5], self.references[:5], strict=True)
             ],
         }
         values = {f"bleu_{kind}": score.score for kind, score in scores.items()}
         return {"BLEU-Score": gated.score, **values, "legacy_bleu": legacy}
 
-
-def sum_loss(task: TranslationTask, features: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """features [B, T, width] of the batch -> cross-entropy summed over non-padding words."""
-    scores = task.model.scores(features.flatten(0, 1).index_select(0, batch.places))
-    return F.cross_entropy(scores.float(), batch.expected, reduction="sum", label_smoothing=smoothing)
+    def _sum_loss(self, features: Tensor, batch: Batch, smoothing: float) -> Tensor:
+        """features [B, T, width] of the batch -> cross-entropy summed over non-padding words."""
+        scores = self.model.scores(features.flatten(0, 1).index_select(0, batch.places))
+        return F.cross_entropy(scores.float(), batch.expected, reduction="sum", label_smoothing=smoothing)
 
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:

@@ -16,9 +16,8 @@ from task_images.schedules import ExponentialWarmupMultiStep
 from task_images.translation.batches import SentenceBatches
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches
-from task_images.translation.program import Source, train
 from task_images.translation.sample import write_sample
-from task_images.translation.training import TranslationTask
+from task_images.translation.training import Source, Translation, train
 from task_images.wmt16_gnmt import Settings
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
@@ -75,7 +74,7 @@ def make_rate(p: Settings, updates: int) -> Rate:
     return Rate(steps, warmup, p.warmup_start)
 
 
-def make_task(p: Settings, world: World, corpus: Corpus) -> TranslationTask:
+def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     """The model, batches and search of this rank for the shared translation loop."""
     vocabulary = corpus.vocabulary
     refuse_bf16_lstm(p.precision, world.device)
@@ -91,7 +90,8 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> TranslationTask:
     def limit(lengths: Tensor) -> Tensor:
         return torch.full_like(lengths, p.longest_translation)
 
-    return TranslationTask(
+    return Translation(
+        world,
         name=NAME,
         settings=p,
         model=model,

@@ -16,9 +16,8 @@ from task_images.schedules import WarmupInverseSqrt
 from task_images.translation.batches import TokenBatches
 from task_images.translation.beam import Search
 from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
-from task_images.translation.program import Source, train
 from task_images.translation.sample import write_sample
-from task_images.translation.training import TranslationTask
+from task_images.translation.training import Source, Translation, train
 from task_images.wmt17_transformer import Settings
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
@@ -44,7 +43,7 @@ def main(contract: Contract) -> None:
     train(contract, p, Source("WMT17", write, read, Corpus.identify), make_task)
 
 
-def make_task(p: Settings, world: World, corpus: Corpus) -> TranslationTask:
+def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     """The model, batches and search of this rank for the shared translation loop."""
     size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
     model = Transformer(p.vocabulary, size, PADDING).to(world.device)
@@ -64,7 +63,8 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> TranslationTask:
         most = lengths + p.translation_extra
         return most.clamp(max=p.longest_translation) if p.longest_translation else most
 
-    return TranslationTask(
+    return Translation(
+        world,
         name=NAME,
         settings=p,
         model=model,

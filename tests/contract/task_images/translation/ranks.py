@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from task_images.contract import Contract
-from task_images.goals import GoalWatch
 from task_images.report import Reporter
 from task_images.seeds import seed_all
 from task_images.translation.sample import write_sample
-from task_images.translation.training import TranslationTask, train_translation
+from task_images.translation.training import Translation
 from task_images.wikitext2_awd_lstm import Settings as AwdLstmSettings
 from task_images.wikitext2_awd_lstm import task as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
@@ -146,9 +145,8 @@ def train_transformer(contract: Contract, world: World, texts: Path, resume: str
     return run(world, transformer.make_task(parameters, world, corpus))
 
 
-def run(world: World, task: TranslationTask) -> nn.Module:
-    goal = GoalWatch("BLEU-Score", ">=", 100.0, 100.0, "full")
-    train_translation(world, Reporter(world, "sample", True), task, goal)
+def run(world: World, task: Translation) -> nn.Module:
+    task.run(Reporter(world, "sample", True))
     return task.model
 
 

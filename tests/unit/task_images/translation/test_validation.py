@@ -1,15 +1,12 @@
 """What translations are scored by, and which of the scores the goal is held against."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.contract import Contract
-from task_images.precision import Precision
-from task_images.translation.training import TranslationTask, TranslationValidator
-from task_images.world import open_world
+from task_images.translation.training import Translation
 
 SENTENCES = ["The cat sat on the old red mat today .", "A dog ran over the green hill again ."]
 
@@ -23,14 +20,12 @@ def test_the_goal_is_held_against_the_bleu_that_it_was_set_on(goal_bleu: str) ->
         references=SENTENCES,
         legacy_bleu=lambda found: 12.5,
     )
-    world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
-    validator = TranslationValidator(world, cast(TranslationTask, task), Precision("fp32", world.device))
-    values = validator._score([[0], [1]])
+    values = Translation.score(task, [[0], [1]])
     assert values["bleu_lowercased"] == pytest.approx(100.0)
     assert values["bleu_cased"] < 90.0
     assert values["BLEU-Score"] == values[f"bleu_{goal_bleu}"]
     assert values["legacy_bleu"] == 12.5
-    assert f"case:{'lc' if goal_bleu == 'lowercased' else 'mixed'}" in str(validator.facts()["bleu_signature"])
+    assert f"case:{'lc' if goal_bleu == 'lowercased' else 'mixed'}" in str(task.latest["bleu_signature"])
 
 
 @pytest.mark.parametrize(("name", "longest"), [("wmt16_gnmt", 150), ("wmt17_transformer", 80)])

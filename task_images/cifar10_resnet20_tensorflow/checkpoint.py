@@ -1,4 +1,4 @@
-"""Checkpoints for frameworks other than torch: arrays in numpy's format, and other state as JSON."""
+"""Checkpoints without torch: arrays in numpy's format, and other state as JSON."""
 
 import json
 import zipfile
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from task_images.elastic import replace_file
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.elastic import refuse_other_run, replace_file
+from task_images.errors import EnvironmentUnfitError
 from task_images.ranks import Ranks
 
 FORM = 1
@@ -43,14 +43,3 @@ def load_arrays(path: Path, task: str, expected: Mapping[str, Any]) -> tuple[Map
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use another one.") from None
     refuse_other_run(path, facts, {"form": FORM, "task": task, **expected})
     return facts, arrays
-
-
-def refuse_other_run(path: Path, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises TaskUsageError unless entries of a checkpoint equal the `expected` ones: it cannot be resumed with another
-    model size, vocabulary, seed or global batch."""
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise TaskUsageError(
-                f"{path} was made with {name} = {state.get(name)!r}, this run has {value!r}",
-                "Resume with the parameters of the run that made it.",
-            )
