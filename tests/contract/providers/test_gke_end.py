@@ -62,7 +62,9 @@ def test_workers_end_although_their_creation_failed_and_nobody_came_back(command
 
 def test_a_limit_that_google_refused_is_set_by_the_next_command(command: Any, gke_world: World) -> None:
     """The Job already holds the larger number of workers then, and only the pool tells that something is missing."""
-    assert command(*CREATE, "--ttl", "2h").code == 0
+    assert command(*CREATE, "--ttl", "none").code == 0
+    assert not gke_world.find_cluster("rel-2").node_pools[1].autoscaling.enabled
+    assert command(*CREATE, "--ttl", "2h").code == 0  # an end that comes later
     (pool,) = [pool for pool in gke_world.find_cluster("rel-2").node_pools if pool.name == "workers"]
     gke_world.trouble = {"SetNodePoolAutoscaling": "PERMISSION_DENIED-before"}
     assert command("scale-cluster", "rel-2", "3", "--yes").code == 3
