@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ class Certificate:
     @property
     def unit(self) -> str:
         """What stands for a node."""
-        return "rank" if self.document["scope"]["shares_machine"] else "node"
+        return "worker" if self.document["scope"]["shares_machine"] else "node"
 
     @property
     def sureness(self) -> str:
@@ -112,7 +113,7 @@ class Certificate:
         """Commands that take the bad nodes out. They are printed, never run."""
         engine, found = self.run["spec"]["engine"], []
         names = [node["node"] for node in self.bad]
-        if not names or self.unit == "rank":
+        if not names or self.unit == "worker":
             return []
         for node in self.bad:
             name, reason = shlex.quote(node["node"]), (node["reasons"] or ["no_answer"])[0]
@@ -194,7 +195,10 @@ def write_files(
         texts["changes.json"] = json.dumps(linked, indent=2) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pack(source, folder / ARCHIVE)
+        if source.is_dir():
+            pack(source, folder / ARCHIVE)
+        elif source.resolve() != (folder / ARCHIVE).resolve():
+            shutil.copyfile(source, folder / ARCHIVE)
         for name, text in texts.items():
             write_atomically(folder / name, text.encode())
     except OSError as error:

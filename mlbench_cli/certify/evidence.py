@@ -19,7 +19,7 @@ def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable
     workers = {spec.unit_of(worker.rank): worker for worker in observation.workers}
     places = [None if number not in workers else workers[number].node for number in range(spec.workers)]
     are_nodes = None not in places and len(set(places)) == len(places)
-    names = [str(place) if are_nodes else f"rank-{number}" for number, place in enumerate(places)]
+    names = [str(place) if are_nodes else f"worker-{number}" for number, place in enumerate(places)]
     started = [number in workers and workers[number].started is not None for number in range(spec.workers)]
     dip = spec.parameters.get("least_dip_seconds")
     return judge(

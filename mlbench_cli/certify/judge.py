@@ -279,7 +279,7 @@ class _Judge:
             suspects += [(test, (int(unit),), found.median - found.levels[unit]) for unit in found.suspects]
         if self.explained is not None:
             causes = self.explained.causes
-            if len(causes) > rules.CROWD * max(4, len(self.names)):
+            if len(causes) > rules.most_causes(len(self.names)):
                 self.notes.append(f"{len(causes)} slow nodes or links are too many to name")
             else:
                 suspects += [("network", cause, effect) for cause, effect in causes.items()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api import Client
 from mlbench_cli.certify import expectations
 from mlbench_cli.certify.plan import Plan, check_budget, cluster_nodes, make_plan, smallest_shortfalls
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
@@ -32,8 +32,8 @@ PARTIAL_SECONDS = 60.0  # for a run that was stopped here to complete its archiv
 def certify(
     context: typer.Context,
     cluster: Annotated[
-        str, typer.Argument(metavar="CLUSTER", help="cluster to accept", autocompletion=complete_clusters)
-    ],
+        str | None, typer.Argument(metavar="[CLUSTER]", help="cluster to accept", autocompletion=complete_clusters)
+    ] = None,
     level: Annotated[str, typer.Option("--level", metavar="LEVEL", help="quick, standard or soak")] = "quick",
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", help="number of nodes; default: all of the cluster")
@@ -58,6 +58,14 @@ def certify(
         Path | None,
         typer.Option("--out", metavar="DIR", help="folder of the certificate; default: certificate-NAME here"),
     ] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="RUN",
+            help="measure nothing; write the certificate of a run that has ended",
+        ),
+    ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", "-g", help="test GPUs")] = False,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="OpenSSH key that signs the archive")
@@ -69,15 +77,20 @@ def certify(
 
     It is an ordinary run of the task certify: no root, controller or MPI. Suspects are measured again beside healthy
     nodes, over a time that outlasts disturbances. The archive has all samples, and mlbench verify derives the same
-    verdict from them. Commands that take nodes out are printed, never run. On the cluster "local", ranks of this
-    machine stand for nodes.
+    verdict from them. Commands that take nodes out are printed, never run. On the cluster "local", workers
+    on this machine stand for nodes.
 
     Exit code 0: accepted; 7: nodes are named, or the cluster is rejected; 9: cannot tell; 6: no node could start.
     """
     client = Client(notice=console.note)
-    request, plan, earlier = _plan(client, cluster, level, nodes, hours, budget, expect, like, only, gpu)
     if key is not None and not key.is_file():
         raise UsageError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    if archive is not None:
+        return _conclude(_find_archive(client, archive), out, key, _read_earlier(like), output)
+    if cluster is None:
+        raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
+    request, plan = _plan(client, cluster, level, nodes, hours, budget, expect, only, gpu)
+    earlier = _read_earlier(like)
     launch = client.prepare(request)
     launch.render()
     console.note(_describe(plan, cluster, level))
@@ -85,7 +98,6 @@ def certify(
     with launch.open(("mlbench", *context.obj)) as opened:
         opened.record()
         run = opened.left[0]
-        folder = out or Path(f"certificate-{opened.name}")
         try:
             follow_run(opened, run)
         except Stopped:
@@ -93,9 +105,22 @@ def certify(
                 with suppress(MlbenchError):
                     run.wait(PARTIAL_SECONDS)
             if run.is_finished:
-                _conclude(run, folder, key, earlier, output)
+                _conclude(run.folder, out, key, earlier, output)
             raise
-    return _conclude(run, folder, key, earlier, output)
+    return _conclude(run.folder, out, key, earlier, output)
+
+
+def _find_archive(client: Client, name: str) -> Path:
+    found = client.find_archives([name])
+    if len(found) != 1:
+        raise UsageError(f"{name} has {len(found)} archives, and a certificate has one.", hint="mlbench status")
+    return found[0]
+
+
+def _read_earlier(path: Path | None) -> "Certificate | None":
+    from mlbench_cli.certify.certificate import read_certificate
+
+    return None if path is None else read_certificate(path)
 
 
 def _plan(
@@ -106,12 +131,10 @@ def _plan(
     hours: float | None,
     budget: str | None,
     expect: Path | None,
-    like: Path | None,
     only: Sequence[str] | None,
     gpu: bool,
-) -> "tuple[Request, Plan, Certificate | None]":
+) -> tuple[Request, Plan]:
     """What will run. Raises UsageError, NotFoundError for what contradicts itself."""
-    from mlbench_cli.certify.certificate import read_certificate
     from mlbench_cli.tasks.catalog import load_task
 
     if level not in LEVELS:
@@ -133,7 +156,6 @@ def _plan(
     figures = expectations.read_expectations(expect) if expect is not None else []
     if figures:
         changes["expect"] = json.dumps(figures, separators=(",", ":"), default=str)
-    earlier = None if like is None else read_certificate(like)
     parameters = load_task("certify").resolve(LEVELS[level], changes)
     details = found.details
     per_node = int(details.get("gpus_per_node") or 1) if gpu else 1
@@ -154,7 +176,7 @@ def _plan(
         gpu=gpu or None,
         timeout=f"{max(1, round(limit))}s",
     )
-    return request, plan, earlier
+    return request, plan
 
 
 def _free_name(client: Client, cluster: str) -> str:
@@ -177,23 +199,25 @@ def _describe(plan: Plan, cluster: str, level: str) -> str:
         f"{100 * least['network']:.1f} %, disk {100 * least['disk.write']:.0f} %."
     )
     if cluster == "local":
-        text += "\nRanks of this machine stand for nodes: this tests the procedure, and accepts no cluster."
+        text += "\nWorkers on this machine stand for nodes: this tests the procedure, and accepts no cluster."
     if plan.nodes < 4:
         text += f"\n{plan.nodes} nodes are too few to name one of them: at least 4 are needed."
     return text
 
 
-def _conclude(run: RunHandle, folder: Path, key: Path | None, earlier: "Certificate | None", output: Format) -> int:
+def _conclude(source: Path, out: Path | None, key: Path | None, earlier: "Certificate | None", output: Format) -> int:
     """Write the certificate and say what it says; its exit code."""
     from mlbench_cli.certify.certificate import read_certificate, require_same_hardware, write_files
 
-    certificate = read_certificate(run.folder)
+    certificate = read_certificate(source)
+    name = str(certificate.run["name"])
+    folder = out or Path(f"certificate-{name}")
     if earlier is not None:
         require_same_hardware(earlier, certificate)
-    write_files(certificate, run.folder, folder, key, earlier)
+    write_files(certificate, source, folder, key, earlier)
     document = certificate.document
     if output is Format.json:
-        console.out_json({"run": run.name, "archive": certificate.digest, "folder": str(folder), **document})
+        console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
     else:
         rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
         console.out(certificate.headline)

@@ -84,6 +84,11 @@ def choose_peers(found: Screen, taken: Sequence[str]) -> list[str]:
     return sorted(others, key=lambda unit: abs(found.levels[unit] - found.median))[:PEERS]
 
 
+def most_causes(nodes: int) -> float:
+    """How many slow nodes and links may explain the times of pairs: up to two are told apart in any fleet."""
+    return max(2.0, CROWD * nodes)
+
+
 def span_needed(longest_dip: float, suspects: int) -> float:
     """Seconds from the screen to the first moment that counts."""
     return longest_dip * math.log(max(1, suspects) / ERROR)

@@ -247,7 +247,7 @@ class Coordinator:
         if len(nodes) < 3 or not times:
             return
         found = pairs.explain(times, rules.TESTS["network"].fail)
-        if len(found.causes) > rules.CROWD * max(4, len(nodes)):
+        if len(found.causes) > rules.most_causes(len(nodes)):
             return
         touched = {node for cause in found.causes for node in cause}
         good = [node for node in nodes if node not in touched]

@@ -69,7 +69,7 @@ def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused
     assert found["scope"]["not_tested"] == []
     assert found["scope"]["shares_machine"]
     assert not found["is_partial"]
-    assert [node["node"] for node in found["nodes"]] == ["rank-0", "rank-1", "rank-2", "rank-3"]
+    assert [node["node"] for node in found["nodes"]] == ["worker-0", "worker-1", "worker-2", "worker-3"]
     assert not any(node["state"] in ("failed", "missing", "not_tested") for node in found["nodes"])
     assert {"matmul.burst", "memory", "disk.write", "network"} <= found["fleet"].keys()
     assert {row["operation"] for row in found["delivers"]["collectives"]} == {
@@ -105,8 +105,8 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     client.communicate(timeout=280)
     found = certificate(folder_of(home, "t-4"))
     bad = {node["node"]: node["reasons"] for node in found["nodes"] if node["state"] == "failed"}
-    assert bad == {"rank-2": ["no_answer"]}
-    assert found["delivers"]["nodes"] == ["rank-0", "rank-1", "rank-3"]
+    assert bad == {"worker-2": ["no_answer"]}
+    assert found["delivers"]["nodes"] == ["worker-0", "worker-1", "worker-3"]
     assert run(["verify", "t-4"]) == 0
 
 
@@ -117,7 +117,7 @@ def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Pa
     assert run(["certify", "local", "--only", "drift", "--out", "first", "--key", str(key)]) == 9
     printed = capsys.readouterr()
     assert "Plan for 4 nodes of local, level quick" in printed.err
-    assert "Ranks of this machine stand for nodes" in printed.err
+    assert "Workers on this machine stand for nodes" in printed.err
     assert printed.out.startswith("Cannot tell: not tested: node, pairs, collectives, training")
     assert {path.name for path in Path("first").iterdir()} == {
         *("archive.zip", "certificate.html", "certificate.json", "findings.jsonl", "nodes.csv"),
@@ -129,6 +129,8 @@ def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Pa
     signers = tmp_path / "signers"
     signers.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
     assert run(["verify", "first/archive.zip", "--signers", str(signers)]) == 0
+    assert run(["certify", "--archive", "first/archive.zip", "--out", "third"]) == 9
+    assert Path("third/certificate.json").read_text() == Path("first/certificate.json").read_text()
     again = ["certify", "local", "--only", "drift", "--like", "first/archive.zip", "--out", "second", "-o", "json"]
     assert run(again) == 9
     assert json.loads(Path("second/changes.json").read_text())["changes"] == []
@@ -153,7 +155,9 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ([], "Which cluster is to be accepted?"),
         (["nowhere"], "nowhere"),
+        (["--archive", "nothing"], "nothing"),
         (["local", "--level", "deep"], 'There is no level "deep".'),
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
