@@ -9,6 +9,8 @@ from typing import Any, BinaryIO
 from task_images.certify.rules import PREFIX, TESTS
 
 MAX_LINE_BYTES = 1 << 20
+MAX_KEYS = 100  # of an inventory
+_LEAST, _MOST = 1e-12, 1e15  # of seconds and of rates: others are no measurements
 _BEGIN = PREFIX.encode() + b"{"
 
 
@@ -93,7 +95,7 @@ def read_samples(logs: Mapping[int, Callable[[], BinaryIO]], ranks: int, per_nod
             for number, row in _rows(logs[rank]):
                 try:
                     _take(found, rank, number, row)
-                except (KeyError, TypeError, ValueError, OverflowError):
+                except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                     continue
     return found
 
@@ -114,14 +116,16 @@ def _rows(open_log: Callable[[], BinaryIO]) -> Iterator[tuple[int, dict[str, Any
 def _take(found: Samples, rank: int, line: int, row: dict[str, Any]) -> None:
     kind, at = row["kind"], row.get("at")
     if kind == "inventory":
-        found.inventories[rank] = {str(key)[:80]: str(value)[:200] for key, value in row["keys"].items()}
+        keys = list(row["keys"].items())[:MAX_KEYS]
+        found.inventories[rank] = {str(key)[:80]: str(value)[:200] for key, value in keys}
         if row.get("error"):
             found.problems[rank] = str(row["error"])[:300]
     elif kind == "node":
         if row.get("error"):
             found.nodes.append(NodeSample(rank, _number(at), {}, line, errors={"": str(row["error"])[:300]}))
             return
-        values = {test: _number(value) for test, value in row["values"].items() if test in TESTS and value > 0}
+        rates = {test: value for test, value in row["values"].items() if test in TESTS}
+        values = {test: _number(value) for test, value in rates.items() if _LEAST < value < _MOST}
         errors = {str(test): str(text)[:300] for test, text in row.get("errors", {}).items()}
         found.nodes.append(
             NodeSample(rank, _number(at), values, line, **_marks(row), digest=row.get("digest"), errors=errors)
@@ -150,7 +154,7 @@ def _marks(row: dict[str, Any], names: tuple[str, ...] = ("round", "case", "mome
 def _take_group(found: Samples, rank: int, line: int, row: dict[str, Any]) -> None:
     times, at, size = _times(row["times"]), _number(row["at"]), _index(row["bytes"])
     if row["stage"] == "pair":
-        first, second = sorted(map(_index, row["pair"]))
+        first, second = sorted({*map(_index, row["pair"])})
         found.pairs.append(PairSample((first, second), min(times), at, **_marks(row, ("case", "moment"))))
     elif row["stage"] == "inside":
         found.nodes.append(NodeSample(rank, at, {"local_all_reduce": size / min(times) / 1e9}, line, **_marks(row)))
@@ -191,10 +195,13 @@ def _index(value: Any) -> int:
 
 def _times(values: Any) -> tuple[float, ...]:
     times = tuple(map(_number, values))
-    if not times or min(times) <= 0:
+    if not times or not _LEAST < min(times) <= max(times) < _MOST:
         raise ValueError(values)
     return times
 
 
 def _ranks(values: Any) -> tuple[int, ...]:
-    return tuple(map(_index, values))
+    ranks = tuple(map(_index, values))
+    if len(ranks) < 2:
+        raise ValueError(values)
+    return ranks

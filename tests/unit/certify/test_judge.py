@@ -1,13 +1,15 @@
 """What the judge of certificates says about samples with a known truth."""
 
+import io
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 
 from mlbench_cli.certify.judge import judge
-from mlbench_cli.certify.samples import NodeSample, PairSample, Samples, Together
+from mlbench_cli.certify.samples import NodeSample, PairSample, Samples, Together, read_samples
 from task_images.certify import rules
 from task_images.certify.pairs import explain, make_rounds
 
@@ -141,6 +143,46 @@ def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
     assert certify(healthy(), expected=[{**known, "value": 0.19}])["verdict"] == "accepted"
+
+
+def test_lines_that_make_no_sense_are_skipped() -> None:
+    lines = [
+        *("certify {", 'certify {"kind":"node"}', "certify []", 'certify {"kind":"inventory","keys":[1]}'),
+        'certify {"kind":"node","at":1,"round":0,"values":{"memory":"fast"}}',
+        'certify {"kind":"node","at":1e999,"round":0,"values":{"memory":1}}',
+        'certify {"kind":"node","at":1,"round":-1,"values":{"memory":1}}',
+        'certify {"kind":"together","stage":"pair","pair":[1,1],"bytes":8,"at":1,"first":true,"times":[1]}',
+        'certify {"kind":"together","stage":"all","operation":"all_reduce","bytes":8,"at":1,"set":0,"ranks":[],'
+        '"first":true,"right":true,"times":[1]}',
+        'certify {"kind":"train","at":1,"set":0,"ranks":[0,1],"first":true,"steps":[0]}',
+        'certify {"kind":"train","at":1,"set":0,"ranks":[0,1],"first":true,"steps":[1],"write":1,"wall":1e-300}',
+        'certify {"kind":"clock","rank":99,"offset":50}',
+        'certify {"kind":"case","case":0,"test":"none","suspect":[0],"peers":[]}',
+        'certify {"kind":"node","at":1,"round":0,"values":{"memory":5,"other":1,"disk.write":1e-300}}',
+    ]
+    text = "\n".join(lines).encode() + b"\n\xff\xfe\n"
+    samples = read_samples({rank: partial(io.BytesIO, text) for rank in range(5)}, 4, 1)
+    assert [sample.values for sample in samples.nodes] == [{"memory": 5.0}] * 4
+    assert not samples.pairs
+    assert [item.operation for item in samples.together] == ["training"] * 4
+    assert certify(samples)["verdict"] == "cannot_tell"
+
+
+def soaked(slow: dict[int, set[int]]) -> Samples:
+    """Twelve cycles of a soak, in some of which some nodes are slow."""
+    samples = healthy()
+    for cycle in range(1, 13):
+        for rank in range(8):
+            rate = 80.0 if cycle in slow.get(rank, ()) else 100.0
+            samples.nodes.append(NodeSample(rank, 10.0 * cycle, {"memory": rate}, cycle=cycle))
+    return samples
+
+
+def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
+    document = certify(soaked({3: {2, 5, 6, 11}}))
+    assert states(document) == {"n3": ("watch", ["flapping"])}
+    assert document["verdict"] == "accepted"
+    assert states(certify(soaked({rank: {rank + 1, rank + 2, rank + 4} for rank in range(8)}))) == {}
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------------
