@@ -17,8 +17,7 @@ from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.methods.base import MethodState, join_method_states
 from task_images.world import World
 
-FORM = 3  # 2: with the method's state; 3: per-rank state in separate files
-READABLE = (2, FORM)
+FORM = 3
 OWN = "{}-{}-rank-{}.pt"  # stem of the checkpoint, update, rank
 
 
@@ -105,6 +104,6 @@ def _read(world: World, path: Path, task: str) -> Mapping[str, Any]:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = " ".join(str(error).split())[:200]
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.") from None
-    if not isinstance(state, dict) or state.get("form") not in READABLE or state.get("task") != task:
+    if not isinstance(state, dict) or state.get("form") != FORM or state.get("task") != task:
         raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
     return state

@@ -39,5 +39,3 @@ from task_images.seeds import generator, seed_all
 from task_images.train import PassLoss, Trainer, Work, make_sample_trainer
 from task_images.translation.bleu import Bleu, corpus_bleu
 from task_images.world import World, training_session
-
-opening = training_session  # its earlier name, which custom tasks may use
