@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError, TaskFailedError, UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, TaskFailedError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 
@@ -32,17 +32,6 @@ class Check:
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
 
 Answer = TypeVar("Answer")
-
-
-def run_checks(provider: str, project: str | None, location: str | None) -> Iterator[Check]:
-    """All checks of a provider's cloud. Raises UsageError for a provider that has none."""
-    from providers import registry
-
-    name = registry.ALIASES.get(provider, provider)
-    if name not in registry.PAID:
-        near = did_you_mean(provider, [*registry.PAID, *registry.ALIASES])
-        raise UsageError(f'There are no checks for "{provider}", only for {", ".join(registry.PAID)}.{near}')
-    yield from registry.load(name).check_account(project, location)
 
 
 def policy_file(provider: str) -> Path:

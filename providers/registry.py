@@ -1,9 +1,11 @@
 """The table of providers. Each is imported when it is used, and with it its cloud's library."""
 
+from collections.abc import Iterator
 from importlib import import_module
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from providers.base import Provider
+from providers.doctor import Check
 
 # A new provider is one line here and one folder, whose class overrides what its clusters have (see `base`).
 PROVIDERS = {
@@ -37,3 +39,13 @@ def creators() -> dict[str, Provider]:
     """The providers of `create-cluster`, by name. Their modules need no cloud's library to be imported."""
     loaded = {name: load(name) for name in PROVIDERS}
     return {name: provider for name, provider in loaded.items() if provider.options is not None}
+
+
+def run_checks(provider: str, project: str | None, location: str | None) -> Iterator[Check]:
+    """All checks of a provider's cloud before anything is created in it: `mlbench doctor PROVIDER`. Raises UsageError
+    for a provider that has none."""
+    name = ALIASES.get(provider, provider)
+    if name not in PAID:
+        near = did_you_mean(provider, [*PAID, *ALIASES])
+        raise UsageError(f'There are no checks for "{provider}", only for {", ".join(PAID)}.{near}')
+    yield from load(name).check_account(project, location)

@@ -88,7 +88,7 @@ class RunHandle:
     @property
     def _waits_for(self) -> str | None:
         """The name of the experiment in whose queue the run waits; None once it is submitted."""
-        from mlbench_cli.runs.queue import is_waiting
+        from mlbench_cli.runs.supervise import is_waiting
 
         row = self.workspace.store.find_run(self.run.id)
         return row.queue.name if row is not None and row.queue is not None and is_waiting(row) else None

@@ -27,7 +27,7 @@ from mlbench_cli.runs.launch import public_images
 from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
-from providers import doctor, registry
+from providers import registry
 from providers.base import PartialSearchError, delete_command
 from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 
@@ -291,7 +291,7 @@ def _check(cluster: Cluster) -> tuple[list[str], list[str]]:
     passed: dict[str, None] = {}
     missing = []
     try:
-        for check in doctor.run_checks(cluster.provider, cluster.account or None, cluster.location or None):
+        for check in registry.run_checks(cluster.provider, cluster.account or None, cluster.location or None):
             topic = check.what.removeprefix(f"{cluster.provider} ")
             if check.state == "ok":
                 passed["quotas" if topic.startswith("quota") else topic] = None

@@ -54,7 +54,7 @@ def doctor(
     (but for quotas of single kinds of GPU and programs), else 0.
     """
     if providers:
-        from providers.doctor import run_checks
+        from providers.registry import run_checks
 
         checks = [
             check

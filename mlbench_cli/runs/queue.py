@@ -19,10 +19,10 @@ from pathlib import Path
 
 from mlbench_cli.agent.processes import process_handle, process_origin
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.engines.local.state import has_begun
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
-from mlbench_cli.model.run import Experiment, Run, RunRow, RunState
+from mlbench_cli.model.run import Experiment, Run, RunState
+from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.run_folder import RunFolder
@@ -37,11 +37,6 @@ ALL_ENDED = "all its runs have ended"
 
 
 # --- starting one member --------------------------------------------------------------------------------------------
-
-
-def is_waiting(row: RunRow) -> bool:
-    """Whether a run is in the queue of its experiment, and its engine knows nothing of it."""
-    return row.queue is not None and not (row.run.spec.engine == "local" and has_begun(row.run))
 
 
 def start_member(run: Run, engine: Engine, store: Store) -> None:
@@ -226,8 +221,6 @@ def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
 
 def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
     """Start a run and follow it until it ends. Returns what went wrong, as a sentence without a period."""
-    from mlbench_cli.runs import supervise
-
     row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
     if row is None or row.state is RunState.FINISHED:
         return None

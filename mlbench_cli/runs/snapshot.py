@@ -10,7 +10,7 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
 from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.runs.queue import is_waiting
+from mlbench_cli.runs.supervise import is_waiting
 from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation
 from mlbench_cli.util.times import parse_timestamp
 

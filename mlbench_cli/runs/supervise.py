@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.local.state import has_begun
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NeverStartedError, UnreachableError
-from mlbench_cli.model.run import Finding, Observation, Run, RunState
+from mlbench_cli.model.run import Finding, Observation, Run, RunRow, RunState
 from mlbench_cli.model.silence import Silence
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker
-from mlbench_cli.runs.queue import is_waiting
 from mlbench_cli.storage.queue_folder import queued_observation
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import parse_timestamp
@@ -54,6 +54,11 @@ def follow(
     if finished is None:
         raise _cannot_observe(run)
     return finished
+
+
+def is_waiting(row: RunRow) -> bool:
+    """Whether a run is in the queue of its experiment, and its engine knows nothing of it."""
+    return row.queue is not None and not (row.run.spec.engine == "local" and has_begun(row.run))
 
 
 def watch(run: Run, engine: Engine, report: Report) -> Observation:

@@ -103,7 +103,7 @@ def test_the_changelog_has_this_version_and_what_is_unreleased() -> None:
 
 @pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
 def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
-    text = (ROOT / "providers" / provider / "doctor.py").read_text("utf-8")
+    text = (ROOT / "providers" / provider / "discover.py").read_text("utf-8")
     match = re.search(rf'library\(\w+, "([a-z0-9-]+)", "([0-9.]+)", "{provider}"\)', text)
     assert match, "doctor does not ask for the library any more"
     (floor,) = [
