@@ -94,14 +94,14 @@ class Cluster:
         return found
 
     def _confirm(self, found: Samples) -> None:
-        at, dips = 6.0, dict[tuple[str, int], list[tuple[float, float]]]()
-        back: dict[int, float] = {}
-        slow: dict[int, list[bool]] = {case.number: [] for case in found.cases}
+        at, count, dips = 6.0, len(found.cases), dict[tuple[str, int], list[tuple[float, float]]]()
+        moments: dict[int, list[tuple[float, bool]]] = {case.number: [] for case in found.cases}
         for moment in range(max(rules.LOOKS)):
-            left = [case for case in found.cases if rules.confirm(slow[case.number], len(slow)).is_named is None]
             seen = [rules.longest_dip(series, TESTS[test].fail) for (test, _), series in dips.items()]
-            longest = max([self.least_dip, *seen, *back.values()])
-            at += rules.span_needed(longest, len(slow)) / rules.LOOKS[0]
+            longest = max([self.least_dip, *seen, *map(rules.way_back, moments.values())])
+            needed = rules.span_needed(longest, count)
+            left = [case for case in found.cases if rules.confirm(moments[case.number], count, needed).is_named is None]
+            at += rules.next_pause(at - 6.0, moment, needed)
             for case in left:
                 row = NODE_TESTS.index(case.test)
                 rates = {node: math.exp(self.measure(row, node, at)) for node in (*case.suspect, *case.peers)}
@@ -113,9 +113,7 @@ class Cluster:
                 for node, rate in rates.items():
                     dips.setdefault((case.test, node), []).append((at, rate))
                 is_slow = bool(rules.is_slow(own, list(rates.values()), TESTS[case.test].fail))
-                slow[case.number].append(is_slow)
-                if not is_slow:
-                    back.setdefault(case.number, at - 6.0)
+                moments[case.number].append((at - 6.0, is_slow))
 
     def judge(self) -> Document:
         """The certificate of these nodes."""

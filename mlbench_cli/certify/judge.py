@@ -322,14 +322,17 @@ class _Judge:
     def _confirm(self, suspects: Sequence[tuple[str, tuple[int, ...], float]]) -> None:
         cases = {(case.test, case.suspect): case for case in self.samples.cases}
         screened = self.samples.screened or 0.0
-        series = {(test, who): self._moments(cases.get((test, who))) for test, who, _ in suspects}
-        back = [rules.way_back(moments, screened) for moments in series.values()]
+        series = {
+            (test, who): [(at - screened, is_slow) for at, is_slow in self._moments(cases.get((test, who)))]
+            for test, who, _ in suspects
+        }
+        back = map(rules.way_back, series.values())
         self.dip = max([self.least_dip, *self._dips(), *back])
         needed = rules.span_needed(self.dip, len(suspects))
         for test, who, effect in suspects:
             moments = series[(test, who)]
-            found = rules.confirm([is_slow for _, is_slow in moments], len(suspects))
-            span = moments[found.of - 1][0] - screened if found.of else 0.0
+            found = rules.confirm(moments, len(suspects), needed)
+            span = moments[found.of - 1][0] if found.of else 0.0
             self._conclude(test, who, effect, found, span, needed)
         self._warn_unsuspected({(test, who) for test, who, _ in suspects})
 
@@ -342,7 +345,7 @@ class _Judge:
         reason = "link_slow" if len(who) == 2 else margin.reason
         short = -math.expm1(-effect)
         text = f"{names}: {100 * short:.1f} % below its peers in {margin.title}"
-        if found.is_named and span >= needed * 0.999:
+        if found.is_named:
             state = State.WATCH if len(who) == 2 else State.SLOW
             text += f"; confirmed in {found.slow} of {found.of} moments over {span:.0f} s"
         elif found.is_named is False:

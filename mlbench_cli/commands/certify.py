@@ -181,7 +181,8 @@ def _plan(
 
 def _free_name(client: Client, cluster: str) -> str:
     base = f"certify-{cluster}"[:34].rstrip("-")
-    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+    # NAME-N is the run with N workers, so the number of an experiment must not stand there.
+    names = (base if number == 1 else f"{base}-no{number}" for number in count(1))
     return next(name for name in names if client.store.find_experiment(name) is None)
 
 

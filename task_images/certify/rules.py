@@ -22,6 +22,7 @@ LOOKS = (8, 12, 16)
 PEERS = 3
 SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
 LEAST_FLEET = 4  # with fewer nodes nobody can say which of them is the odd one
+_ALMOST = 0.999  # clocks are rounded
 CROWD = 0.25  # share of the units above which suspects are a group, and no outliers
 
 
@@ -114,18 +115,25 @@ class Confirmation(NamedTuple):
     level: float
 
 
-def confirm(is_slow: Sequence[bool], suspects: int) -> Confirmation:
-    """The sign test over the moments in their order; each look at the level ERROR / (looks x suspects)."""
+def confirm(moments: Sequence[tuple[float, bool]], suspects: int, needed: float) -> Confirmation:
+    """The sign test over `moments` in their order: seconds since the screen, and whether slow. Each look has the level
+    ERROR / (looks x suspects), and none before `needed` seconds names anybody."""
     level = ERROR / (len(LOOKS) * max(1, suspects))
     for look in LOOKS:
-        slow = sum(is_slow[:look])
-        if len(is_slow) < look:
-            return Confirmation(None, sum(is_slow), len(is_slow), level)
-        if slow >= need(look, level):
+        if len(moments) < look:
+            return Confirmation(None, sum(slow for _, slow in moments), len(moments), level)
+        slow = sum(slow for _, slow in moments[:look])
+        if slow >= need(look, level) and moments[look - 1][0] >= needed * _ALMOST:
             return Confirmation(True, slow, look, level)
         if slow + max(LOOKS) - look < need(max(LOOKS), level):
             return Confirmation(False, slow, look, level)
-    return Confirmation(False, sum(is_slow[: max(LOOKS)]), max(LOOKS), level)
+    return Confirmation(None, slow, max(LOOKS), level)
+
+
+def next_pause(elapsed: float, taken: int, needed: float) -> float:
+    """Seconds until the next moment, so that a look falls behind `needed` seconds even if that has just grown."""
+    left = next((look for look in LOOKS if look > taken), max(LOOKS)) - taken
+    return max(needed / LOOKS[0], (needed - elapsed) / max(1, left))
 
 
 def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:
@@ -152,6 +160,6 @@ def is_slow(own: float | None, peers: Sequence[float], fail: float) -> bool | No
     return own < statistics.median(peers) * (1 - fail)
 
 
-def way_back(moments: Sequence[tuple[float, bool]], screened: float) -> float:
-    """How long a suspect was slow after the screen, if it recovered; else 0. `moments`: seconds, and whether slow."""
-    return next((at - screened for at, is_slow in moments if not is_slow), 0.0)
+def way_back(moments: Sequence[tuple[float, bool]]) -> float:
+    """How long a suspect was slow after the screen, if it recovered; else 0. `moments` as for `confirm`."""
+    return next((since for since, is_slow in moments if not is_slow), 0.0)

@@ -62,8 +62,7 @@ class Coordinator:
         self._next = 0
         self._told = threading.Condition()
         self._cases: list[Case] = []
-        self._slow: dict[int, list[bool]] = {}
-        self._back: dict[int, float] = {}  # case -> how long its suspect was slow after the screen
+        self._moments: dict[int, list[tuple[float, bool]]] = {}  # case -> seconds since the screen, and whether slow
         self._dips: dict[int, dict[int, list[tuple[float, float]]]] = {}  # case -> peer -> seconds and values
         self._values: dict[str, dict[str, list[float]]] = {}  # test -> rank -> values
         self._moment, self._due, self._screened = 0, float("inf"), 0.0
@@ -303,7 +302,7 @@ class Coordinator:
     def _open_case(self, test: str, suspect: tuple[int, ...], peers: Sequence[int]) -> None:
         case = Case(len(self._cases), test, suspect, tuple(peers))
         self._cases.append(case)
-        self._slow[case.number] = []
+        self._moments[case.number] = []
         say("case", case=case.number, test=test, suspect=list(suspect), peers=list(peers), at=self.seconds)
 
     def begin_confirmation(self) -> None:
@@ -311,23 +310,31 @@ class Coordinator:
         self._screened = self.seconds
         say("screened", at=self._screened, cases=len(self._cases))
         if self._cases:
-            self._due = self.seconds + self._gap
+            self._due = self.seconds + self._pause
 
     @property
-    def _gap(self) -> float:
+    def _needed(self) -> float:
+        """Seconds from the screen to the first look."""
         dips = [
             rules.longest_dip(series, rules.TESTS[self._cases[number].test].fail)
             for number, by_peer in self._dips.items()
             for series in by_peer.values()
         ]
-        longest = max([self.settings.least_dip_seconds, *dips, *self._back.values()])
-        return rules.span_needed(longest, len(self._cases)) / rules.LOOKS[0]
+        back = map(rules.way_back, self._moments.values())
+        return rules.span_needed(max([self.settings.least_dip_seconds, *dips, *back]), len(self._cases))
+
+    @property
+    def _pause(self) -> float:
+        return rules.next_pause(self.seconds - self._screened, self._moment, self._needed)
+
+    def _confirmation(self, case: Case) -> rules.Confirmation:
+        return rules.confirm(self._moments[case.number], len(self._cases), self._needed)
 
     def confirm_if_due(self) -> None:
         """Measure suspects and peers if it is time to."""
         if self.seconds >= self._due:
             self._confirm()
-            self._due = self.seconds + self._gap if self._open else float("inf")
+            self._due = self.seconds + self._pause if self._open else float("inf")
 
     def finish_confirmation(self) -> None:
         """Wait for the remaining moments, and look meanwhile how long disturbances of healthy peers last."""
@@ -358,13 +365,15 @@ class Coordinator:
     @property
     def _open(self) -> list[Case]:
         """Cases that another moment may decide."""
-        count, alive = len(self._cases), self.nodes()
+        if self._moment >= max(rules.LOOKS):
+            return []
+        alive = self.nodes()
         return [
             case
             for case in self._cases
-            if rules.confirm(self._slow[case.number], count).is_named is None
+            if self._confirmation(case).is_named is None
             and all((node if case.test == "network" else self._node_of(node)) in alive for node in case.suspect)
-            and len(self._slow[case.number]) == self._moment
+            and len(self._moments[case.number]) == self._moment
         ]
 
     @property
@@ -373,7 +382,7 @@ class Coordinator:
         return {
             case.suspect[0] if case.test == "network" else self._node_of(case.suspect[0])
             for case in self._cases
-            if len(case.suspect) == 1 and rules.confirm(self._slow[case.number], len(self._cases)).is_named
+            if len(case.suspect) == 1 and self._confirmation(case).is_named
         }
 
     @property
@@ -389,11 +398,9 @@ class Coordinator:
         for case in self._open:
             tag = {"case": case.number, "moment": self._moment}
             measure = self._confirm_network if case.test == "network" else self._confirm_node
-            is_slow = measure(case, tag)
+            since, is_slow = self.seconds - self._screened, measure(case, tag)
             if is_slow is not None:
-                self._slow[case.number].append(is_slow)
-                if not is_slow:
-                    self._back.setdefault(case.number, self.seconds - self._screened)
+                self._moments[case.number].append((since, is_slow))
         self._moment += 1
 
     def _confirm_node(self, case: Case, tag: dict[str, Any]) -> bool | None:
