@@ -308,6 +308,7 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     os.kill(rank, signal.SIGSTOP)
     finished = supervise.follow(run, lab.engine, lab.store)
     document = json.loads((run.folder / "certificate.json").read_text())
-    assert [node["reasons"] for node in document["nodes"]] == [[], [], ["no_answer"]]
+    assert [node["state"] == "failed" for node in document["nodes"]] == [False, False, True]
+    assert document["nodes"][2]["reasons"][0] == "no_answer"
     assert finished.result is not None
     assert find_problems(run.folder) == []
