@@ -44,7 +44,6 @@ class Certificate:
 
     document: Mapping[str, Any]
     run: Mapping[str, Any]
-    result: Mapping[str, Any]
     digest: str  # of the archive
 
     @classmethod
@@ -56,7 +55,7 @@ class Certificate:
             )
         document = dict(archive.document(run_folder.CERTIFICATE))
         document.pop("schema_version", None)
-        return cls(document, archive.run, archive.result, archive_digest(archive))
+        return cls(document, archive.run, archive_digest(archive))
 
     @property
     def bad(self) -> list[Mapping[str, Any]]:

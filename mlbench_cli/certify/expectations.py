@@ -32,11 +32,6 @@ def published() -> tuple[Mapping[str, Any], ...]:
         )
 
 
-def of_cluster(kind: str | None, nodes: int) -> list[Mapping[str, Any]]:
-    """The shipped figures of machines of this kind, such as gke/a3-megagpu-8g, at this number of nodes."""
-    return [row for row in published() if kind and row["cluster_kind"] == kind and row["nodes"] == nodes]
-
-
 def read_expectations(path: Path) -> list[dict[str, Any]]:
     """The figures in a file of one's own. Raises UsageError for what is no figure, and for one that is below
     LEAST_SHARE of the published figure of the same machine and fabric."""
