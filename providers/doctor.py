@@ -116,20 +116,6 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
     return Check(checklist.label("clock"), "failed", f"{abs(ahead):.0f} s {which} the cloud's", hint, exit_code=3)
 
 
-def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[Check]:
-    """Count the known prices of a region, with their date."""
-    from providers.machines import load_prices, user_price_file
-
-    found = yield from checklist.ask("prices", lambda: load_prices(provider))
-    if found is None:
-        return
-    known = found.count_prices(region)
-    hint = f"Other prices are unknown; your price table: {user_price_file()}"
-    yield checklist.result(
-        "prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1, optional=True
-    )
-
-
 def check_clusters(checklist: Checklist, question: Callable[[], list[Cluster]]) -> Iterator[Check]:
     """List the clusters that bear our tags: forgotten ones cost money."""
     found = yield from checklist.ask("clusters", question)

@@ -9,7 +9,7 @@ spot. When a cluster is planned, the clouds are asked about machines that no tab
 
 import csv
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -20,6 +20,7 @@ from mlbench_cli.config import settings
 from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
 from mlbench_cli.util.text import counted
 from providers.base import PlanLine
+from providers.doctor import Check, Checklist
 
 SHIPPED = Path(__file__).with_name("machines.csv")
 CURRENCY = "USD"
@@ -339,4 +340,16 @@ def make_quota_error(place: str, lacking: Sequence[Shortage], hint: str) -> Capa
         f"The quota of {place} is too small: {listed}.",
         hint=hint,
         details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
+    )
+
+
+def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[Check]:
+    """Count the known prices of a region, with their date."""
+    found = yield from checklist.ask("prices", lambda: load_prices(provider))
+    if found is None:
+        return
+    known = found.count_prices(region)
+    hint = f"Other prices are unknown; your price table: {user_price_file()}"
+    yield checklist.result(
+        "prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1, optional=True
     )

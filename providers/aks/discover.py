@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import timestamp
-from providers import doctor
+from providers import doctor, machines
 from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message, register_command
 from providers.aks.options import DEFAULT_REGION, FABRICS, GPU_MACHINES, MACHINES
@@ -156,7 +156,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
         yield checklist.result("Kubernetes", listed, missing=not versions)
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(azure.subscription, None))
     yield from _check_compute(checklist, azure)
-    yield from doctor.check_prices(checklist, "aks", region)
+    yield from machines.check_prices(checklist, "aks", region)
     yield doctor.check_program(checklist, "az", "hints name its commands")
 
 

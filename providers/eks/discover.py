@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers import doctor
+from providers import doctor, machines
 from providers.base import (
     CLUSTER_TAG,
     EXPIRES_TAG,
@@ -293,7 +293,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     yield from _check_offers(checklist, aws)
     yield from _quotas(checklist, aws)
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(region))
-    yield from doctor.check_prices(checklist, "eks", region)
+    yield from machines.check_prices(checklist, "eks", region)
     yield doctor.check_program(checklist, "aws", "hints name its commands")
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from mlbench_cli.errors import CredentialError, NotFoundError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import parse_timestamp
-from providers import doctor
+from providers import doctor, machines
 from providers.base import (
     AUTO,
     CLUSTER_TAG,
@@ -279,7 +279,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     yield from _check_node_account(checklist, gke)
     yield from _cluster_manager(checklist, gke)
     yield from _compute(checklist, Compute(name), zone)
-    yield from doctor.check_prices(checklist, "gke", api.region_of(zone))
+    yield from machines.check_prices(checklist, "gke", api.region_of(zone))
     yield doctor.check_program(checklist, "gcloud", "hints name its commands")
 
 
