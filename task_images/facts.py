@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from task_images.cores import count_usable, cpu_quota, pinned_cpus
-from task_images.methods.catalog import FILES
+from task_images.methods import FILES
 
 ROOT = Path(__file__).parents[1]  # the folder that contains task_images
 NVIDIA = Path("/proc/driver/nvidia")

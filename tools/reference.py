@@ -23,7 +23,8 @@ import mlbench_cli.app
 from mlbench_cli import commands, errors
 from mlbench_cli.tasks.catalog import Task, load_catalog
 from task_images import contract
-from task_images.methods.catalog import FILES, find_class
+from task_images.methods import FILES
+from task_images.methods.catalog import find_class
 
 ROOT = Path(__file__).parents[1]
 # Path of a field to one line that describes it, for each JSON document of an archive.

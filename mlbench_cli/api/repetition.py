@@ -37,7 +37,7 @@ from mlbench_cli.tasks.catalog import find_rules, load_task
 from mlbench_cli.tasks.command_code import FOLDER as CODE_FOLDER
 from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
-from task_images.methods.catalog import FILES
+from task_images.methods import FILES
 
 MAX_CODE_BYTES = 64 << 20  # of all files of a command
 # Methods of mlbench itself: packages and files register theirs later.

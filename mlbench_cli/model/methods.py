@@ -26,7 +26,8 @@ def method_phrase(method: Mapping[str, str]) -> str:
     if not method:
         return OWN
     # Imported here because it takes 7 ms, and lists of runs without methods do not need it.
-    from task_images.methods.catalog import FILES, find_class
+    from task_images.methods import FILES
+    from task_images.methods.catalog import find_class
 
     name = method.get("name", "")
     options = {option: value for option, value in method.items() if option != "name"}

@@ -211,7 +211,7 @@ class _Pages:
     def new(self, request: Request) -> Response:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
-        from task_images.methods.catalog import FILES
+        from task_images.methods import FILES
 
         questions = read_questions(self._config)
         values: JsonObject = {"questions": questions, "methods": sorted(FILES), "panels": _other_options()}

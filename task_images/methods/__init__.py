@@ -3,3 +3,21 @@
 `catalog` finds methods by name, for ranks and for the command line; `check` is the self-check before a training.
 No file here imports torch before it is used, because the command line reads them all.
 """
+
+# The file of each method, in the order in which they are listed.
+FILES = {
+    **dict.fromkeys(("bsp", "noop"), "allreduce"),
+    **dict.fromkeys(("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear"), "scheduled"),
+    **dict.fromkeys(("bsp-ps", "wfbp-ps", "bytescheduler-ps"), "servers"),
+    **dict.fromkeys(("fp16", "bf16"), "half"),
+    **dict.fromkeys(("ef-signsgd", "signsgd-mv"), "sign"),
+    **dict.fromkeys(("topk", "eftopk", "dgc"), "topk"),
+    "gtopk": "gtopk",
+    "qsgd": "qsgd",
+    "powersgd": "powersgd",
+    **dict.fromkeys(("localsgd", "slowmo", "diloco"), "local"),
+    **dict.fromkeys(("dpsgd", "choco"), "gossip"),
+    "onebit-adam": "onebit",
+    **dict.fromkeys(("ddp", "zero1"), "ddp"),
+    **dict.fromkeys(("fsdp2", "hsdp"), "fsdp"),
+}

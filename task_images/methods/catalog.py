@@ -10,27 +10,11 @@ from pathlib import Path
 
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
+from task_images.methods import FILES
 from task_images.methods.base import Method
 from task_images.methods.options import MethodError
 
 GROUP = "mlbench.methods"
-# The file of each method, in the order in which they are listed.
-FILES = {
-    **dict.fromkeys(("bsp", "noop"), "allreduce"),
-    **dict.fromkeys(("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear"), "scheduled"),
-    **dict.fromkeys(("bsp-ps", "wfbp-ps", "bytescheduler-ps"), "servers"),
-    **dict.fromkeys(("fp16", "bf16"), "half"),
-    **dict.fromkeys(("ef-signsgd", "signsgd-mv"), "sign"),
-    **dict.fromkeys(("topk", "eftopk", "dgc"), "topk"),
-    "gtopk": "gtopk",
-    "qsgd": "qsgd",
-    "powersgd": "powersgd",
-    **dict.fromkeys(("localsgd", "slowmo", "diloco"), "local"),
-    **dict.fromkeys(("dpsgd", "choco"), "gossip"),
-    "onebit-adam": "onebit",
-    **dict.fromkeys(("ddp", "zero1"), "ddp"),
-    **dict.fromkeys(("fsdp2", "hsdp"), "fsdp"),
-}
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _others: dict[str, type[Method]] = {}  # of packages and files
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from task_images.methods.catalog import FILES
+from task_images.methods import FILES
 from tests.gpu.conftest import Train
 
 SHARDED = ("fsdp2", "hsdp")

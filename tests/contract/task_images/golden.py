@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.methods import catalog
+from task_images.methods import FILES
 from tests.contract.task_images.ranks import RankServer, share_forks
 
 FOLDER = Path(__file__).with_name("curves")
@@ -55,7 +55,7 @@ def read_curve(name: str) -> list[dict[str, float]]:
 
 def list_methods() -> list[str]:
     """Methods that two ranks can train this task with, without parameter servers."""
-    return [name for name in catalog.FILES if not name.endswith("-ps") and name not in ("hsdp", "onebit-adam")]
+    return [name for name in FILES if not name.endswith("-ps") and name not in ("hsdp", "onebit-adam")]
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import OWN, find_rules, load_catalog, parse_task, read_entries
-from task_images.methods.catalog import FILES
+from task_images.methods import FILES
 
 TEXT = {"data": "python-topics"}
 BIG = Machine(cores=16, gpus=0)

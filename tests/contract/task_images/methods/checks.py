@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from task_images.contract import Contract
+from task_images.methods import FILES
 from task_images.methods.base import Method
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.catalog import FILES, find_class, load_file
+from task_images.methods.catalog import find_class, load_file
 from task_images.methods.check import MethodWrongError, check_method
 from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors

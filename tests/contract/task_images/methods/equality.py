@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from task_images.contract import Contract
+from task_images.methods import FILES
 from task_images.methods.base import Method
-from task_images.methods.catalog import FILES, find_class
+from task_images.methods.catalog import find_class
 from task_images.precision import LossScale
 from task_images.run import run
 from task_images.world import World, open_world

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from task_images.methods.catalog import FILES
+from task_images.methods import FILES
 from tests.contract.task_images.methods.equality import EQUAL, REFUSED, SETTINGS, Case, is_refused, make
 from tests.contract.task_images.ranks import RankServer
 

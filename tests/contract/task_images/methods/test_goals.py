@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.methods.catalog import FILES, find_class
+from task_images.methods import FILES
+from task_images.methods.catalog import find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
 

@@ -9,7 +9,8 @@ import pytest
 from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.model.network import parse_network, worker_address
-from task_images.methods.catalog import FILES, find_class
+from task_images.methods import FILES
+from task_images.methods.catalog import find_class
 from tests import NIGHTLY
 from tests.contract.task_images.methods.wire_ranks import UPDATES, WIDTHS
 from tests.contract.task_images.ranks import Ended, RankServer, launch_within
