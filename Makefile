@@ -134,7 +134,7 @@ coverage: install ssh browser  ## tests with branches counted, in all their proc
 bugs: install  ## put each bug of tests/bugs into the product, and see whether the tests find it (BUGS: names)
 	$(BIN)/python -m tests.bugs $(BUGS)
 
-bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it
+bench: install  ## every figure of docs/development/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench
 
 gpu: install  ## what this machine's GPU does, in 20 minutes at most; every line is kept as soon as it is known (GPU=build/gpu)

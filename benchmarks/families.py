@@ -3,7 +3,7 @@
 Each machine is planned on demand, as spot, and with its fast network if it has one, without an account. What mlbench
 accepts for GKE and AKS is then held against the rules of the doubles (disks, ways to buy, GPUs): a machine that one
 accepts and the other refuses is a contradiction, and the exit code is 1. The rules are assumptions:
-docs/clouds-assumptions.md.
+docs/development/clouds-assumptions.md.
 """
 
 import sys

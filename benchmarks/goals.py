@@ -329,8 +329,8 @@ sends 1.5 times as much as `bsp`. `dpsgd` and `choco` send to each neighbor. `lo
 update and at each validation. `topk` (without error feedback) and `noop` reach the goal only because the task is
 easy. With 0.1 % of the entries (`--set comm.density=0.001`), `eftopk` reaches it after 8
 epochs, while `topk` has 58 to 67 % after all 20. Seconds include validations, but not the self-check, which takes
-{first:.2f} to {last:.2f} s. Small messages are expensive here; [Figures](../figures.md#networks) shows the effect of
-a network on large ones (`predict.py`).
+{first:.2f} to {last:.2f} s. Small messages are expensive here;
+[Figures](../development/figures.md#networks) shows the effect of a network on large ones (`predict.py`).
 
 The machine has {cores} cores for {ranks} ranks and their servers. Its load was {low:.0f} to {high:.0f} when the
 trainings started.{warning}

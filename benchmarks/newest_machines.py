@@ -1,6 +1,6 @@
 """Plans for machine types that are newer than the tables, against the fake clouds: GPUs, price, number of warnings.
 
-The GPUs come from the answers of the fakes, which are recalled or read in public sources (docs/clouds-assumptions.md).
+The GPUs come from the answers of the fakes, which are recalled or read in public sources (docs/development).
 Prints a table; the exit code is 1 if a plan has other GPUs than the type, or sees none.
 """
 

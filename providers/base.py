@@ -203,7 +203,7 @@ class Provider(ABC):
     summary = ""  # one line of help
     notes = ""  # further sentences of help
     options: type[Any] | None = None  # a dataclass with fields made by `option`; None: mlbench creates no such clusters
-    minutes = (10, 10)  # typical, to create and to delete a cluster: docs/clouds-assumptions.md
+    minutes = (10, 10)  # typical, to create and to delete a cluster: docs/development/clouds-assumptions.md
     finds_orphans = False  # its cloud can be asked for disks and load balancers that workloads have left
 
     # --- its clusters

@@ -5,7 +5,7 @@ pool holds them until the end: one pod on each worker, which the autoscaler may 
 would not end by itself, whatever happens to this process, and it needs no permission in the cloud's IAM or in
 Kubernetes' RBAC. At the cluster's end the Job's deadline ends the pods, and the autoscaler removes the machines once
 their runs have ended. Control plane and system machines stay until `mlbench gc --expired`, which knows the end by their
-tags. Sources: docs/clouds-assumptions.md.
+tags. Sources: docs/development/clouds-assumptions.md.
 """
 
 import time

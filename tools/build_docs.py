@@ -23,7 +23,12 @@ COPIED = {
     "SECURITY.md": "security.md",
     "results/README.md": "results.md",
 }
-FOLDED = ("changelog.md", "clouds-assumptions.md", "figures.md", "reference/archive.md")  # too long to scroll through
+FOLDED = (
+    "changelog.md",
+    "development/clouds-assumptions.md",
+    "development/figures.md",
+    "reference/archive.md",
+)  # too long to scroll through
 FOLDED_LINES = 15  # sections up to this length stay open
 PUBLISHED = "published"  # the results site, beside the pages
 

@@ -2,7 +2,7 @@
 
 The plugin, the program that runs beside the ranks, and the driver must match, so they are pinned together. Sources:
 release notes of GoogleCloudPlatform/container-engine-accelerators (gpudirect-tcpx, gpudirect-tcpxo,
-gpudirect-rdma) and public logs of A3 Mega with the branches 580 and 595, as of 2026-11; docs/clouds-assumptions.md.
+gpudirect-rdma) and public logs of A3 Mega with the branches 580 and 595, as of 2026-11; docs/development.
 """
 
 from dataclasses import dataclass

@@ -312,7 +312,7 @@ def _words(error: BaseException) -> str:
 # --- errors in Azure's words ------------------------------------------------------------------------------------------
 
 # Sources: Azure's page on common deployment errors, karpenter-provider-azure `offerings`, issues of AKS, azure-cli and
-# cilium that quote the answers; docs/clouds-assumptions.md.
+# cilium that quote the answers; docs/development/clouds-assumptions.md.
 
 
 LOGIN = "az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET of a service principal"

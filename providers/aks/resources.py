@@ -458,7 +458,7 @@ class DevicePlugin(ClusterObjects):
 
 # AKS creates network cards and load balancers in the subnet (`--subnet`) with the cluster's identity. An identity that
 # AKS creates with the cluster would have no role there, and creation would fail, so the identity is created first.
-# Sources: docs/clouds-assumptions.md.
+# Sources: docs/development/clouds-assumptions.md.
 
 NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in role's ID, the same everywhere
 

@@ -223,7 +223,7 @@ def _check_quota(
 
 # --- zones and networks -----------------------------------------------------------------------------------------------
 
-# Existing subnets (`--subnets`) must meet the requirements of EKS and machines. Sources: docs/clouds-assumptions.md.
+# Existing subnets (`--subnets`) must meet the requirements of EKS and machines. Sources: docs/development.
 
 
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:

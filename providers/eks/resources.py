@@ -391,7 +391,7 @@ def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
 def clear_cluster(aws: Aws, name: str) -> None:
     """Delete what EKS and its network plugin created for a cluster in an existing network.
 
-    Raises BusyError while some still exist. Sources: docs/clouds-assumptions.md.
+    Raises BusyError while some still exist. Sources: docs/development/clouds-assumptions.md.
     """
     marked = [{"Name": "tag:cluster.k8s.amazonaws.com/name", "Values": [name]}]
     for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=marked):
@@ -1234,7 +1234,7 @@ def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
 
 # Scheduled actions of auto scaling groups remove all machines in time. They are set as soon as EKS shows the auto
 # scaling group, before its machines are ready. An action is deleted with its group, which belongs to EKS. The control
-# plane and a NAT gateway remain until `mlbench gc --expired` or `delete-cluster`. Sources: docs/clouds-assumptions.md.
+# plane and a NAT gateway remain until `mlbench gc --expired` or `delete-cluster`. Sources: docs/development.
 
 ACTION = "mlbench-end"
 

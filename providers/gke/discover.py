@@ -217,7 +217,7 @@ def list_balancers(project: str) -> dict[str, str]:
     """Names of Services' load balancers -> names of their clusters.
 
     Their parts have no labels, but a firewall rule has both names: in its own name and in the machines' tag. It
-    outlives the cluster. Source: docs/clouds-assumptions.md.
+    outlives the cluster. Source: docs/development/clouds-assumptions.md.
     """
     wanted = quote(f'name eq "{BALANCER_RULE}.*"')
     rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()

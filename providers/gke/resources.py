@@ -897,7 +897,7 @@ def find_marks(project: str) -> list[NetworkMark]:
 # gives pods access to the cards' devices. For RDMA, GKE creates the networks (`accelerator_network_profile`), and pods
 # claim cards. In all cases a DaemonSet installs NCCL's plugin in a folder of the machine. Sources:
 # GoogleCloudPlatform/container-engine-accelerators, GoogleCloudPlatform/cluster-toolkit, Google's pages on GPUDirect
-# and on managed DRANET, as of 2026-11; assumptions: docs/clouds-assumptions.md.
+# and on managed DRANET, as of 2026-11; assumptions: docs/development/clouds-assumptions.md.
 
 
 INSTALLER = "mlbench-nccl-installer"

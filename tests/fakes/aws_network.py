@@ -1,6 +1,6 @@
 """What stays in a network of the AWS double: endpoints, interfaces that detach slowly, groups that refer to each other.
 
-Rules (`Base.rules`): guardduty, detach_looks, crossed_groups. Sources: docs/clouds-assumptions.md.
+Rules (`Base.rules`): guardduty, detach_looks, crossed_groups. Sources: docs/development/clouds-assumptions.md.
 """
 
 from dataclasses import dataclass

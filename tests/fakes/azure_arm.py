@@ -1,7 +1,7 @@
 """Azure's side of an AKS cluster: groups, clusters, pools, identities, roles, and the operations that change them.
 
 The rules below are assumptions: what Azure's documents and answers in public reports say, not what was observed in a
-subscription (docs/clouds-assumptions.md). Operations take time: so many looks, or seconds. `world.trouble` says which
+subscription (docs/development). Operations take time: so many looks, or seconds. `world.trouble` says which
 requests go wrong, and how. `azure_web.py` serves it.
 """
 

@@ -1,4 +1,4 @@
-"""What the Azure double knows of regions, VM sizes, quotas and prices. Sources: docs/clouds-assumptions.md."""
+"""What the Azure double knows of regions, VM sizes, quotas and prices. Sources: docs/development."""
 
 from tests.fakes.kube_pods import Object
 

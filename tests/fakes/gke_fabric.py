@@ -1,7 +1,7 @@
 """Which network NCCL finds in a pod on Google's machines: the fast one only under all of the real conditions.
 
 Everything else is TCP, silently: sums are right, and the log says "Using network Socket". Written from Google's samples
-(container-engine-accelerators, gpudirect-*) and reports; docs/clouds-assumptions.md.
+(container-engine-accelerators, gpudirect-*) and reports; docs/development/clouds-assumptions.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the GKE double knows of Google's machines, zones and failures. Sources: docs/clouds-assumptions.md."""
+"""What the GKE double knows of Google's machines, zones and failures. Sources: docs/development."""
 
 import grpc
 from google.cloud import container_v1 as g

@@ -1,6 +1,6 @@
 """Compute Engine's networks, subnetworks and firewall rules in the double of Google: what is refused, and until when.
 
-Sources: Compute Engine's REST reference and the words of its refusals in public reports; docs/clouds-assumptions.md.
+Sources: Compute Engine's REST reference and the words of its refusals in public reports; docs/development.
 """
 
 import re

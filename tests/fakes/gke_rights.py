@@ -1,7 +1,7 @@
 """The permission of Google's IAM that each request to the double wants.
 
 Sources: the pages "Required permissions" of GKE's, Compute Engine's, Artifact Registry's and Resource Manager's REST
-references, recalled; docs/clouds-assumptions.md. Node pools have none of their own: changing one updates its cluster.
+references, recalled; docs/development. Node pools have none of their own: changing one updates its cluster.
 """
 
 import re

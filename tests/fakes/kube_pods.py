@@ -3,7 +3,7 @@
 A node shows a GPU to a container only under the real conditions: on GKE the driver lies in /usr/local/nvidia and the
 container's own LD_LIBRARY_PATH has to hold it (ASSUMED from container-engine-accelerators, nvidia_gpu.go); on EKS
 NVIDIA's container runtime puts it into the container's system folders. The image's torch needs a driver that is new
-enough. Sources: docs/clouds-assumptions.md.
+enough. Sources: docs/development/clouds-assumptions.md.
 """
 
 import subprocess

@@ -4,7 +4,7 @@ EFA's cards are devices of the pod. Google's GPUDirect-TCPX and TCPXO want an in
 networks and a program beside the ranks, which receives the data into the GPUs' memory; RDMA (gIB) wants a claim of the
 cards. Which of Google's is set up is `fabric["setup"]` of the cluster's record (`providers/gke/options.py`).
 Sources: awsome-distributed-ai (EFA); GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpx, gpudirect-tcpxo
-(release notes, best-practice.md) and gpudirect-rdma, as of 2026-11. Assumptions: docs/clouds-assumptions.md.
+(release notes, best-practice.md) and gpudirect-rdma, as of 2026-11. Assumptions: docs/development.
 """
 
 import json

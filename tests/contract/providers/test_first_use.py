@@ -109,7 +109,11 @@ def ec2(aws: AwsClient) -> Iterator[AwsClient]:
 
 
 def test_each_row_of_the_page_has_its_test() -> None:
-    page = (ROOT / "docs/clouds-assumptions.md").read_text("utf-8").partition("## What to expect on first use")[2]
+    page = (
+        (ROOT / "docs/development/clouds-assumptions.md")
+        .read_text("utf-8")
+        .partition("## What to expect on first use")[2]
+    )
     table = page.partition("\nSources:")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][2:]
     known = {use.row for use in USES} | set(ELSEWHERE)
