@@ -152,6 +152,7 @@ def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(actin
         browser.press(ENTER)
         browser.wait_for("return location.pathname === '/experiments/long'")
         browser.wait_for("return document.querySelector('button[data-action]') !== null")
+        until(acting, "long-1", "running")  # one that waits in the queue would stay there
         shoot(browser, "experiment")
         press_button(browser, "Stop")
         assert "Stop the experiment long?" in browser.accept()
@@ -191,7 +192,7 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
         browser.wait_for("return document.body.innerText.includes('There are no experiments')")
         client = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         try:
-            until_recorded(acting, "study-first-1")
+            until(acting, "study-first-1", "queued", "running")
             browser.open(f"http://127.0.0.1:{acting.port}/experiments")
             browser.wait_for("return document.body.innerText.includes('0 of 2 runs finished')")
             shoot(browser, "experiment-begins")
@@ -227,10 +228,11 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
         assert browser.console() == []
 
 
-def until_recorded(dashboard: Dashboard, name: str) -> None:
+def until(dashboard: Dashboard, name: str, *states: str) -> None:
+    """Wait until a run is recorded in one of these states."""
     end = time.monotonic() + PATIENCE
-    while dashboard.ask(f"/api/v1/runs/{name}").status != 200:
-        assert time.monotonic() < end, f"{name} was not recorded"
+    while (answer := dashboard.ask(f"/api/v1/runs/{name}")).status != 200 or answer.document["state"] not in states:
+        assert time.monotonic() < end, f"{name} is not {states}: {answer.document}"
         time.sleep(0.1)
 
 
