@@ -199,7 +199,7 @@ class RunHandle:
         if self.is_finished:
             raise UsageError(f'The run "{self.name}" has ended.', hint=f"mlbench logs {self.name}")
         engine, folder = self.workspace.engine_of(self.run), RunFolder(self.folder)
-        ranks = [worker.rank for worker in engine.look(self.run).workers if worker.phase is Phase.RUNNING]
+        ranks = [worker.rank for worker in engine.look(self.run).workers if worker.phase == Phase.RUNNING]
         if not ranks:
             raise UsageError(f'No rank of "{self.name}" is running.', hint=f"mlbench status {self.name}")
         before = {rank: size_of(folder.log(rank)) for rank in ranks}

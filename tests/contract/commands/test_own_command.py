@@ -236,9 +236,9 @@ wait_for_the_others()
 
 def test_the_stacks_of_a_run_that_hangs_are_shown_and_are_in_the_log_at_its_deadline(project: Path) -> None:
     (project / "hangs.py").write_text(HANGS)
-    words = ["run", "h", "2", "--timeout", "40s", "--command", "sh -c 'python hangs.py; true'"]
+    words = ["run", "h", "2", "--timeout", "20s", "--command", "sh -c 'python hangs.py; true'"]
     run = subprocess.Popen([str(TOOL), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 35
+    end = time.monotonic() + 15
     while (shown := mlbench("status", "h-2", "--stacks")).stdout.count("in wait_for") < 2 and time.monotonic() < end:
         time.sleep(0.5)
     assert "Rank 0:" in shown.stdout
