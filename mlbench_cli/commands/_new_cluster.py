@@ -191,7 +191,8 @@ def _create(store: Store, planned: PlannedCluster, use: Use) -> Cluster:
 
 def _unfetched(store: Store, cluster: Cluster) -> list[str]:
     """The runs that were started on the cluster, and whose archives are not here."""
-    rows = [row for row in store.runs() if row.run.spec.cluster == cluster.name and row.state is not RunState.QUEUED]
+    begun = (RunState.RUNNING, RunState.FINISHED)
+    rows = [row for row in store.runs() if row.run.spec.cluster == cluster.name and row.state in begun]
     return [row.run.name for row in rows if not is_sealed(row.run)]
 
 
