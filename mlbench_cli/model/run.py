@@ -318,8 +318,7 @@ class ExperimentState(StrEnum):
         `is_queued`: a process is starting the remaining members.
         """
         states = {state for state, _ in members}
-        is_between = is_queued and states == {RunState.QUEUED, RunState.FINISHED}
-        if is_between or states & {RunState.SUBMITTED, RunState.RUNNING}:
+        if RunState.RUNNING in states or (is_queued and states == {RunState.QUEUED, RunState.FINISHED}):
             return cls.RUNNING
         if RunState.QUEUED in states:
             return cls.PENDING if is_queued else cls.STOPPED

@@ -86,7 +86,7 @@ def experiment_status(
 def _state(status: RunStatus) -> RunState:
     if status.state == RunState.FINISHED:
         return RunState.FINISHED
-    return RunState.QUEUED if status.row.state is RunState.QUEUED else RunState.RUNNING
+    return RunState.RUNNING if status.row.state is RunState.RUNNING else RunState.QUEUED  # until its engine has it
 
 
 def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentState) -> str | None:
