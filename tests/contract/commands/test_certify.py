@@ -97,7 +97,7 @@ def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused
 def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     home: Path, started: list["subprocess.Popen[str]"]
 ) -> None:
-    client = clients.start(*TINY, "--set", "limit_seconds=8", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    client = clients.start(*TINY, "--set", "limit_seconds=25", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     started.append(client)
     until(lambda: log_has(home, "t-4", 2, '"kind":"node"'))
     state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())

@@ -377,7 +377,7 @@ def test_a_network_of_a_formula_delays_every_message_and_is_labeled(tmp_path: Pa
         texts = {Path(name).name: file.read(name).decode() for name in file.namelist() if not name.endswith("/")}
     result, summary = json.loads(texts["result.json"]), json.loads(texts["network.json"])["summary"]
     sent = result["details"]["communication"]
-    assert sent["communication_seconds"] >= 0.02 * sent["messages"] + 8e-9 * sent["bytes"]
+    assert sent["communication_seconds"] >= 0.999999 * (0.02 * sent["messages"] + 8e-9 * sent["bytes"])  # rounding
     assert "not the task's own" in texts["official_result.txt"]
     assert (summary["asked"], summary["method"], summary["held"]) == ("model:1gbit,20ms", "model", None)
     assert "modeled 1gbit,20ms" in texts["official_result.txt"]
