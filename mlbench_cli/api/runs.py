@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,7 +210,8 @@ class RunHandle:
             time.sleep(0.5)
             engine.look(self.run)  # brings what the logs have gained elsewhere
             for rank, size in before.items():
-                with open(folder.log(rank), "rb") as file:
+                text = ""
+                with suppress(FileNotFoundError), open(folder.log(rank), "rb") as file:  # it has printed nothing yet
                     file.seek(size)
                     text = file.read(1 << 20).decode("utf-8", "replace")
                 if 'File "' in text and (start := text.find("--- mlbench: stacks")) >= 0:

@@ -74,10 +74,8 @@ def _index_runs_by_task(db: sqlite3.Connection) -> None:
 def _tell_queued_runs(db: sqlite3.Connection) -> None:
     """Runs that wait in a queue had a note in their folder; a row without one may be known to its engine."""
     for run_id, folder in db.execute("SELECT id, folder FROM runs WHERE state = 'created'").fetchall():
-        note = Path(folder, ".state", "queued.json")
-        state = "queued" if note.is_file() else "submitted"
+        state = "queued" if Path(folder, ".state", "queued.json").is_file() else "submitted"
         db.execute("UPDATE runs SET state = ? WHERE id = ?", (state, run_id))
-        note.unlink(missing_ok=True)
 
 
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
