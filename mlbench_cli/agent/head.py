@@ -75,8 +75,8 @@ class Head:
     def look_for_notes(self) -> None:
         """Read what is to be passed on."""
         for name in PASSED_ON:
-            with contextlib.suppress(OSError), open(f"{self.folder}/{name}", "rb") as file:
-                self.notes[name] = file.read()
+            if (content := machine.read_bytes(f"{self.folder}/{name}")) is not None:
+                self.notes[name] = content
 
     def have(self, node: int, names: list[Any]) -> dict[str, int]:
         """The sizes of a node's growing files here."""

@@ -1,9 +1,5 @@
 """A certificate for people: files beside its archive, the commands that it suggests, and one page."""
 
-import base64
-import csv
-import hashlib
-import io
 import json
 import shlex
 import shutil
@@ -12,23 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import __version__
 from mlbench_cli.certify.judge import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.receipts import archive_digest
-from mlbench_cli.results.report.render import make_environment, read_asset
+from mlbench_cli.results.report.render import make_environment, render_page
 from mlbench_cli.storage import run_folder
+from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import counted
 from task_images.certify.rules import TESTS
 
 ARCHIVE = "archive.zip"
-_NO_FORMS = "base-uri 'none'; form-action 'none'"
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
 _HEADLINES = {
     "accepted": "Accepted",
@@ -174,8 +168,8 @@ def require_same_hardware(old: Certificate, new: Certificate) -> None:
 
 def write_files(
     certificate: Certificate, source: Path, folder: Path, key: Path | None, earlier: Certificate | None = None
-) -> list[Path]:
-    """Write the certificate's files and its signed archive into `folder`; their paths."""
+) -> None:
+    """Write the certificate's files and its signed archive into `folder`."""
     document = certificate.document
     changes = [] if earlier is None else compare(earlier, certificate)
     good = [node["node"] for node in document["nodes"] if node["state"] in ("ok", "watch")]
@@ -204,50 +198,39 @@ def write_files(
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
     if key is not None:
         sign(folder / ARCHIVE, key, force=True)
-    return [folder / name for name in (*texts, ARCHIVE)]
 
 
 def _nodes_csv(document: Mapping[str, Any]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["node", "state", "reasons", *document["fleet"]])
+    rows: list[list[object]] = [["node", "state", "reasons", *document["fleet"]]]
     for node in document["nodes"]:
         values = [node["tests"].get(test, "") for test in document["fleet"]]
-        writer.writerow([node["node"], node["state"], " ".join(node["reasons"]), *values])
-    return text.getvalue()
+        rows.append([node["node"], node["state"], " ".join(node["reasons"]), *values])
+    return format_csv(rows)
 
 
 def render(
     certificate: Certificate, changes: list[dict[str, Any]], earlier: Certificate | None, *, is_signed: bool
 ) -> str:
     """The page."""
-    from markupsafe import Markup
-
     own = Path(__file__).parent
-    style = f"{STYLE.read_text('utf-8')}\n{read_asset('page.css')}\n{(own / 'certificate.css').read_text('utf-8')}"
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     order = {str(state): place for place, state in enumerate(State)}
     nodes = sorted(
         certificate.document["nodes"],
         key=lambda node: (order[node["state"]], min(node["tests"].values(), default=0.0), node["node"]),
     )
-    return (
-        make_environment(own)
-        .get_template("certificate.html.j2")
-        .render(
-            certificate=certificate,
-            document=certificate.document,
-            nodes=nodes[:SHOWN_NODES],
-            left=max(0, len(nodes) - SHOWN_NODES),
-            tones={(node["node"], test): _tone(node, test) for node in nodes for test in certificate.document["fleet"]},
-            changes=changes,
-            earlier=earlier,
-            is_signed=is_signed,
-            archive=ARCHIVE,
-            policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; {_NO_FORMS}",
-            style=Markup(style),
-            version=__version__,
-        )
+    return render_page(
+        make_environment(own),
+        "certificate.html.j2",
+        (own / "certificate.css").read_text("utf-8"),
+        certificate=certificate,
+        document=certificate.document,
+        nodes=nodes[:SHOWN_NODES],
+        left=max(0, len(nodes) - SHOWN_NODES),
+        tones={(node["node"], test): _tone(node, test) for node in nodes for test in certificate.document["fleet"]},
+        changes=changes,
+        earlier=earlier,
+        is_signed=is_signed,
+        archive=ARCHIVE,
     )
 
 

@@ -7,7 +7,6 @@ says what each entry means), so no code of a task runs here. A task with a goal 
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +24,6 @@ from task_images import contract
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # of TensorFlow; listed by the tasks that support it
-_TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
 REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title", "parameters")
 OWN = Path(contract.__file__).with_name("catalog.json")
 WRITE = "python -m task_images.describe {}"  # what writes a catalog

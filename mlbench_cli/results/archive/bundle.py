@@ -31,14 +31,14 @@ def write_bundle(archives: Sequence[Path], target: Path) -> None:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from None
 
 
-def is_bundle(path: Path) -> bool:
-    """Whether a file holds archives of several runs."""
+def list_bundle(path: Path) -> list[str]:
+    """The names of the archives in a file that holds those of several runs; empty for any other file."""
     try:
         with zipfile.ZipFile(path) as bundle:
             names = bundle.namelist()
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return False
-    return bool(names) and all(name.endswith(".zip") for name in names)
+        return []
+    return names if all(name.endswith(".zip") for name in names) else []
 
 
 def unpack_bundle(path: Path) -> list[Path]:
@@ -67,14 +67,12 @@ def unpack_bundle(path: Path) -> list[Path]:
 
 def archives_at(path: Path) -> list[Path]:
     """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip)."""
-    return unpack_bundle(path) if path.suffix == ".zip" and is_bundle(path) else [path]
+    return unpack_bundle(path) if path.suffix == ".zip" and list_bundle(path) else [path]
 
 
 def refuse_bundle(path: Path, purpose: str) -> None:
     """Raise UsageError if a file holds archives of several runs where `purpose` takes one."""
-    if path.suffix == ".zip" and is_bundle(path):
-        with zipfile.ZipFile(path) as bundle:
-            names = bundle.namelist()
+    if path.suffix == ".zip" and (names := list_bundle(path)):
         raise UsageError(
             f"{path} holds the archives of {counted(len(names), 'run')}; {purpose} takes those of single runs.",
             hint=f"Take one out of it: python3 -m zipfile -e {shlex.quote(str(path))} FOLDER, then use "

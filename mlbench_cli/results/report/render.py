@@ -83,13 +83,18 @@ def write_report(report: Facts, path: Path) -> list[Path]:
 
 def render_html(report: Facts, data: str = "") -> str:
     """The page; equal reports give equal bytes. `data` is the folder of the CSV files, next to the page."""
+    return render_page(make_environment(), "report.html.j2", report=report, data=data)
+
+
+def render_page(environment: "Environment", template: str, *sheets: str, **values: Any) -> str:
+    """A page without scripts, in one file: its policy allows the style sheet alone, that of reports with `sheets`."""
     from markupsafe import Markup
 
-    style = f"{STYLE.read_text('utf-8')}\n{read_asset('page.css')}"
+    style = "\n".join([STYLE.read_text("utf-8"), read_asset("page.css"), *sheets])
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; {_NO_FORMS}"
-    template = make_environment().get_template("report.html.j2")
-    return template.render(report=report, policy=policy, style=Markup(style), version=__version__, data=data)
+    page = environment.get_template(template)
+    return page.render(policy=policy, style=Markup(style), version=__version__, **values)
 
 
 def render_markdown(report: Facts, *, limit: int = MAX_BYTES) -> str:
