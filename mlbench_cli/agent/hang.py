@@ -24,7 +24,8 @@ IDLE_SECONDS = 30.0  # without CPU time of any rank, after which a run may hang
 IDLE_SHARE = 0.02  # of a core that a rank may use while it only waits
 CLOCK_SECONDS = 0.05  # how far CPU times of the kernel may be off
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3 if hasattr(signal, "SIGRTMAX") else 0
-PRINT_SECONDS = 0.5  # for ranks to print their stacks
+PRINT_SECONDS = 5.0  # at most, for ranks to take the signal
+WRITE_SECONDS = 0.2  # for them to write what they print
 SPY_SECONDS = 10.0
 TITLE = b"\n--- mlbench: stacks of rank %d, process %d ---\n"
 
@@ -61,7 +62,7 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
     """Have all Python processes of the ranks (number -> process) print their stacks; whether any could."""
     children = processes.process_tree()
     spy = shutil.which("py-spy")
-    is_done = False
+    is_done, asked = False, list[int]()
     for rank, root in ranks.items():
         for pid in (root, *processes.descendants(root, children)):
             with open(f"{folder}/logs/rank-{rank}.log", "ab") as log:
@@ -70,26 +71,34 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
                     log.flush()
                     with contextlib.suppress(OSError):
                         os.kill(pid, STACKS_SIGNAL)
-                        is_done = True
+                        asked.append(pid)
                 elif spy is not None and _is_python(pid):
                     log.write(TITLE % (rank, pid))
                     log.flush()
                     with contextlib.suppress(OSError, subprocess.SubprocessError):
                         subprocess.run([spy, "dump", "--pid", str(pid)], stdout=log, stderr=log, timeout=SPY_SECONDS)
                         is_done = True
-    if is_done:
-        time.sleep(PRINT_SECONDS)
-    return is_done
+    end = time.monotonic() + PRINT_SECONDS
+    while time.monotonic() < end and any(_has_signal(pid, STACKS_SIGNAL, "ShdPnd") for pid in asked):
+        time.sleep(0.05)  # SIGTERM would overtake it
+    if asked:
+        time.sleep(WRITE_SECONDS)
+    return is_done or bool(asked)
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, by /proc: without one it would end."""
+    """Whether a process has a handler for a signal: without one it would end."""
+    return _has_signal(pid, number, "SigCgt")
+
+
+def _has_signal(pid: int, number: int, field: str) -> bool:
+    """Whether a signal is in a set of a process: caught (SigCgt) or waiting to be handled (ShdPnd); see proc(5)."""
     with (
         contextlib.suppress(OSError, ValueError),
         open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file,
     ):
         for line in file:
-            if line.startswith("SigCgt:"):
+            if line.startswith(f"{field}:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 

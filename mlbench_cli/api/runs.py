@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.progress import Progress
     from mlbench_cli.runs.supervise import Report
 
+STACKS_SECONDS = 3.0  # after which a program that could not print its stacks yet is asked again
+
 
 @dataclass(frozen=True)
 class RunHandle:
@@ -194,7 +196,6 @@ class RunHandle:
         Raises UsageError for a run that does not run, and if no rank can print its stacks within `timeout` seconds.
         """
         from mlbench_cli.model.run import Phase
-        from mlbench_cli.storage.run_folder import RunFolder
         from mlbench_cli.util.files import size_of
 
         if self.is_finished:
@@ -204,9 +205,11 @@ class RunHandle:
         if not ranks:
             raise UsageError(f'No rank of "{self.name}" is running.', hint=f"mlbench status {self.name}")
         before = {rank: size_of(folder.log(rank)) for rank in ranks}
-        engine.print_stacks(self.run)
-        end, found = time.monotonic() + timeout, dict[int, str]()
+        end, found, ask_at = time.monotonic() + timeout, dict[int, str](), 0.0
         while time.monotonic() < end and len(found) < len(ranks):
+            if time.monotonic() >= ask_at:  # again: a program that has just started cannot answer yet
+                engine.print_stacks(self.run)
+                ask_at = time.monotonic() + STACKS_SECONDS
             time.sleep(0.5)
             engine.look(self.run)  # brings what the logs have gained elsewhere
             for rank, size in before.items():
@@ -214,8 +217,10 @@ class RunHandle:
                 with suppress(FileNotFoundError), open(folder.log(rank), "rb") as file:  # it has printed nothing yet
                     file.seek(size)
                     text = file.read(1 << 20).decode("utf-8", "replace")
-                if 'File "' in text and (start := text.find("--- mlbench: stacks")) >= 0:
-                    found[rank] = text[start:]
+                _, *prints = text.split("--- mlbench: stacks")  # of each of its processes, perhaps more than once
+                last = {words.partition("\n")[0]: words for words in prints if 'File "' in words}
+                if last:
+                    found[rank] = "".join(f"--- mlbench: stacks{words}" for words in last.values())
         if not found:
             raise UsageError(
                 f'No rank of "{self.name}" could print its stacks: they run no Python, or are stopped.',
