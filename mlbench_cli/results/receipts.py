@@ -20,7 +20,7 @@ from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.schema import RECEIPT, brief, validate
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
-from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
+from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util import files
 from mlbench_cli.util.json_text import format_document, parse_versioned

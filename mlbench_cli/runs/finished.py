@@ -49,7 +49,7 @@ def read_finished(run: Run) -> FinishedRun | None:
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None
-    from mlbench_cli.results.archive.sealed import read_documents
+    from mlbench_cli.results.archive.reader import read_documents
 
     try:
         result, found = read_documents(run.folder, (run_folder.RESULT, run_folder.FINDINGS))

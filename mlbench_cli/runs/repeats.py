@@ -86,7 +86,7 @@ def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
 
 def _is_intact(run: Run) -> bool:
     """Whether the documents that the figures are read from are as they were sealed."""
-    from mlbench_cli.results.archive.sealed import read_documents
+    from mlbench_cli.results.archive.reader import read_documents
 
     try:
         return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))

@@ -1,15 +1,16 @@
 """Packs an archive into a zip, and unpacks it. The zip is canonical: equal contents give equal bytes on every
 machine."""
 
-import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from mlbench_cli.errors import DamagedArchive, UsageError
-from mlbench_cli.results.archive import canonical_zip, layout
-from mlbench_cli.results.archive.canonical_zip import ZipDamage
+from mlbench_cli.results.archive import files as zips
+from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.storage import run_folder
@@ -44,14 +45,20 @@ def write_zip(
     with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with files.replace_file(target) as file:
-            writer = canonical_zip.Writer(file)
-            for name in sorted({*archive.names, *changes}):
-                if name in changes:
-                    writer.add(name, len(changes[name]), iter([changes[name]]))
-                else:
-                    _add(writer, archive, name, (sums or {}).get(name))
-            writer.finish()
+            digests = zips.write_zip(file, _contents(archive, changes), archive.path)
+            for name, expected in (sums or {}).items():
+                if digests.get(name) != expected:
+                    message = "it has changed since it was sealed"
+                    raise DamagedArchive(archive.path, name, message, problem="changed")
         files.sync_folder(target.parent)
+
+
+def _contents(archive: Archive, changes: Mapping[str, bytes]) -> Iterator[tuple[str, int, BinaryIO]]:
+    for name in sorted({*archive.names, *changes}):
+        if name in changes:
+            yield name, len(changes[name]), io.BytesIO(changes[name])
+        else:
+            yield name, archive.size(name), archive.open_file(name)
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -74,20 +81,3 @@ def unpack(path: Path, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         files.sync_folder(folder.parent)
-
-
-def _add(writer: canonical_zip.Writer, archive: Archive, name: str, expected: str | None) -> None:
-    sha = hashlib.sha256()
-    with archive.open_file(name) as file:
-
-        def chunks() -> Iterator[bytes]:
-            while chunk := file.read(layout.CHUNK):
-                sha.update(chunk)
-                yield chunk
-
-        try:
-            writer.add(name, archive.size(name), chunks())
-        except ZipDamage as damage:
-            raise DamagedArchive(archive.path, name, str(damage), problem=damage.code) from None
-    if expected is not None and sha.hexdigest() != expected:
-        raise DamagedArchive(archive.path, name, "it has changed since it was sealed", problem="changed")

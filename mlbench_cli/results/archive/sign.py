@@ -20,8 +20,12 @@ from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, Not
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.pack import write_zip
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, NAMESPACE, find_signature_problem
-from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.archive.verify import (
+    MAX_SIGNATURE_BYTES,
+    NAMESPACE,
+    find_signature_problem,
+    open_verified,
+)
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util import files
 

@@ -1,8 +1,11 @@
 """Verifies that every byte of an archive is what was sealed, and that its documents follow from its evidence."""
 
+import base64
+import binascii
 import hashlib
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,13 +14,12 @@ from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
+from mlbench_cli.results.archive.files import Zip
 from mlbench_cli.results.archive.judge import Judgement, judge
-from mlbench_cli.results.archive.reader import Archive, Zip
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate
-from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
@@ -25,6 +27,12 @@ from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
 from mlbench_cli.util.text import one_line
 
 MAX_PROBLEMS = 1000
+MAX_SIGNATURE_BYTES = 16 << 10
+# Namespaces of signatures (PROTOCOL.sshsig of OpenSSH).
+NAMESPACE = "mlbench-archive"
+RECEIPT_NAMESPACE = "mlbench-receipt"
+_ARMOR = re.compile(rb"-----BEGIN SSH SIGNATURE-----\n([A-Za-z0-9+/=\n]+)\n-----END SSH SIGNATURE-----\n")
+_MAGIC = b"SSHSIG\0\0\0\1"
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,20 @@ def open_verified(path: Path, *, unproven: bool = False) -> Archive:
     return Archive.open(path, not_derived=found.not_derived, is_shown=True)
 
 
+def find_signature_problem(data: bytes, namespace: str = NAMESPACE) -> str | None:
+    """Why `data` is not an OpenSSH signature for `namespace`, or None. Only `check_origin` checks its validity."""
+    match = _ARMOR.fullmatch(data)
+    try:
+        blob = base64.b64decode(match[1].replace(b"\n", b""), validate=True) if match else b""
+    except binascii.Error:
+        blob = b""
+    if not blob.startswith(_MAGIC):
+        return "it is not an OpenSSH signature"
+    if len(namespace).to_bytes(4, "big") + namespace.encode() not in blob:
+        return f"it is a signature for another namespace than {namespace}"
+    return None
+
+
 def _refuse(code: str, message: str) -> Verification:
     return Verification((Problem(code, "", message),))
 
@@ -130,8 +152,6 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
                 break
     except DamagedArchive as damage:
         found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
-    except ZipDamage as damage:
-        found.append(Problem(damage.code, _printable_name(damage.name), str(damage)))
     except OSError:
         raise
     except Exception as error:  # whatever a stranger wrote, it is the damage of this archive alone
@@ -168,18 +188,18 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
             "unsealed" if sealable else "not_an_archive", run_folder.SUMS, f"there is no SHA256SUMS: {reason}"
         )
         return
-    yield from _archive_problems(archive, damaged)
+    yield from _archive_problems(archive, damaged, lambda name: _digest(archive, name))
 
 
 def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
-    zipped = Zip(file)
-    if run_folder.SUMS not in zipped.entries:
+    zipped = Zip(file, path)
+    if run_folder.SUMS not in zipped.names:
         yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is not an mlbench archive")
         return
-    yield from _archive_problems(Archive(path, zipped), False)
+    yield from _archive_problems(Archive(path, zipped), False, zipped.check().__getitem__)
 
 
-def _archive_problems(archive: Archive, damaged: bool) -> Iterator[Problem | str]:
+def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], str]) -> Iterator[Problem | str]:
     """Check files against SHA256SUMS and, if all match, documents against the evidence."""
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), archive.path)
     names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
@@ -194,10 +214,8 @@ def _archive_problems(archive: Archive, damaged: bool) -> Iterator[Problem | str
             problem = Problem("extra", _printable_name(name), "it is not listed in SHA256SUMS")
         else:
             try:
-                if _digest(archive, name) != sums[name]:
+                if digest(name) != sums[name]:
                     problem = Problem("changed", name, "it is not what was sealed: its SHA-256 differs")
-            except ZipDamage as damage:
-                problem = Problem(damage.code, name, str(damage))
             except OSError as error:
                 problem = Problem("unreadable", name, f"it cannot be read: {error.strerror}")
         if problem:
@@ -215,10 +233,7 @@ def _digest(archive: Archive, name: str) -> str:
 def _find_signature_problem(archive: Archive) -> str | None:
     """Why SHA256SUMS.sig cannot be a signature. results/archive/sign.py checks who made it."""
     try:
-        _digest(archive, run_folder.SIGNATURE)  # for a zip, this checks its CRC
         return find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
-    except ZipDamage as damage:
-        return str(damage)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
 

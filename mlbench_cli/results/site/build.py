@@ -17,7 +17,7 @@ from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError
-from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE, find_signature_problem
+from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE, find_signature_problem
 from mlbench_cli.results.figures.chart import to_csv
 from mlbench_cli.results.site.claims import Claim, Contest, ReceiptNote, attach_receipts, make_contests
 from mlbench_cli.results.site.entries import MANY, Entry, Refusal, Sources, find_sources, is_plain, read_entries
