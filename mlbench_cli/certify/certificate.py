@@ -20,7 +20,7 @@ from mlbench_cli.storage import run_folder
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import counted
-from task_images.certify.rules import TESTS
+from task_images.certify.rules import LEAST_DIP, TESTS
 
 ARCHIVE = "archive.zip"
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
@@ -90,7 +90,7 @@ class Certificate:
         method, fleet = self.document["method"], self.document["fleet"]
         least = [facts for facts in fleet.values() if facts["smallest_shortfall"] is not None]
         parts = []
-        if method["least_dip_seconds"] >= 20:
+        if method["least_dip_seconds"] >= LEAST_DIP:
             parts.append(
                 f"A cluster without faults gets a wrong name in at most {100 * method['error']:g} of 100 runs, "
                 f"if disturbances last {method['least_dip_seconds']:g} s on average or less."

@@ -8,6 +8,7 @@ from mlbench_cli.certify.judge import Document, judge
 from mlbench_cli.certify.samples import read_samples
 from mlbench_cli.model.run import Observation
 from mlbench_cli.model.spec import RunSpec
+from task_images.certify import rules
 
 TASK = "certify"
 
@@ -27,5 +28,5 @@ def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable
         names,
         started,
         parse_expected(str(spec.parameters.get("expect") or "")),
-        least_dip=float(dip) if isinstance(dip, int | float) else 20.0,
+        least_dip=float(dip) if isinstance(dip, int | float) else rules.LEAST_DIP,
     )

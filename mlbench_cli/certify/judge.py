@@ -62,7 +62,7 @@ def judge(
     started: Sequence[bool],
     expected: Sequence[Mapping[str, Any]] = (),
     *,
-    least_dip: float = 20.0,
+    least_dip: float = rules.LEAST_DIP,
 ) -> Document:
     """The certificate of nodes with these `names`, in the order of their numbers; `started`: whether their workers did.
 
@@ -344,7 +344,10 @@ class _Judge:
         names = " and ".join(self.names[number] for number in nodes)
         reason = "link_slow" if len(who) == 2 else margin.reason
         short = -math.expm1(-effect)
-        text = f"{names}: {100 * short:.1f} % below its peers in {margin.title}"
+        if len(who) == 2:
+            text = f"the link between {names} is {100 * short:.1f} % slower than the others"
+        else:
+            text = f"{names}: {100 * short:.1f} % below its peers in {margin.title}"
         if found.is_named:
             state = State.WATCH if len(who) == 2 else State.SLOW
             text += f"; confirmed in {found.slow} of {found.of} moments over {span:.0f} s"
@@ -352,8 +355,11 @@ class _Judge:
             if short < margin.warn or found.slow * 2 < found.of:
                 return  # fresh data does not show it
             state, text = State.WATCH, f"{text}; {found.slow} of {found.of} moments are too few to blame it"
+        elif not found.of:
+            state, text = State.WATCH, f"{text}; it was not measured again"
         else:
-            state, text = State.WATCH, f"{text}, for {span:.0f} s: too short to blame it"
+            state = State.WATCH
+            text += f"; slow in {found.slow} of {found.of} moments over {span:.0f} s, of {needed:.0f} s that blame it"
         facts: Document = {
             "test": test,
             "unit": margin.unit,
@@ -409,12 +415,15 @@ class _Judge:
         return sorted(found.values())
 
     def _dips(self) -> list[float]:
-        series: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        series: dict[tuple[str, object], list[tuple[float, float]]] = {}
         tests = {case.number: case for case in self.samples.cases if case.test != "network"}
         for sample in self.samples.nodes:
             case = tests.get(-1 if sample.case is None else sample.case)
             if case is not None and sample.rank in case.peers and case.test in sample.values:
                 series.setdefault((case.test, sample.rank), []).append((sample.at, sample.values[case.test]))
+        for pair in self.samples.pairs:
+            if pair.case is not None and pair.moment is None:
+                series.setdefault(("network", pair.pair), []).append((pair.at, 1 / pair.seconds))
         return [rules.longest_dip(sorted(rows), TESTS[test].fail) for (test, _), rows in series.items()]
 
     def _warn_unsuspected(self, suspected: set[tuple[str, tuple[int, ...]]]) -> None:

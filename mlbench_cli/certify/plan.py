@@ -9,20 +9,22 @@ from mlbench_cli.errors import UsageError
 from task_images.certify import rules
 from task_images.certify.rules import TESTS
 
-START_SECONDS = 30.0
-_DISK_MBPS = 200.0  # assumed
+_START_SECONDS = {True: 12.0, False: 30.0}  # on one machine, on several
+_DISK_MBPS = 400.0  # assumed
+_RESERVE = 1.25  # of the time of the plan
 _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages with their seconds. `more`: seconds that the confirmation of one suspect usually adds at most, and
-    `longest` those of any confirmation."""
+    """The stages of a cluster without suspects, with their seconds, and those of a confirmation: how long it usually
+    takes to clear a suspect, to name it, and at most."""
 
     stages: Mapping[str, float]
     nodes: int
     devices: int
-    more: float
+    clear: float
+    name: float
     longest: float
     per_hour: float | None = None
 
@@ -32,14 +34,19 @@ class Plan:
         return math.fsum(self.stages.values())
 
     @property
-    def dollars(self) -> float | None:
-        """The price of that time; None if the price of the cluster is unknown."""
-        return None if self.per_hour is None else self.per_hour * self.seconds / 3600
+    def again(self) -> float:
+        """Seconds of the stages that are repeated without the nodes that were named."""
+        return sum(self.stages.get(name, 0.0) for name in ("collectives", "training"))
 
     @property
     def timeout(self) -> float:
         """After which the run is ended: the plan, its confirmation, and as much again for slow machines."""
-        return 2 * self.seconds + self.longest + 600
+        return 2 * self.seconds + self.longest + self.again + 600
+
+    def confirmation_within(self, budget: float) -> float:
+        """How long a confirmation may take so that the run ends in time, slow machines included. It begins behind the
+        screen, beside the stages that are then repeated."""
+        return max(0.0, min(self.longest, budget - _RESERVE * self.seconds))
 
 
 def make_plan(
@@ -49,22 +56,22 @@ def make_plan(
     turns = nodes if one_machine else 1
     burst, asked = float(parameters["burst_seconds"]), parameters["stages"]
     node = (8 if gpu else 4) * burst + float(parameters["sustained_seconds"])
-    node += 2 * float(parameters["disk_bytes"]) / _DISK_MBPS / 1e6 + (3.0 if gpu else 1.0)
+    node += 2 * float(parameters["disk_bytes"]) / _DISK_MBPS / 1e6 + (3.0 if gpu else 0.5)
     rounds = nodes - 1 + nodes % 2
     rounds = rounds if nodes <= 16 or not parameters["matchings"] else min(rounds, int(parameters["matchings"]))
-    group = 3.0 if gpu else 0.3
+    group = 3.0 if gpu else 0.1
     stages = {
-        "drift": START_SECONDS,
+        "drift": _START_SECONDS[one_machine],
         "node": float(parameters["rounds"]) * node * turns,
         "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
-        "collectives": 4 * len(parameters["sizes"]) * (group + 0.1 * float(parameters["samples"])),
-        "training": float(parameters["training_seconds"]) + group + 5,
+        "collectives": 4 * len(parameters["sizes"]) * (group + 0.05 * float(parameters["samples"])),
+        "training": float(parameters["training_seconds"]) + group + 3,
         "soak": 3600 * float(parameters["soak_hours"]),
     }
-    span = rules.span_needed(float(parameters["least_dip_seconds"]), 1) * max(rules.LOOKS) / rules.LOOKS[0]
+    span = rules.span_needed(float(parameters["least_dip_seconds"]), 1)
     used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
     longest = float(parameters["confirm_seconds"])
-    return Plan(used, nodes, nodes * per_node, min(span, longest), longest, per_hour)
+    return Plan(used, nodes, nodes * per_node, rules.moment_due(2, span), span, longest, per_hour)
 
 
 def check_budget(plan: Plan, seconds: float) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +41,8 @@ def certify(
     ] = None,
     hours: Annotated[float | None, typer.Option("--hours", help="duration of the soak; default: 24")] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="DURATION", help="longest time, e.g. 30m; the run ends then")
+        str | None,
+        typer.Option("--budget", metavar="DURATION", help="longest time, e.g. 30m; suspects stay on watch then"),
     ] = None,
     expect: Annotated[
         Path | None,
@@ -164,8 +166,10 @@ def _plan(
     plan = make_plan(parameters, chosen, per_node, gpu=gpu, one_machine=local, per_hour=price)
     limit = plan.timeout
     if budget is not None:
-        limit = parse_duration(budget)
+        limit = parse_duration(budget, "--budget")
         check_budget(plan, limit)
+        plan = replace(plan, longest=round(plan.confirmation_within(limit)))
+        changes["confirm_seconds"] = plan.longest
     request = Request(
         name=_free_name(client, cluster),
         workers=(chosen,),
@@ -188,13 +192,18 @@ def _free_name(client: Client, cluster: str) -> str:
 
 def _describe(plan: Plan, cluster: str, level: str) -> str:
     hours = plan.devices * plan.seconds / 3600
-    price = "" if plan.dollars is None else f", ${plan.dollars:.2f}"
+    named = plan.seconds + plan.name
+    price = (
+        ""
+        if plan.per_hour is None
+        else (f", ${plan.per_hour * plan.seconds / 3600:.2f}, or ${plan.per_hour * named / 3600:.2f} with a slow node")
+    )
     parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan.stages.items())
     least = smallest_shortfalls()
     text = (
         f"Plan for {counted(plan.nodes, 'node')} of {cluster}, level {level}: {plan.seconds / 60:.1f} min "
         f"({parts}), {hours:.2f} device-hours{price}.\n"
-        f"A suspect adds up to {plan.more / 60:.1f} min, most of it beside the other stages.\n"
+        f"{_describe_confirmation(plan)}\n"
         f"Smallest shortfall found in 95 of 100 runs on quiet machines: matmul "
         f"{100 * least['matmul.sustained']:.1f} %, memory {100 * least['memory']:.1f} %, network "
         f"{100 * least['network']:.1f} %, disk {100 * least['disk.write']:.0f} %."
@@ -204,6 +213,18 @@ def _describe(plan: Plan, cluster: str, level: str) -> str:
     if plan.nodes < 4:
         text += f"\n{plan.nodes} nodes are too few to name one of them: at least 4 are needed."
     return text
+
+
+def _describe_confirmation(plan: Plan) -> str:
+    if not {"node", "pairs"} & plan.stages.keys():
+        return "No node is compared with others."
+    text = f"A node that looks slow is measured again beside others: {plan.clear / 60:.0f} min usually clear it"
+    if plan.longest < plan.name:
+        return (
+            f"{text}. To name it takes {plan.name / 60:.0f} min, and the budget leaves {plan.longest / 60:.0f} min: "
+            "it stays on watch."
+        )
+    return f"{text}, {plan.name / 60:.0f} min name it ({plan.longest / 60:.0f} min at most)."
 
 
 def _conclude(source: Path, out: Path | None, key: Path | None, earlier: "Certificate | None", output: Format) -> int:

@@ -7,6 +7,7 @@ not the end of the run. `rules.py` and `pairs.py` are arithmetic that the judge 
 
 from dataclasses import dataclass
 
+from task_images.certify.rules import LEAST_DIP
 from task_images.parameters import Task, parameter
 
 STAGES = ("drift", "node", "pairs", "collectives", "training", "soak")
@@ -31,13 +32,13 @@ class Settings:
     samples: int = parameter(7, "calls of each collective and size", min=3, max=10000)
     training_seconds: float = parameter(10.0, "duration of the reference training", min=0.1, max=864000)
     least_dip_seconds: float = parameter(
-        20.0,
-        "shortest disturbance of a healthy node that the confirmation outlasts; less voids the error rate",
+        LEAST_DIP,
+        "mean length of disturbances of a healthy node that the confirmation outlasts; less voids the error rate",
         min=0,
         max=86400,
     )
     confirm_seconds: float = parameter(
-        600.0, "longest confirmation of suspects; who is not decided by then is on watch", min=0, max=864000
+        3600.0, "longest confirmation of suspects; who is not decided by then is on watch", min=0, max=864000
     )
     soak_hours: float = parameter(0.0, "how long the stage soak repeats the others", min=0, max=720)
     expect: str = parameter("", "published figures to compare with, as JSON: name -> value and source")
@@ -52,8 +53,6 @@ _STANDARD = {
     "sizes": "1MiB:128MiB:x2",
     "samples": 20,
     "training_seconds": 600.0,
-    "least_dip_seconds": 60.0,
-    "confirm_seconds": 1800.0,
 }
 TASK = Task(
     settings=Settings,
@@ -69,8 +68,8 @@ TASK = Task(
         "soak": {
             **_STANDARD,
             "stages": list(STAGES),
-            "least_dip_seconds": 300.0,
-            "confirm_seconds": 7200.0,
+            "least_dip_seconds": 1800.0,
+            "confirm_seconds": 21600.0,
             "soak_hours": 24.0,
         },
         "tiny": {

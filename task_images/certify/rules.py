@@ -8,9 +8,11 @@ confirm    A suspect and healthy peers are measured again at the same moments. A
 error      Looks after 8, 12 and 16 moments, at the level ERROR / (3 S) for S suspects: at most ERROR of clusters
            get a wrong name, whatever the distribution of the noise, if moments are independent.
 span       A disturbance that lasts makes moments dependent. If it ends after a mean time L, one that is under way
-           at the screen still lasts after L ln(S / ERROR) in one of S cases with the probability ERROR.
+           at the screen still lasts after L ln(S / ERROR) in one of S cases with the probability ERROR. Moments
+           get rarer: a suspect that has recovered is soon dropped, and one that has not waits for the span.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import NamedTuple
 PREFIX = "certify "  # of a log line with one JSON object
 ERROR = 0.02
 LOOKS = (8, 12, 16)
+LEAST_DIP = 300.0  # seconds: mean length of disturbances that every level outlasts
 PEERS = 3
 SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
 LEAST_FLEET = 4  # with fewer nodes nobody can say which of them is the odd one
@@ -117,23 +120,30 @@ class Confirmation(NamedTuple):
 
 def confirm(moments: Sequence[tuple[float, bool]], suspects: int, needed: float) -> Confirmation:
     """The sign test over `moments` in their order: seconds since the screen, and whether slow. Each look has the level
-    ERROR / (looks x suspects), and none before `needed` seconds names anybody."""
-    level = ERROR / (len(LOOKS) * max(1, suspects))
-    for look in LOOKS:
-        if len(moments) < look:
-            return Confirmation(None, sum(slow for _, slow in moments), len(moments), level)
-        slow = sum(slow for _, slow in moments[:look])
-        if slow >= need(look, level) and moments[look - 1][0] >= needed * _ALMOST:
-            return Confirmation(True, slow, look, level)
-        if slow + max(LOOKS) - look < need(max(LOOKS), level):
-            return Confirmation(False, slow, look, level)
-    return Confirmation(None, slow, max(LOOKS), level)
+    ERROR / (looks x suspects), and none before `needed` seconds names anybody. A suspect that no look can name any more
+    is dropped at once."""
+    level, slow = ERROR / (len(LOOKS) * max(1, suspects)), 0
+    most = need(max(LOOKS), level)
+    for count, (since, is_slow) in enumerate(moments[: max(LOOKS)], 1):
+        slow += is_slow
+        if count in LOOKS and slow >= need(count, level) and since >= needed * _ALMOST:
+            return Confirmation(True, slow, count, level)
+        if slow + max(LOOKS) - count < most:
+            return Confirmation(False, slow, count, level)
+    return Confirmation(None, slow, min(len(moments), max(LOOKS)), level)
+
+
+def moment_due(number: int, needed: float) -> float:
+    """Seconds since the screen at which moment `number`, from 0, is due: quadratic up to the first look, which falls
+    on `needed`, and then regular."""
+    first, done = LOOKS[0], number + 1
+    return needed * ((done / first) ** 2 if done <= first else 1 + (done - first) / (2 * first))
 
 
 def next_pause(elapsed: float, taken: int, needed: float) -> float:
-    """Seconds until the next moment, so that a look falls behind `needed` seconds even if that has just grown."""
-    left = next((look for look in LOOKS if look > taken), max(LOOKS)) - taken
-    return max(needed / LOOKS[0], (needed - elapsed) / max(1, left))
+    """Seconds until the next moment, so that the first look falls behind `needed` seconds even if that has just grown,
+    and moments stay apart."""
+    return max(needed / LOOKS[0] ** 2, moment_due(taken, needed) - elapsed)
 
 
 def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:
@@ -161,5 +171,7 @@ def is_slow(own: float | None, peers: Sequence[float], fail: float) -> bool | No
 
 
 def way_back(moments: Sequence[tuple[float, bool]]) -> float:
-    """How long a suspect was slow after the screen, if it recovered; else 0. `moments` as for `confirm`."""
-    return next((since for since, is_slow in moments if not is_slow), 0.0)
+    """How long a suspect was slow after the screen, if it then recovered for two moments; else 0. `moments` as for
+    `confirm`."""
+    pairs = itertools.pairwise(moments)
+    return next((since for (since, was_slow), (_, is_slow) in pairs if not was_slow and not is_slow), 0.0)

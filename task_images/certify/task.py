@@ -23,8 +23,8 @@ from task_images.facts import code_facts, machine_facts
 from task_images.parameters import read_parameters
 from task_images.ranks import name_place
 
-_SLACK = 15.0  # seconds beyond a job's limit, for its process to be killed and to say so
-_WATCH_SECONDS = 5.0  # between two looks at healthy peers
+_SLACK = 15.0  # seconds beyond a job's limit at most, for its process to be killed and to say so
+_WATCH_SECONDS = 5.0  # between two looks at healthy peers, at least
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -63,7 +63,8 @@ class Coordinator:
         self._told = threading.Condition()
         self._cases: list[Case] = []
         self._moments: dict[int, list[tuple[float, bool]]] = {}  # case -> seconds since the screen, and whether slow
-        self._dips: dict[int, dict[int, list[tuple[float, float]]]] = {}  # case -> peer -> seconds and values
+        # case -> peer, of the network two of them -> seconds and values
+        self._dips: dict[int, dict[int | pairs.Pair, list[tuple[float, float]]]] = {}
         self._values: dict[str, dict[str, list[float]]] = {}  # test -> rank -> values
         self._moment, self._due, self._screened = 0, float("inf"), 0.0
 
@@ -129,7 +130,7 @@ class Coordinator:
             return all(number in self.members[rank].answers or self.members[rank].is_gone for rank in asked)
 
         with self._told:
-            self._told.wait_for(is_done, limit + _SLACK)
+            self._told.wait_for(is_done, limit + min(_SLACK, limit))
             found = {rank: self.members[rank].answers.pop(number, None) for rank in asked}
         for rank, answer in found.items():
             if answer is None:
@@ -342,15 +343,20 @@ class Coordinator:
             if self.seconds - self._screened > self.settings.confirm_seconds:
                 return
             self._progress("confirming", self._moment, max(rules.LOOKS))
-            if self._due - self.seconds > _WATCH_SECONDS:
+            watch = max(_WATCH_SECONDS, self._needed / 100)
+            if self._due - self.seconds > watch:
                 self._watch_peers()
-            time.sleep(min(_WATCH_SECONDS, max(0.0, self._due - self.seconds)))
+            time.sleep(min(watch, max(0.0, self._due - self.seconds)))
             self.confirm_if_due()
 
     def _watch_peers(self) -> None:
         for case in self._open:
             if case.test != "network":
                 self._measure_case(case, case.peers, {"case": case.number})
+                continue
+            pair = (min(case.peers[:2]), max(case.peers[:2]))
+            for seconds in self.measure_pairs([pair], {"case": case.number}).values():
+                self._dips.setdefault(case.number, {}).setdefault(pair, []).append((self.seconds, 1 / seconds))
 
     def _measure_case(self, case: Case, ranks: Sequence[int], tag: dict[str, Any]) -> dict[int, float]:
         """The test of a case on the nodes of `ranks`; their values."""

@@ -20,7 +20,8 @@ from tests.contract import clients
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
-TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes")
+CHANGES = ("--set", "confirm_seconds=0")
+TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes", *CHANGES)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused
 def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     home: Path, started: list["subprocess.Popen[str]"]
 ) -> None:
-    client = clients.start(*TINY, "--set", "limit_seconds=25", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    client = clients.start(*TINY, "--set", "limit_seconds=12", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     started.append(client)
     until(lambda: log_has(home, "t-4", 2, '"kind":"node"'))
     state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())
@@ -162,8 +163,8 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
         (["local", "--hours", "2"], "--hours is the duration of --level soak"),
-        (["local", "--budget", "40s"], "A budget of 0.667 min is too small: with the stage node"),
-        (["local", "--budget", "soon"], '"soon" is not a duration'),
+        (["local", "--budget", "20s"], "A budget of 0.333 min is too small: with the stage node"),
+        (["local", "--budget", "soon"], '--budget "soon" is not a duration'),
         (["local", "--expect", "low.yaml"], "300 GB/s is below 75 % of the 488 GB/s"),
         (["local", "--expect", "odd.yaml"], "figure 1: operation must be one of"),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),

@@ -298,7 +298,7 @@ def is_certifying_rank(pid: int, rank: int) -> bool:
 
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measured(lab: EngineLab) -> None:
-    changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 25.0, "rounds": 1}
+    changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 12.0, "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
     argv = ("python", "-m", "task_images.certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)

@@ -38,13 +38,12 @@ def states(document: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
     return {node["node"]: (node["state"], node["reasons"]) for node in document["nodes"] if node["state"] != "ok"}
 
 
-@pytest.mark.parametrize("noise", [noise for noise in simulation.NOISES if noise != "lasting 300 s"])
+@pytest.mark.parametrize("noise", [noise for noise in simulation.NOISES if noise != "lasting 1800 s"])
 @pytest.mark.parametrize("nodes", [8, 64])
 def test_healthy_nodes_are_not_named(nodes: int, noise: str) -> None:
-    dip = float(noise.split()[1]) if noise.startswith("lasting") else 20.0
     wrong = []
     for seed in range(12):
-        cluster = Cluster(nodes, noise, seed, least_dip=max(20.0, dip))
+        cluster = Cluster(nodes, noise, seed)
         wrong.append(cluster.is_wrong(cluster.judge()))
     assert sum(wrong) <= 1
 
@@ -65,7 +64,7 @@ def test_a_node_that_is_slow_beyond_the_margin_is_named_with_its_reason_and_nobo
 def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> None:
     cluster = Cluster(8, "normal", 1, fault=0.2)
     samples = cluster.samples()
-    document = certify(samples, least_dip=1000.0)  # disturbances here last longer than the confirmation did
+    document = certify(samples, least_dip=3000.0)  # disturbances here last longer than the confirmation did
     assert states(document) == {f"n{cluster.victim}": ("watch", ["matmul_slow"])}
 
 
