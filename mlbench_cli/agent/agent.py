@@ -152,7 +152,9 @@ class Agent:
         self.next_sample = 0.0
         self.first_sample = 0.0
         self.sampler = machine.Sampler()
-        self.load = load.LoadMeter(**request["machine_lock"])
+        users = {**plan["defaults"], **os.environ, **plan["environment"]}
+        self.preloaded = load.find_preloaded(users)
+        self.load = load.LoadMeter(**request["machine_lock"], preloaded=self.preloaded)
         self.clock = ClockWatch()
         self.idle = hang.IdleWatch()
         self.are_stacks_wanted = False

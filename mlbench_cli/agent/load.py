@@ -10,12 +10,14 @@ One row a second goes into resources.jsonl. Counters are cumulative since the ru
     throttled_seconds  for how long
 
 The first row also has what does not change: `cores` (usable, quota included), `quota` (CPUs, or null), `lock`
-("held", "shared" or "unavailable", see lock.py) and `lock_reason`.
+("held", "shared" or "unavailable", see lock.py), `lock_reason`, and `preloaded`, the variables that load libraries
+into the ranks before all others, if there are any.
 Sources: proc_stat(5), task_images/cores.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 
@@ -25,19 +27,34 @@ from task_images import cores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
+    from collections.abc import Mapping
     from typing import Any
+
+PRELOAD = ("LD_AUDIT", "LD_PRELOAD")  # such a library may replace clocks, sockets and memory
+MAX_VARIABLE = 2000
+
+
+def find_preloaded(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of PRELOAD that ranks with this environment get; for an anonymous run, digests of them."""
+    found = {name: environ[name] for name in PRELOAD if environ.get(name)}
+    if environ.get("MLBENCH_ANONYMOUS"):
+        return {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in found.items()}
+    return {name: value[:MAX_VARIABLE] for name, value in found.items()}
 
 
 class LoadMeter:
     """Counters of this machine's CPUs since the meter was made. `root` holds proc/ and sys/."""
 
-    def __init__(self, lock: str, lock_reason: str | None = None, root: str = "/") -> None:
+    def __init__(
+        self, lock: str, lock_reason: str | None = None, root: str = "/", preloaded: Mapping[str, str] | None = None
+    ) -> None:
         self._root = root
         self._facts: dict[str, object] = {
             "cores": cores.effective_cores(root),
             "quota": cores.cpu_quota(root),
             "lock": lock,
             "lock_reason": lock_reason,
+            **({"preloaded": dict(preloaded)} if preloaded else {}),
         }
         self._begun = time.monotonic()
         self._before = self._counters(0.0)

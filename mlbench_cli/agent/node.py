@@ -146,7 +146,7 @@ class NodeAgent(Agent):
             self.state["started"] = time.time()
             if self.hosts is not None:
                 self.lock.mark_taken()
-            self.load = load.LoadMeter(self.lock.state, self.lock.reason)
+            self.load = load.LoadMeter(self.lock.state, self.lock.reason, preloaded=self.preloaded)
             self.clock = ClockWatch()
             if not self.state["ended"]:
                 self.start()

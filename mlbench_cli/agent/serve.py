@@ -37,12 +37,21 @@ if TYPE_CHECKING:
 
 MARKER = b"\n@mlbench-serve 1\n"  # before it, a login script may print what it likes
 BLOCK = 1 << 20
-PROBE = (
+# Defines `packages`, what backends of tasks need; importing them would take seconds.
+PACKAGES = (
     "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
+    "import glob\n"
+    "from importlib.util import find_spec\n"
+    "packages = [name for name in ('torch', 'mpi4py', 'tensorflow') if find_spec(name)]\n"
+    "places = list(find_spec('torch').submodule_search_locations or ()) if 'torch' in packages else []\n"
+    "is_for_gpus = any(glob.glob(place + '/lib/libtorch_[ch][ui][dp]*.so') for place in places)\n"
+    "packages += ['torch for GPUs'] * is_for_gpus\n"
+)
+PROBE = PACKAGES + (
     "import json\n"
     "try:\n import torch; v, g = torch.__version__, torch.cuda.device_count()\n"
     "except Exception: v, g = None, 0\n"
-    "print(json.dumps({'python': sys.version.split()[0], 'torch': v, 'gpus': g}))"
+    "print(json.dumps({'python': sys.version.split()[0], 'torch': v, 'gpus': g, 'packages': packages}))"
 )
 
 

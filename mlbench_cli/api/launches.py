@@ -155,7 +155,7 @@ class OpenExperiment:
         from mlbench_cli.runs.recording import document_writer, record
 
         for run in self.plan.left:
-            check_backend(run.spec)
+            check_backend(run.spec, self.workspace.store.cluster)
         experiment = self.plan.experiment
         repeats = max((repeat_of(run.name) for run in self.plan.runs), default=1)
         record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))

@@ -68,6 +68,7 @@ def attach_hosts(
         "env": env,
         "nodes": len(records),
         "gpus_per_node": min(item.gpus for item in found),
+        "packages": sorted(set.intersection(*(set(item.packages) for item in found))),
     }
     cluster = record(
         Cluster(name, "hosts", details={key: value for key, value in details.items() if value is not None})

@@ -124,6 +124,7 @@ def attach_slurm(
         "nodes": chosen["nodes"],
         "gpus_per_node": chosen["gpus_per_node"],
         "machine_type": partition or facts.default_partition,
+        "packages": sorted(set.intersection(*(set(item.packages) for item in probes))) if probes else None,
     }
     cluster = record(
         Cluster(name, "slurm", details={key: value for key, value in record_details.items() if value is not None})

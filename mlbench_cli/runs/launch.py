@@ -304,7 +304,16 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     """The image of the ranks; None if they are processes of the machines' own Python."""
     if engine_name(cluster) != "kubernetes":
         return request.image
-    return request.image or task_image(task, cluster, request.registry)
+    image = request.image or task_image(task, cluster, request.registry)
+    backend = _asked_backend(request) or ""
+    lacks = {"mpi": "mpi4py", "grpc": "tensorflow"}.get(backend)
+    if lacks and task.origin is None and image.removeprefix(GOOGLES_MIRROR) in public_images():
+        raise UsageError(
+            f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.",
+            hint="Name an image of your own with --image, or a registry with --registry ghcr.io/me; "
+            "mlbench images push --registry ghcr.io/me   builds and pushes the images",
+        )
+    return image
 
 
 def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str:

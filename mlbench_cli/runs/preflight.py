@@ -9,13 +9,14 @@ raises ValueError with a message and, as `hint`, what to change. The module impo
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from mlbench_cli.config.extras import install_hint
+from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -47,32 +48,53 @@ def check_run(task: Task, spec: RunSpec) -> None:
 _PACKAGES = {"mpi": ("mpi4py", "mpi"), "grpc": ("tensorflow", "tensorflow")}
 
 
-def find_missing_package(task: Task, backend: str) -> str | None:
-    """What this Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks nothing."""
+_GPU_BUILD = "torch for GPUs"
+
+
+def find_missing_package(task: Task, backend: str, installed: Collection[str] | None = None) -> str | None:
+    """What a Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks nothing. `installed`: what
+    a cluster's Python has, as `agent.serve.PACKAGES` lists it; None: look at this Python."""
+    has = _is_installed if installed is None else installed.__contains__
     needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
     needed += ["torch"] if backend != "grpc" and not task.name.endswith("_tensorflow") else []
-    if missing := next((name for name in needed if find_spec(name) is None), None):
-        return missing
-    torch = find_spec("torch") if backend == "nccl" and "torch" in needed else None
+    needed += [_GPU_BUILD] if backend == "nccl" and "torch" in needed else []
+    return next((name for name in needed if not has(name)), None)
+
+
+def _is_installed(name: str) -> bool:
+    if name != _GPU_BUILD:
+        return find_spec(name) is not None
+    torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
-        return None
+        return torch is not None
     libraries = Path(next(iter(torch.submodule_search_locations)), "lib")
-    has_gpus = any((libraries / f"libtorch_{kind}.so").exists() for kind in ("cuda", "hip"))
-    return None if has_gpus else "torch for GPUs"
+    return any((libraries / f"libtorch_{kind}.so").exists() for kind in ("cuda", "hip"))
 
 
-def check_backend(spec: RunSpec) -> None:
-    """Refuse a run on this machine whose backend the Python of the tasks lacks. Raises UsageError."""
-    if spec.engine != "local" or not spec.runs_task_program:
+def check_backend(spec: RunSpec, find_cluster: Callable[[str], Cluster]) -> None:
+    """Refuse a run whose backend the Python of the tasks lacks, here or on hosts and nodes, as far as it is known
+    since they were attached. Raises UsageError."""
+    if not spec.runs_task_program or spec.image is not None or spec.engine == "kubernetes":
         return
     task = load_task(spec.task)
-    if task.origin is None and (missing := find_missing_package(task, spec.backend)) is not None:
+    details = None if spec.engine == "local" else MachineDetails.of(find_cluster(spec.cluster))
+    if task.origin is not None or (details is not None and details.packages is None):
+        return
+    missing = find_missing_package(task, spec.backend, None if details is None else details.packages)
+    if missing is None:
+        return
+    if details is not None:
         raise UsageError(
-            f"The backend {spec.backend} needs {missing}, which this Python lacks: {sys.executable}.",
-            hint=install_hint(_PACKAGES.get(spec.backend, ("", "local"))[1])
-            if missing != "torch for GPUs"
-            else "Install the build of torch for your GPUs: https://pytorch.org/get-started/locally",
+            f"The backend {spec.backend} needs {missing}, which {details.python} on {spec.cluster} did not have when "
+            "it was attached.",
+            hint=f"Install it there and attach the cluster again: mlbench attach-{spec.engine} {spec.cluster} ...",
         )
+    raise UsageError(
+        f"The backend {spec.backend} needs {missing}, which this Python lacks: {sys.executable}.",
+        hint=install_hint(_PACKAGES.get(spec.backend, ("", "local"))[1])
+        if missing != _GPU_BUILD
+        else "Install the build of torch for your GPUs: https://pytorch.org/get-started/locally",
+    )
 
 
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:

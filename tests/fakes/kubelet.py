@@ -166,6 +166,7 @@ class Kubelet:
             "MLBENCH_HEAD_TOKEN": run,
             "MLBENCH_TERMINATION_LOG": str(folder.with_name("termination")),
             "MASTER_ADDR": "127.0.0.1",
+            **({"LD_PRELOAD": os.environ["LD_PRELOAD"]} if "LD_PRELOAD" in os.environ else {}),  # as of an image
         }
         variables = {item["name"]: str(item["value"]).replace("$$", "$") for item in main["env"] if "value" in item}
         words = [word.replace("/mlbench/", f"{mount}/") for word in main["command"]]

@@ -28,6 +28,7 @@ class HostFacts:
     gpus: int
     interface: str | None
     address: str
+    packages: tuple[str, ...]
 
 
 def examine_hosts(
@@ -47,7 +48,7 @@ def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, inter
     name = entry.login.rpartition("@")[2]
     chosen, address = choose_address(facts["addresses"], str(facts["connection"]), interface, name)
     versions = str(probe["python"]), probe["torch"]
-    return HostFacts(name, facts, clock, *versions, int(probe["gpus"]), chosen, address)
+    return HostFacts(name, facts, clock, *versions, int(probe["gpus"]), chosen, address, tuple(probe["packages"]))
 
 
 def choose_address(

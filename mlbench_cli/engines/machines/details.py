@@ -36,6 +36,8 @@ class MachineDetails(ClusterDetails):
     ssh_config: str | None = fact(str)
     interface: str | None = fact(str)
     env: Mapping[str, str] = field(default_factory=dict, metadata={"types": (dict,)})
+    # Of `agent.serve.PACKAGES`, what all machines have; None: not known.
+    packages: list[str] | None = field(default=None, metadata={"types": (list,)})
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.agent.channel import Channel, Document
+from mlbench_cli.agent.serve import PACKAGES
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.script import CLEAN, SETUP_FAILED, watch_setup
 from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
 
 PROBE_SECONDS = 60.0
-_VERSIONS = (
-    "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
+_VERSIONS = PACKAGES + (
     "import importlib.metadata as m\n"
     "try: v = m.version('torch')\n"
     "except Exception: v = ''\n"
-    "print(sys.version.split()[0] + '|' + v)"
+    "print('|'.join((sys.version.split()[0], v, ','.join(packages))))"
 )
 # Runs on each node: $0 is a file in the shared folder, $1 the Python; the answer is one line.
 _PROBE = (
-    'versions=$("$1" -c "$2" 2>/dev/null || echo "|"); '
+    'versions=$("$1" -c "$2" 2>/dev/null || echo "||"); '
     'printf "%s|%s|%s\\n" "${SLURMD_NODENAME:-$(hostname)}" "$(cat "$0" 2>/dev/null)" "$versions"; '
     ': >"$0.$SLURM_NODEID" 2>/dev/null'
 )
@@ -54,6 +54,7 @@ class NodeProbe:
     sees_folder: bool
     python: str
     torch: str
+    packages: tuple[str, ...]
 
 
 def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
@@ -229,12 +230,12 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
 
 
 def parse_probes(text: str, token: str) -> list[NodeProbe]:
-    """Parse the lines "node|token|python|…" that the probe job wrote, sorted by node. Other lines are ignored."""
+    """Parse the lines "node|token|python|torch|packages" of the probe job, sorted by node. Other lines are ignored."""
     probes = []
     for line in text.splitlines():
         parts = line.split("|")
-        if len(parts) == 4:
-            probes.append(NodeProbe(parts[0], parts[1] == token, parts[2], parts[3]))
+        if len(parts) == 5:
+            probes.append(NodeProbe(parts[0], parts[1] == token, parts[2], parts[3], tuple(parts[4].split(","))))
     return sorted(probes, key=lambda probe: probe.node)
 
 

@@ -298,6 +298,7 @@ class _Evidence:
         self._spec: Mapping[str, Any] = archive.run["spec"]
         self._name = archive.run.get("name")
         self._result = archive.result
+        self._conditions = conditions_of(archive)
         self._provenance = _mapping(archive.run.get("provenance"))
         self._ranks = [_mapping(rank) for rank in _mapping(archive.environment.get("ranks")).values()]
 
@@ -328,6 +329,8 @@ class _Evidence:
     def libraries(self) -> str:
         """The variables that bring libraries and modules of others into the ranks."""
         found = find_loader_variables(self._provenance, self._ranks)
+        if not found and (preloaded := self._conditions.preloaded) is not None:
+            return _shorten(preloaded.reason)  # of a command on a cluster, as its agents found it
         return _shorten(" ".join(f"{name}={value}" for name, value in found.items()))
 
     def machine(self) -> str | None:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlbench_cli.agent.load import PRELOAD
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.text import counted, one_line
@@ -132,7 +133,7 @@ def assess_conditions(
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_check_sharing(spec, locks) if local or locks else None,
         slow_network=check_fabric(spec, environments or {}),
-        preloaded=_check_preload(provenance, environments or {}),
+        preloaded=_check_preload(provenance, environments or {}, [meter.facts for meter in meters.values()]),
         measured=bool(meters),
     )
 
@@ -151,7 +152,7 @@ class _Meter:
         if "elapsed_seconds" not in counters:
             return
         if "cores" in row and not self.facts:
-            self.facts = {name: row.get(name) for name in ("cores", "quota", "lock", "lock_reason")}
+            self.facts = {name: row.get(name) for name in ("cores", "quota", "lock", "lock_reason", "preloaded")}
         self.last = counters
         seconds = counters["elapsed_seconds"] - self._before["elapsed_seconds"]
         if seconds >= MIN_PEAK_SECONDS:
@@ -229,22 +230,34 @@ def _check_sharing(spec: RunSpec, machines: Iterable[Mapping[str, Any]]) -> Cond
 def find_loader_variables(
     provenance: Mapping[str, Any] | None, environments: Iterable[Mapping[str, Any]]
 ) -> dict[str, str]:
-    """The variables that bring libraries and modules of others into the ranks: as noted before the start, else
+    """The variables that bring libraries and modules of others into the ranks: as noted before the start, and
     LD_PRELOAD as the ranks report it."""
     noted = (provenance or {}).get("loader")
-    if isinstance(noted, Mapping):
-        return {str(name): one_line(str(value), 2000) for name, value in sorted(noted.items())}
-    reported = (facts.get("variables") for facts in environments)
-    values = {str(each["LD_PRELOAD"]) for each in reported if isinstance(each, Mapping) and each.get("LD_PRELOAD")}
-    return {"LD_PRELOAD": one_line(" and ".join(sorted(values)), 2000)} if values else {}
+    found = {str(name): {str(value)} for name, value in noted.items()} if isinstance(noted, Mapping) else {}
+    _add_variables(found, (facts.get("variables") for facts in environments), ("LD_PRELOAD",))
+    return {name: one_line(" and ".join(sorted(values)), 2000) for name, values in sorted(found.items())}
+
+
+def _add_variables(found: dict[str, set[str]], reported: Iterable[object], names: Iterable[str]) -> None:
+    """Add what several reports say of the variables that are not known yet."""
+    mappings = [each for each in reported if isinstance(each, Mapping)]
+    for name in names:
+        values = {str(each[name]) for each in mappings if each.get(name)}
+        if values and name not in found:
+            found[name] = values
 
 
 def _check_preload(
-    provenance: Mapping[str, Any] | None, environments: Mapping[int, Mapping[str, Any]]
+    provenance: Mapping[str, Any] | None,
+    environments: Mapping[int, Mapping[str, Any]],
+    machines: Iterable[Mapping[str, Any]],
 ) -> Condition | None:
-    found = find_loader_variables(provenance, environments.values())
-    named = ", ".join(f"{name}={found[name]}" for name in ("LD_AUDIT", "LD_PRELOAD") if name in found)
-    return Condition("preloaded", f"{named[:300]} may replace clocks, sockets and memory") if named else None
+    known = find_loader_variables(provenance, environments.values())
+    found = {name: {value} for name, value in known.items()}
+    _add_variables(found, (facts.get("preloaded") for facts in machines), PRELOAD)
+    texts = {name: " and ".join(sorted(values)) for name, values in found.items()}
+    named = one_line(", ".join(f"{name}={texts[name]}" for name in PRELOAD if name in texts), 300)
+    return Condition("preloaded", f"{named} may replace clocks, sockets and memory") if named else None
 
 
 def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -> Condition | None:

@@ -90,7 +90,13 @@ def make_engine(kind: str, far: Path) -> Engine:
     if kind == "slurm":
         partition = PartitionRecord(max_seconds=None, nodes=3, gpus_per_node=0, default=True)
         return SlurmEngine(
-            SlurmDetails(folder=str(far), python=sys.executable, partitions={"all": partition}, kill_wait=2)
+            SlurmDetails(
+                folder=str(far),
+                python=sys.executable,
+                partitions={"all": partition},
+                kill_wait=2,
+                setup=os.environ.get("LAB_SETUP", ""),
+            )
         )
     hosts = [HostRecord(name=name, login=name, slots=1, address="127.0.0.1", interface="lo") for name in HOSTS]
     return HostsEngine(HostsDetails(folder="~/far", python=sys.executable, hosts=hosts))

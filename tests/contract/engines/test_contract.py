@@ -258,6 +258,28 @@ def test_a_run_is_followed_to_an_archive_that_verifies(lab: EngineLab, script: s
     assert {0, 1, None} == set(ranks)  # of each rank, and of the machine
 
 
+def test_a_preloaded_library_of_a_command_is_recorded_on_every_node_and_named_as_a_condition(
+    kind: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the agents of the nodes sees their environment; such a library may slow the ranks' clocks."""
+    library = next(word for word in Path("/proc/self/maps").read_text().split() if word.endswith("/libc.so.6"))
+    monkeypatch.setenv("LD_PRELOAD", library)  # set where processes start: by the shell, or the image of a pod
+    monkeypatch.setenv("LAB_SETUP", f"export LD_PRELOAD={library}")  # of a Slurm job, which starts with no variables
+    lab = EngineLab(kind, home)
+    run = lab.start(shell("echo $LD_PRELOAD"), workers=2)
+    supervise.follow(run, lab.engine, lab.store)
+    assert lab.log(run, 1).decode() == f"{library}\n"
+    conditions = json.loads((run.folder / "result.json").read_bytes())["conditions"]
+    assert "preloaded" in conditions["labels"]
+    assert conditions["preloaded"]["reason"].startswith(f"LD_PRELOAD={library} may replace clocks")
+    assert find_problems(run.folder) == []
+    nameless = lab.start(shell("echo"), workers=1, anonymous=True)
+    supervise.follow(nameless, lab.engine, lab.store)
+    assert library not in (nameless.folder / "resources.jsonl").read_text()
+    assert "preloaded" in json.loads((nameless.folder / "result.json").read_bytes())["conditions"]["labels"]
+    lab.close()
+
+
 @pytest.fixture
 def small_disk(lab: EngineLab) -> Iterator[Path]:
     """A disk of 16 MiB behind the folder of the runs."""

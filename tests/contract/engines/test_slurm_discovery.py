@@ -19,7 +19,7 @@ DETAILS = SlurmDetails(folder="/shared")
 
 
 def test_a_folder_that_a_node_does_not_see_is_refused_with_its_name() -> None:
-    probes = parse_probes("n1|abc|3.11.7|2.5.0\nn2||3.11.7|2.5.0\nsrun: noise\n", "abc")
+    probes = parse_probes("n1|abc|3.11.7|2.5.0|torch\nn2||3.11.7|2.5.0|torch\nsrun: noise\n", "abc")
     with pytest.raises(UsageError, match="n2 cannot read") as caught:
         check_probes(probes, DETAILS)
     assert "--shared" in str(caught.value.hint)
@@ -28,9 +28,9 @@ def test_a_folder_that_a_node_does_not_see_is_refused_with_its_name() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("n1|abc|3.11.7|2.5.0\nn2|abc|3.12.1|2.5.0\n", "versions of Python: n1 3.11.7, n2 3.12.1"),
-        ("n1|abc|3.11.7|2.5.0\nn2|abc|3.11.7|\n", "versions of torch: n1 2.5.0, n2 none"),
-        ("n1|abc||\nn2|abc|3.11.7|\n", "cannot be run on n1"),
+        ("n1|abc|3.11.7|2.5.0|torch\nn2|abc|3.12.1|2.5.0|torch\n", "versions of Python: n1 3.11.7, n2 3.12.1"),
+        ("n1|abc|3.11.7|2.5.0|torch\nn2|abc|3.11.7||\n", "versions of torch: n1 2.5.0, n2 none"),
+        ("n1|abc|||\nn2|abc|3.11.7||\n", "cannot be run on n1"),
     ],
 )
 def test_nodes_that_differ_are_refused(text: str, words: str) -> None:

@@ -20,7 +20,7 @@ ADDRESSES = [
     {"interface": "ib0", "address": "172.16.0.5", "mask": "255.255.0.0"},
 ]
 HOST = HostFacts(
-    "m1", {"writable": True, "free_bytes": 9 << 30, "home": "/root"}, 0.0, "3.11.7", "2.5.0", 0, "eth0", "10.0.0.5"
+    "m1", {"writable": True, "free_bytes": 9 << 30, "home": "/root"}, 0.0, "3.11.7", "2.5.0", 0, "eth0", "10.0.0.5", ()
 )
 
 
@@ -54,7 +54,7 @@ class Host:
 
     def call(self, do: str, **_: object) -> dict[str, object]:
         if do == "probe":
-            return {"python": "3.11.7", "torch": "2.11.0", "gpus": "8"}
+            return {"python": "3.11.7", "torch": "2.11.0", "gpus": "8", "packages": []}
         return {**HOST.facts, "time": self.now, "addresses": ADDRESSES, "connection": "1.2.3.4 5000 10.0.0.5 22"}
 
 
