@@ -25,7 +25,7 @@ from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.engine import SlurmEngine
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.storage.store import Store
 
 ROUNDS, HOST_ROUNDS, DRAWS = 12, 8, 4000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
 from task_images.contract import format_event

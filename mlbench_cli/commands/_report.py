@@ -304,7 +304,7 @@ def _explain_together(runs: Sequence[Ended]) -> None:
         result = ended.finished.result
         if not result:
             continue
-        reasons: Mapping[str, Any] = result.get("conditions") or {}
+        reasons: Mapping[str, Any] = result["conditions"]
         for label in _labels(ended):
             found.setdefault(label.replace("_", "-"), {})[ended.name] = reasons[label]["reason"]
         if result["division"].get("word") == "open":

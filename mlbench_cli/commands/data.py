@@ -20,7 +20,7 @@ from mlbench_cli.commands._common import Format, Output, complete_clusters, comp
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
-from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.results.archive.documents import DataIdentityDocument
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.request import Request

@@ -17,8 +17,8 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.reproduction import Reproduction, in_order, judge_reproduction
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.documents import brief, check_document
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.schema import RECEIPT, brief, validate
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
 from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
@@ -110,8 +110,7 @@ def read_receipt(path: Path) -> Receipt:
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
         document = parse_versioned(data)
-        for problem in validate(document, RECEIPT):
-            raise ValueError(problem)
+        check_document("receipt.json", document)
     except ValueError as error:
         raise UsageError(f"{path} is not a receipt: {error}.", hint="mlbench reproduce ARCHIVE writes one.") from None
     return Receipt(path, data, clean_values(document))

@@ -105,9 +105,9 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
 def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
     """The facts about a run whose archive does not fit on the disk. The next command that waits tries again."""
-    from mlbench_cli.results.archive.documents import run_document
     from mlbench_cli.results.archive.evidence import collect_evidence
     from mlbench_cli.results.archive.judge import judge
+    from mlbench_cli.results.archive.record import run_document
 
     judgement = judge(collect_evidence(run, run_document(run), observation))
     finding = Finding(

@@ -15,7 +15,7 @@ from pathlib import Path
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, JsonObject, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
 from mlbench_cli.runs.finished import read_outcome
 from mlbench_cli.runs.own_command import find_interpreter

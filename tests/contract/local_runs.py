@@ -12,7 +12,7 @@ from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.storage.store import Store
 
 PATIENCE = 120.0  # seconds; only a broken program, or a machine that others keep busy, needs them

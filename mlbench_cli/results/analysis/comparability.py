@@ -229,7 +229,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         method=method_of(spec),
         settings=tuple(_settings(spec)),
         synthetic="synthetic data" if result["synthetic"] else nothing,
-        division=None if whole_run else (result.get("division") or {}).get("word") or "none",
+        division=None if whole_run else result["division"]["word"] or "none",
         measure="whole run" if whole_run else "",
         judge=int(result["judge"]),
         interruptions=found.interruptions(),

@@ -18,7 +18,7 @@ from enum import Enum
 
 from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT
 from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
-from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.results.archive.documents import DataIdentityDocument, DivisionDocument
 from mlbench_cli.tasks.catalog import BUDGET, TaskRules
 
 _THRESHOLDS = ("goal_full", "goal_light")
@@ -39,7 +39,7 @@ class Division:
     word: str | None
     reason: str | None = None
 
-    def to_dict(self) -> dict[str, str | None]:
+    def to_dict(self) -> DivisionDocument:
         """The division's entry in result.json."""
         return {"word": self.word, "reason": self.reason}
 

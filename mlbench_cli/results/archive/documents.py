@@ -1,42 +1,41 @@
-"""The documents of an archive: their types, and the parts that are derived from a single fact.
+"""The documents of an archive: one type each, against which msgspec checks them, and from which it makes the schemas in
+docs/schemas.
 
-run.json is evidence, written when a run is recorded. `judge` derives the others from the evidence.
+run.json, observation.json, shaping.json and faults.json are evidence; `judge` derives the others from it.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from mlbench_cli import __version__
-from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import Observation, Run, WorkerState
-from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive.events import DataIdentityDocument
-from mlbench_cli.results.archive.faults import FaultsDocument
-from mlbench_cli.results.archive.network import SummaryDocument
-from mlbench_cli.storage.run_folder import RUN, RunFolder
-from mlbench_cli.tasks.catalog import find_rules
-from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, make_strict
-from mlbench_cli.util.times import timestamp
+import msgspec
+from msgspec import Meta
 
-# The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
-# evidence needs a new version.
-JUDGE_VERSION = 1
+from mlbench_cli.certify.judge import REASONS, State, Verdict
+from mlbench_cli.model.goals import COMPARISONS, KINDS
+from mlbench_cli.model.run import Ending, FindingDocument, Outcome, Phase
+from mlbench_cli.results.archive.conditions import LABELS
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.json_text import SCHEMA_VERSION
+from mlbench_cli.util.times import MAX_SECONDS
 
-# Tasks may report environment variables; only these are kept, because others may contain secrets.
-KEPT_VARIABLES = {
-    "CUDA_VISIBLE_DEVICES",
-    "KMP_AFFINITY",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "OMP_PROC_BIND",
-    "OPENBLAS_NUM_THREADS",
-    "PYTHONHASHSEED",
-    "TORCH_NUM_THREADS",
-}
-_KEPT_PREFIXES = ("NCCL_", "GLOO_", "OMPI_MCA_", "UCX_", "TORCH_NCCL_")
-_MAX_ENVIRONMENT = 8 << 20
+
+def _one_of(words: Iterable[str]) -> Meta:
+    pattern = "|".join(re.escape(word) for word in words)
+    return Meta(pattern=f"^(?:{pattern})$", extra_json_schema={"enum": [str(word) for word in words]})
+
+
+Count = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+ClockTime = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]  # seconds since 1970
+Moment = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+        r"T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?Z$",
+        extra_json_schema={"format": "date-time"},
+    ),
+]
 
 
 class RunDocument(TypedDict):
@@ -44,29 +43,73 @@ class RunDocument(TypedDict):
 
     id: str
     name: str
-    created: str  # RFC 3339
+    created: Moment
     spec_hash: str
     spec: dict[str, Any]  # RunSpec.to_dict
     task: dict[str, Any] | None  # TaskRules.to_dict; None for a custom command or an unknown task
     mlbench: str
     provenance: dict[str, Any] | None
-    repeats: NotRequired[int]  # how many runs of this setting and size the command asked for
+    repeats: NotRequired[Count]  # how many runs of this setting and size the command asked for
+
+
+class FindingsDocument(TypedDict):
+    """findings.json."""
+
+    findings: list[FindingDocument]
+
+
+class ObservedWorkerDocument(TypedDict):
+    """A worker in observation.json, as WorkerState."""
+
+    rank: Count
+    phase: Annotated[str, _one_of(Phase)]
+    reason: str | None
+    node: str | None
+    exit_code: int | None
+    started: ClockTime | None
+    finished: ClockTime | None
+    restarts: NotRequired[Count]
+    image_digest: NotRequired[str | None]
+    seconds: NotRequired[Amount]
+
+
+class ClockDocument(TypedDict):
+    """A node's clock in observation.json, as NodeClock."""
+
+    node: str | None
+    stepped_seconds: Amount
+    start_ahead: float | None
+    end_ahead: float | None
+    error: Amount | None
+
+
+class ObservationDocument(TypedDict):
+    """observation.json: what the engine observed of the workers, at the end."""
+
+    time: ClockTime
+    workers: list[ObservedWorkerDocument]
+    findings: list[FindingDocument]
+    ended: Annotated[str, _one_of(Ending)]
+    first_failed: Count | None
+    topology: NotRequired[dict[str, dict[str, str]]]
+    seconds: NotRequired[Amount]
+    clocks: NotRequired[list[ClockDocument]]
 
 
 class SecondsDocument(TypedDict):
     """Wall-clock seconds of rank 0's training, and the sum over its training steps, which the original reported."""
 
-    wall: float | None
-    training: float | None
+    wall: Amount | None
+    training: Amount | None
 
 
 class GoalDocument(TypedDict):
     """`value` is the one that reached the goal, else the best; `last` the one at the end of a budget."""
 
     metric: str
-    comparison: str
+    comparison: Annotated[str, _one_of(COMPARISONS)]
     threshold: float
-    kind: str
+    kind: Annotated[str, _one_of(KINDS)]
     value: float | None
     last: float | None
     wording: str
@@ -77,22 +120,123 @@ class GoalDocument(TypedDict):
 class WorkerDocument(TypedDict):
     """Like WorkerState, with times as RFC 3339."""
 
-    rank: int
-    phase: str
+    rank: Count
+    phase: Annotated[str, _one_of(Phase)]
     reason: str | None
     node: str | None
     exit_code: int | None
-    started: str | None
-    finished: str | None
-    restarts: int
+    started: Moment | None
+    finished: Moment | None
+    restarts: Count
     image_digest: str | None
-    seconds: NotRequired[float]
+    seconds: NotRequired[Amount]
+
+
+class DataIdentityDocument(TypedDict):
+    """A run's data: number of samples by part, digest of the decoded data, and whether they are official.
+
+    `official` is None if unknown; `reason` says why they are not, or not known to be, official.
+    """
+
+    counts: dict[str, Amount]
+    digest: str | None
+    official: bool | None
+    reason: str | None
+
+
+class LabelDocument(TypedDict):
+    """Whether the figures measure performance; `reason` says why not."""
+
+    word: Annotated[str, _one_of(("performance", "functional"))]
+    reason: str | None
+
+
+class DivisionDocument(TypedDict):
+    """The division, None for a run that has none; `reason` says why it is not closed."""
+
+    word: Annotated[str, _one_of(("closed", "open"))] | None
+    reason: str | None
+
+
+class ConditionDocument(TypedDict):
+    """A condition that applies, with the figures behind it."""
+
+    reason: str
+    figures: dict[str, float]
+
+
+class ConditionsDocument(TypedDict):
+    """The conditions of a run; None for one that does not apply."""
+
+    measured: bool
+    labels: list[Annotated[str, _one_of(LABELS)]]
+    crowded: ConditionDocument | None
+    contended: ConditionDocument | None
+    quota_limited: ConditionDocument | None
+    shared: ConditionDocument | None
+    slow_network: ConditionDocument | None
+    preloaded: NotRequired[ConditionDocument]
+
+
+class SpreadDocument(TypedDict):
+    """One figure over the ranks."""
+
+    min: Amount
+    mean: Amount
+    max: Amount
+    rank0: Amount
+
+
+class SummaryDocument(TypedDict):
+    """`network` of result.json: the lowest rates and the median round trip of the probe before the task."""
+
+    asked: str | None
+    method: str
+    networks: Count | None
+    rtt_seconds: Amount | None
+    alone_bits_per_second: Amount | None
+    together_bits_per_second: Amount | None
+    first_bits_per_second: Amount | None
+    held: bool | None  # None: nothing was requested, or nothing was measured
+    problems: list[str]
+
+
+class RecoveryDocument(TypedDict):
+    """One attempt that ended early: seconds from the fault until the next attempt had redone the lost work."""
+
+    at: Amount
+    rank: Count | None
+    why: str
+    detection: float
+    restart: float
+    loading: float
+    lost: float
+    seconds: float
+
+
+class FaultsDocument(TypedDict):
+    """The part `faults` of result.json. Times in seconds since the first rank started."""
+
+    script: str | None
+    policy: str
+    planned: Count  # whose time was reached
+    injected: Count
+    attempts: Count
+    ranks: Count  # in the last attempt
+    wall_seconds: Amount
+    seconds: dict[str, float]  # by faults.PARTS
+    goodput: float | None  # useful share of the wall time
+    checkpoints: Count
+    checkpoint_seconds: Amount | None  # mean time for which a checkpoint kept the ranks waiting
+    recoveries: list[RecoveryDocument]
+    timeline: list[list[Any]]  # part, begin, end; checkpointing and waiting are parts of useful
+    events: list[list[Any]]  # injected faults: kind, target, begin, end
 
 
 class ResultDocument(TypedDict):
-    """result.json. All times in seconds; `timings` has min, mean, max and rank0 over ranks, by category."""
+    """result.json. All times in seconds; `timings` are over ranks, by category."""
 
-    judge: int
+    judge: Count
     run: str
     id: str
     task: str
@@ -100,35 +244,35 @@ class ResultDocument(TypedDict):
     engine: str
     cluster: str
     backend: str
-    workers: int
-    world_size: int
+    workers: Count
+    world_size: Count
     device: str
-    outcome: str
+    outcome: Annotated[str, _one_of(Outcome)]
     exit_code: int | None  # of the rank that failed first
     summary: str
-    started: str | None
-    finished: str
-    wall_seconds: float | None
+    started: Moment | None
+    finished: Moment
+    wall_seconds: Amount | None
     task_seconds: SecondsDocument
     goal: GoalDocument | None
-    budget_seconds: float | None
-    timings: dict[str, dict[str, float]]
-    updates: float | None
-    samples: float | None
-    epochs: float | None
+    budget_seconds: Amount | None
+    timings: dict[str, SpreadDocument]
+    updates: Amount | None
+    samples: Amount | None
+    epochs: Amount | None
     synthetic: bool
     data: str | None
     data_identity: DataIdentityDocument | None  # None: not reported by the task
-    label: dict[str, str | None]
-    division: dict[str, str | None]
-    conditions: dict[str, Any]  # Conditions.to_dict
+    label: LabelDocument
+    division: DivisionDocument
+    conditions: ConditionsDocument
     method: NotRequired[str]  # name of the communication method, unless it was the task's own
     network: NotRequired[SummaryDocument]  # if it was measured or requested
     faults: NotRequired[FaultsDocument]  # if faults occurred, or ranks could be restarted
-    first_failed: int | None
+    first_failed: Count | None
     ended: str | None
     worker_states: list[WorkerDocument]
-    metrics: dict[str, float | str]  # rank 0's last values by name
+    metrics: dict[str, float | str]  # rank 0's last values by name; nan, inf and -inf are strings
     progress: dict[str, Any]  # rank 0's last phase: phase, epoch, epochs, step, steps
     details: dict[str, Any]
     price: dict[str, Any] | None
@@ -140,117 +284,194 @@ class EnvironmentDocument(TypedDict):
     """environment.json: the facts that ranks reported, by rank."""
 
     ranks: dict[str, dict[str, Any]]
-    ranks_left_out: int
+    ranks_left_out: Count
 
 
-# --- run.json -------------------------------------------------------------------------------------------------------
+class ProbeDocument(TypedDict):
+    """One probe. `links` are from a rank to its right neighbor; `counters` are of each rank's interface, since boot."""
+
+    stage: Annotated[str, _one_of(("before", "after"))]
+    form: str | None
+    ranks: Count
+    networks: Count  # network stacks of the ranks; 1: all share one
+    links: list[dict[str, float]]
+    counters: list[dict[str, str | float]]
+    drained_bytes: NotRequired[Amount]  # sent by each rank first, to empty token buckets of the cluster's network
+    drained_bits_per_second: NotRequired[Amount]
+    seconds: Amount | None
+    error: str | None
 
 
-def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> RunDocument:
-    """run.json without its schema version, as plain JSON values."""
-    spec = run.spec
-    rules = find_rules(spec.task, spec.preset)
-    return {
-        "id": run.id,
-        "name": run.name,
-        "created": run.created,
-        "spec_hash": spec.hash,
-        "spec": json.loads(canonical_json(spec.to_dict())),
-        "task": None if rules is None else rules.to_dict(),
-        "mlbench": __version__,
-        "provenance": None if provenance is None else dict(provenance),
-        **({} if repeats is None else {"repeats": repeats}),  # type: ignore[typeddict-item]
-    }
+class TrafficDocument(TypedDict):
+    """Traffic of the ranks' interfaces between the two probes: maxima over ranks, sums for losses."""
+
+    max_sent_bytes: Count
+    max_received_bytes: Count
+    dropped_packets: Count
+    retransmitted_segments: Count
 
 
-def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> None:
-    """Write run.json into the run's folder, before anything is started."""
-    document = format_document(run_document(run, provenance, repeats))
+class NetworkDocument(TypedDict):
+    """network.json."""
+
+    asked: str | None
+    method: str
+    probes: list[ProbeDocument]
+    traffic: TrafficDocument | None
+    summary: SummaryDocument
+    setup: NotRequired[dict[str, Any]]  # how the engine shaped it
+
+
+class ShapingRecord(TypedDict):
+    """shaping.json: what the engine did for --network."""
+
+    method: str
+    probes: list[dict[str, Any]]
+
+
+class FaultsRecord(TypedDict):
+    """faults.json: injected faults, and attempts."""
+
+    script: str | None
+    seed: Count
+    policy: str
+    began: Amount | None
+    attempts: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    checkpoint_every: NotRequired[str | None]
+    detect_seconds: NotRequired[Amount | None]
+    ended: NotRequired[Amount | None]
+    zero: NotRequired[Amount | None]
+    problem: NotRequired[str]
+
+
+class NodeVerdictDocument(TypedDict):
+    """A node in certificate.json."""
+
+    node: str
+    state: Annotated[str, _one_of(State)]
+    reasons: list[str]
+    tests: dict[str, float]
+
+
+class CertificateFindingDocument(TypedDict):
+    """A finding in certificate.json."""
+
+    reason: Annotated[str, _one_of(REASONS)]
+    nodes: list[str]
+    state: Annotated[str, _one_of(State)]
+    summary: str
+
+
+class DriftDocument(TypedDict):
+    """A fact in which some nodes differ from most."""
+
+    key: str
+    usual: str
+    others: dict[str, list[str]]
+
+
+class CertificateDocument(TypedDict):
+    """certificate.json, as certify.judge makes it."""
+
+    verdict: Annotated[str, _one_of(Verdict)]
+    reason: str
+    is_partial: bool
+    scope: dict[str, Any]
+    method: dict[str, Any]
+    nodes: list[NodeVerdictDocument]
+    hardware: dict[str, str]
+    fleet: dict[str, dict[str, Any]]
+    findings: list[CertificateFindingDocument]
+    drift: list[DriftDocument]
+    delivers: dict[str, Any] | None
+
+
+ReproductionWord = Annotated[str, _one_of(("reproduced", "different", "cannot_tell"))]
+
+
+class ReproducedFigure(TypedDict):
+    """One figure of a receipt, with the values of both sides."""
+
+    name: str
+    verdict: ReproductionWord
+    reason: str
+    original: list[float]
+    reproduction: list[float]
+    ratio: Amount | None
+    low: Amount | None
+    high: Amount | None
+
+
+class DifferenceDocument(TypedDict):
+    """What was not the same on both sides of a receipt."""
+
+    name: str
+    original: str
+    reproduction: str
+    matters: bool
+
+
+class NamedRun(TypedDict):
+    """A run that a receipt names, by the digest of its archive."""
+
+    digest: str
+    name: str
+    id: str
+    created: Moment
+
+
+class ReceiptDocument(TypedDict):
+    """A receipt, which says whether runs reproduce an earlier result."""
+
+    kind: Annotated[str, _one_of(("receipt",))]
+    mlbench: str
+    created: Moment
+    verdict: ReproductionWord
+    reason: str
+    margin: Amount
+    confidence: Amount
+    figures: list[ReproducedFigure]
+    not_the_same: list[DifferenceDocument]
+    sessions: str
+    original: list[NamedRun]
+    reproduction: list[NamedRun]
+
+
+DOCUMENTS: Mapping[str, Any] = {
+    run_folder.RUN: RunDocument,
+    run_folder.OBSERVATION: ObservationDocument,
+    run_folder.RESULT: ResultDocument,
+    run_folder.ENVIRONMENT: EnvironmentDocument,
+    run_folder.FINDINGS: FindingsDocument,
+    run_folder.CERTIFICATE: CertificateDocument,
+    run_folder.NETWORK: NetworkDocument,
+    run_folder.SHAPING: ShapingRecord,
+    run_folder.FAULTS: FaultsRecord,
+}
+# All published schemas: those of an archive's documents, and that of receipts.
+PUBLISHED: Mapping[str, Any] = {**DOCUMENTS, "receipt.json": ReceiptDocument}
+
+
+def check_document(name: str, document: Mapping[str, Any]) -> None:
+    """Raises ValueError with the field for a parsed document that is not of its type."""
     try:
-        RunFolder(run.folder).write(RUN, document)
-    except OSError as error:
-        raise UsageError(
-            f"The folder {run.folder} of the run cannot be created: {error.strerror or error}.",
-            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
-        ) from None
+        msgspec.convert(document, PUBLISHED[name])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(str(error)) from None
 
 
-def complete_run_document(run: Run) -> Mapping[str, Any]:
-    """The run.json in the run's folder; rewritten without provenance if it is missing or belongs to another run."""
-    folder = RunFolder(run.folder)
-    document = folder.read_json(RUN)
-    if document is not None and _describes_run(document, run):
-        return document
-    written = {"schema_version": SCHEMA_VERSION, **run_document(run)}
-    folder.write(RUN, format_document(written))
-    return written
+def publish(name: str) -> dict[str, Any]:
+    """The JSON Schema of the document `name`, as published in docs/schemas."""
+    schema = msgspec.json.schema(PUBLISHED[name])
+    own = schema["$defs"].pop(schema["$ref"].rpartition("/")[2])
+    own["properties"] = {"schema_version": {"type": "integer", "enum": [SCHEMA_VERSION]}, **own["properties"]}
+    own["required"] = ["schema_version", *own["required"]]
+    definitions = {"$defs": schema["$defs"]} if schema["$defs"] else {}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **own, "title": name, **definitions}
 
 
-def _describes_run(document: Mapping[str, Any], run: Run) -> bool:
-    spec = json.loads(canonical_json(run.spec.to_dict()))
-    return (document.get("id"), document.get("name"), document.get("created"), document.get("spec")) == (
-        *(run.id, run.name, run.created),
-        spec,
-    )
-
-
-# --- parts of result.json -------------------------------------------------------------------------------------------
-
-
-def find_exit_code(observation: Observation) -> int | None:
-    """The exit code of the rank that failed first, else the first non-zero one; None if no rank ended."""
-    first = [worker.exit_code for worker in observation.workers if worker.rank == observation.first_failed]
-    codes = [worker.exit_code for worker in observation.workers]
-    nothing_ended = all(code is None for code in codes)
-    return next((code for code in (*first, *codes) if code), None if nothing_ended else 0)
-
-
-def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, object] | None:
-    """The cost of the whole cluster from the start of the first worker to the end of the last; None if unknown."""
-    if not price:
-        return None
-    hours = None if wall_seconds is None else wall_seconds / 3600
-    each = price.get("per_hour")
-    return {**price, "amount": None if each is None or hours is None else round(each * hours, 4)}
-
-
-def label_of(functional_only: str | None) -> dict[str, str | None]:
-    """The label of a run's figures: "performance", or "functional" with the reason."""
-    return {"word": "functional" if functional_only else "performance", "reason": functional_only}
-
-
-def worker_document(worker: WorkerState) -> WorkerDocument:
-    """A worker's state for observation.json, with times as RFC 3339 UTC."""
-    times = {"started": worker.started, "finished": worker.finished}
-    moments = {key: None if value is None else timestamp(value) for key, value in times.items()}
-    return {**worker.to_dict(), **moments}  # type: ignore[typeddict-item]
-
-
-# --- environment.json -----------------------------------------------------------------------------------------------
-
-
-def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentDocument:
-    """environment.json without its schema version, and without variables that may contain secrets."""
-    reported: dict[str, Any] = {}
-    size = 0
-    for rank in sorted(ranks):
-        facts = _without_secrets(ranks[rank])
-        size += len(repr(facts))
-        if size > _MAX_ENVIRONMENT:
-            break
-        reported[str(rank)] = facts
-    return {"ranks": reported, "ranks_left_out": len(ranks) - len(reported)}
-
-
-def _without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = make_strict(
-        {key: value for key, value in facts.items() if key not in ("v", "event", "rank", "time")}
-    )
-    for key in ("env", "environ", "environment", "variables"):
-        if isinstance(kept.get(key), dict):
-            kept[key] = {name: value for name, value in kept[key].items() if _is_kept(name)}
-    return kept
-
-
-def _is_kept(name: str) -> bool:
-    return name in KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+def brief(value: Any) -> str:
+    """The value's repr, truncated to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

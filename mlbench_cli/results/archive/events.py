@@ -5,10 +5,11 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
 from mlbench_cli.model.goals import KINDS, Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.archive.documents import DataIdentityDocument
 from mlbench_cli.util.json_text import format_row, make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
@@ -89,18 +90,6 @@ def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
                 rest, skips = b"", True
     if rest:
         yield rest
-
-
-class DataIdentityDocument(TypedDict):
-    """A run's data: number of samples by part, digest of the decoded data, and whether they are official.
-
-    `official` is None if unknown; `reason` says why they are not, or not known to be, official.
-    """
-
-    counts: dict[str, float]
-    digest: str | None
-    official: bool | None
-    reason: str | None
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ Every second from the start of the first rank to the end of the run is in exactl
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, TypedDict
+from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.faults import FaultKind, Policy, plan_of
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import Finding
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.documents import FaultsDocument, RecoveryDocument
 from mlbench_cli.util.json_text import parse_document
 from mlbench_cli.util.times import parse_timestamp
 
@@ -28,38 +29,6 @@ NOT_INJECTED = "fault_not_injected"
 PARTS = ("startup", "useful", "checkpointing", "waiting", "lost", "detection", "restart", "loading")
 CHECKPOINT, RESTORE = "checkpoint_seconds", "restore_seconds"
 MAX_EVENTS = 10_000
-
-
-class RecoveryDocument(TypedDict):
-    """One attempt that ended early: seconds from the fault until the next attempt had redone the lost work."""
-
-    at: float
-    rank: int | None
-    why: str
-    detection: float
-    restart: float
-    loading: float
-    lost: float
-    seconds: float
-
-
-class FaultsDocument(TypedDict):
-    """The part `faults` of result.json. Times in seconds since the first rank started."""
-
-    script: str | None
-    policy: str
-    planned: int  # whose time was reached
-    injected: int
-    attempts: int
-    ranks: int  # in the last attempt
-    wall_seconds: float
-    seconds: dict[str, float]  # by PARTS
-    goodput: float | None  # useful share of the wall time
-    checkpoints: int
-    checkpoint_seconds: float | None  # mean time for which a checkpoint kept the ranks waiting
-    recoveries: list[RecoveryDocument]
-    timeline: list[list[Any]]  # part, begin, end; checkpointing and waiting are parts of useful
-    events: list[list[Any]]  # injected faults: kind, target, begin, end
 
 
 class CheckpointMarks:

@@ -13,21 +13,20 @@ from typing import Any, BinaryIO, cast
 
 from mlbench_cli.certify.evidence import certify
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
-from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome
+from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import OPEN, RunSpec
 from mlbench_cli.results.archive.conditions import assess_conditions
 from mlbench_cli.results.archive.division import Code, Division, find_division
 from mlbench_cli.results.archive.documents import (
-    JUDGE_VERSION,
+    ConditionsDocument,
+    DivisionDocument,
     EnvironmentDocument,
     GoalDocument,
+    LabelDocument,
+    NetworkDocument,
     ResultDocument,
     SecondsDocument,
-    environment_document,
-    find_exit_code,
-    label_of,
-    price_of,
-    worker_document,
+    WorkerDocument,
 )
 from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_amount, read_events
 from mlbench_cli.results.archive.evidence import Evidence
@@ -38,7 +37,7 @@ from mlbench_cli.results.archive.faults import (
     faults_phrase,
     find_not_injected,
 )
-from mlbench_cli.results.archive.network import NetworkDocument, find_least_sent, network_document
+from mlbench_cli.results.archive.network import find_least_sent, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.plausibility import (
     CLOCK_STEPPED,
@@ -56,6 +55,24 @@ from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import timestamp
 
+# The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
+# evidence needs a new version.
+JUDGE_VERSION = 1
+
+# Tasks may report environment variables; only these are kept, because others may contain secrets.
+KEPT_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OPENBLAS_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "TORCH_NUM_THREADS",
+}
+_KEPT_PREFIXES = ("NCCL_", "GLOO_", "OMPI_MCA_", "UCX_", "TORCH_NCCL_")
+_MAX_ENVIRONMENT = 8 << 20
 # libfabric's EFA provider fails with "Cannot allocate memory" at 8 MiB (awslabs/awsome-distributed-ai#647).
 MIN_MEMLOCK = 1 << 30
 
@@ -117,7 +134,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     samples = SampleWatch()
     conditions = assess_conditions(
         spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
-    ).to_dict()
+    )
     step = find_clock_step(evidence.observation, samples)
     if step is not None and reported.is_watched and reported.result is not None:
         reported = replace(reported, result={**reported.result, "wall_seconds": None})
@@ -135,7 +152,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
         division = Division(None, f"the evidence contradicts itself ({', '.join(contradictions)})")
     asked = spec.network if spec.workers > 1 else None
     network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
-    result = _result(evidence, reported, decision, division.to_dict(), conditions)
+    result = _result(evidence, reported, decision, division.to_dict(), cast(ConditionsDocument, conditions.to_dict()))
     if (faults := faults_document(evidence.faults, marks)) is not None:
         result["faults"] = faults
         if phrase := faults_phrase(faults):
@@ -416,8 +433,8 @@ def _result(
     evidence: Evidence,
     reported: ReportedFacts,
     decision: _Decision,
-    division: dict[str, str | None],
-    conditions: JsonObject,
+    division: DivisionDocument,
+    conditions: ConditionsDocument,
 ) -> ResultDocument:
     """result.json without its official line, method and network."""
     spec, observation = evidence.spec, evidence.observation
@@ -500,6 +517,35 @@ def _seconds_to_goal(
     return {"wall": wall, "training": training}
 
 
+def find_exit_code(observation: Observation) -> int | None:
+    """The exit code of the rank that failed first, else the first non-zero one; None if no rank ended."""
+    first = [worker.exit_code for worker in observation.workers if worker.rank == observation.first_failed]
+    codes = [worker.exit_code for worker in observation.workers]
+    nothing_ended = all(code is None for code in codes)
+    return next((code for code in (*first, *codes) if code), None if nothing_ended else 0)
+
+
+def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, object] | None:
+    """The cost of the whole cluster from the start of the first worker to the end of the last; None if unknown."""
+    if not price:
+        return None
+    hours = None if wall_seconds is None else wall_seconds / 3600
+    each = price.get("per_hour")
+    return {**price, "amount": None if each is None or hours is None else round(each * hours, 4)}
+
+
+def label_of(functional_only: str | None) -> LabelDocument:
+    """The label of a run's figures: "performance", or "functional" with the reason."""
+    return {"word": "functional" if functional_only else "performance", "reason": functional_only}
+
+
+def worker_document(worker: WorkerState) -> WorkerDocument:
+    """A worker's state for observation.json, with times as RFC 3339 UTC."""
+    times = {"started": worker.started, "finished": worker.finished}
+    moments = {key: None if value is None else timestamp(value) for key, value in times.items()}
+    return {**worker.to_dict(), **moments}  # type: ignore[typeddict-item]
+
+
 # --- the summary ---------------------------------------------------------------------------------------------------
 
 
@@ -547,3 +593,33 @@ def _last_figures(reported: Mapping[str, Any]) -> str:
 def _after(reported: Mapping[str, Any]) -> str:
     seconds = reported.get("wall_seconds")
     return "" if seconds is None else f" after {seconds:.1f} s"
+
+
+# --- environment.json -----------------------------------------------------------------------------------------------
+
+
+def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentDocument:
+    """environment.json without its schema version, and without variables that may contain secrets."""
+    reported: dict[str, Any] = {}
+    size = 0
+    for rank in sorted(ranks):
+        facts = _without_secrets(ranks[rank])
+        size += len(repr(facts))
+        if size > _MAX_ENVIRONMENT:
+            break
+        reported[str(rank)] = facts
+    return {"ranks": reported, "ranks_left_out": len(ranks) - len(reported)}
+
+
+def _without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = make_strict(
+        {key: value for key, value in facts.items() if key not in ("v", "event", "rank", "time")}
+    )
+    for key in ("env", "environ", "environment", "variables"):
+        if isinstance(kept.get(key), dict):
+            kept[key] = {name: value for name, value in kept[key].items() if _is_kept(name)}
+    return kept
+
+
+def _is_kept(name: str) -> bool:
+    return name in KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)

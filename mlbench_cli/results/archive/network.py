@@ -7,11 +7,12 @@ malformed ones are omitted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, cast
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.network import MODELED, NOT_SHAPED, find_deviations, is_modeled, parse_network
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.documents import NetworkDocument, ProbeDocument, SummaryDocument, TrafficDocument
 from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 
@@ -23,55 +24,6 @@ _LINK_FIGURES = (
     *("first_bits_per_second", "first_bytes"),
 )
 _COUNTERS = (*("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets", "tx_dropped", "retransmits"),)
-
-
-class ProbeDocument(TypedDict):
-    """One probe. `links` are from a rank to its right neighbor; `counters` are of each rank's interface, since boot."""
-
-    stage: str
-    form: str | None
-    ranks: int
-    networks: int  # network stacks of the ranks; 1: all share one
-    links: list[dict[str, float]]
-    counters: list[Mapping[str, str | float]]
-    drained_bytes: NotRequired[int]  # sent by each rank first, to empty token buckets of the cluster's network
-    drained_bits_per_second: NotRequired[float]
-    seconds: float | None
-    error: str | None
-
-
-class TrafficDocument(TypedDict):
-    """Traffic of the ranks' interfaces between the two probes: maxima over ranks, sums for losses."""
-
-    max_sent_bytes: int
-    max_received_bytes: int
-    dropped_packets: int
-    retransmitted_segments: int
-
-
-class SummaryDocument(TypedDict):
-    """`network` of result.json: the lowest rates and the median round trip of the probe before the task."""
-
-    asked: str | None
-    method: str
-    networks: int | None
-    rtt_seconds: float | None
-    alone_bits_per_second: float | None
-    together_bits_per_second: float | None
-    first_bits_per_second: float | None
-    held: bool | None  # None: nothing was requested, or nothing was measured
-    problems: list[str]
-
-
-class NetworkDocument(TypedDict):
-    """network.json."""
-
-    asked: str | None
-    method: str
-    probes: list[ProbeDocument]
-    traffic: TrafficDocument | None
-    summary: SummaryDocument
-    setup: NotRequired[Mapping[str, Any]]  # how the engine shaped it
 
 
 def network_document(

@@ -5,21 +5,17 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from mlbench_cli.errors import DamagedArchive, NotFoundError
 from mlbench_cli.model.run import FindingDocument, JsonObject
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument, check_document
 from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.results.archive.files import Folder, Zip
-from mlbench_cli.results.archive.schema import SCHEMAS, validate
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import parse_document, parse_versioned
 from mlbench_cli.util.text import clean_values
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument
-
 
 UNPROVEN = "(unproven)"
 
@@ -84,18 +80,18 @@ class Archive:
         return layout.log_names(self.names)
 
     @cached_property
-    def run(self) -> "RunDocument":
+    def run(self) -> RunDocument:
         """run.json: the spec, the task's rules and the provenance."""
-        document = cast("RunDocument", self._show(self.document(run_folder.RUN)))
+        document = cast(RunDocument, self._show(self.document(run_folder.RUN)))
         if self.not_derived:
             spec = {**document["spec"], "task": f"{document['spec']['task']} {UNPROVEN}"}
             document = {**document, "name": f"{document['name']} {UNPROVEN}", "spec": spec}
         return document
 
     @cached_property
-    def result(self) -> "ResultDocument":
+    def result(self) -> ResultDocument:
         """result.json, derived by the judge."""
-        document = cast("ResultDocument", self._show(self.document(run_folder.RESULT)))
+        document = cast(ResultDocument, self._show(self.document(run_folder.RESULT)))
         if self.not_derived:
             run, task = (f"{document[key]} {UNPROVEN}" for key in ("run", "task"))
             summary, line = f"{UNPROVEN} {document['summary']}", document.get("official_line")
@@ -104,9 +100,9 @@ class Archive:
         return document
 
     @cached_property
-    def environment(self) -> "EnvironmentDocument":
+    def environment(self) -> EnvironmentDocument:
         """environment.json: code, packages and machines."""
-        return cast("EnvironmentDocument", self._show(self.document(run_folder.ENVIRONMENT)))
+        return cast(EnvironmentDocument, self._show(self.document(run_folder.ENVIRONMENT)))
 
     @cached_property
     def findings(self) -> list[FindingDocument]:
@@ -209,10 +205,9 @@ def _read_document(folder: Path, name: str, sums: bytes) -> JsonObject:
         raise DamagedArchive(folder, name, "it is not what was sealed: its SHA-256 differs", problem="changed")
     try:
         document = parse_versioned(data)
+        check_document(name, document)
     except ValueError as error:
         raise DamagedArchive(folder, name, str(error), problem="schema") from None
-    if message := next(validate(document, SCHEMAS[name]), None):
-        raise DamagedArchive(folder, name, message, problem="schema")
     return document
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.documents import complete_run_document
 from mlbench_cli.results.archive.evidence import collect_evidence, keep_observation, normalize_samples
 from mlbench_cli.results.archive.judge import Judgement, judge
+from mlbench_cli.results.archive.record import complete_run_document
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import replace_file

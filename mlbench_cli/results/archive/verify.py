@@ -14,12 +14,11 @@ from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.documents import JUDGE_VERSION
+from mlbench_cli.results.archive.documents import DOCUMENTS, brief, check_document
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
 from mlbench_cli.results.archive.files import Zip
-from mlbench_cli.results.archive.judge import Judgement, judge
+from mlbench_cli.results.archive.judge import JUDGE_VERSION, Judgement, judge
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
@@ -248,11 +247,13 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
     if missing:
         return
     violated = False
-    for name, schema in SCHEMAS.items():
+    for name in DOCUMENTS:
         if name in archive.names:
-            for message in validate(archive.document(name), schema):
+            try:
+                check_document(name, archive.document(name))
+            except ValueError as error:
                 violated = True
-                yield Problem("schema", name, message)
+                yield Problem("schema", name, str(error))
     samples = _CheckedSamples(archive)
     if not violated:
         yield from _derivation_problems(archive, samples)
@@ -349,15 +350,13 @@ def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
     recorded_by = evidence.provenance.get("mlbench")
     if recorded_by is not None and recorded_by != archive.run.get("mlbench"):
         yield Problem("inconsistent", run_folder.RUN, f"mlbench is not {brief(recorded_by)}, as its provenance says")
-    for name in SCHEMAS:
+    for name in DOCUMENTS:
         if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
             yield Problem("inconsistent", name, "it is not formatted the way documents are written")
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:
     """Problems of the task's rules in run.json, compared with the catalog."""
-    if "task" not in run:
-        return
     spec, rules = evidence.spec, evidence.rules
     known = find_rules(spec.task, spec.preset)
     if known == rules:

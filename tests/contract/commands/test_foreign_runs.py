@@ -15,7 +15,7 @@ from mlbench_cli.api.repetition import LEAVES, AuthorsProgram, Leaf
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage import run_folder

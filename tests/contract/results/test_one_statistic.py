@@ -86,7 +86,7 @@ CASES = {
 
 
 def _record(store: Store, side: str, case: Case) -> None:
-    from mlbench_cli.results.archive.documents import write_run_document
+    from mlbench_cli.results.archive.record import write_run_document
     from mlbench_cli.results.archive.seal import seal
 
     changes = dict((case.changes or {}) if side == "b" else {})

@@ -50,7 +50,7 @@ def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
 
 
 def _seal(store: Store, run_spec: RunSpec, made: Any, seconds: float) -> None:
-    from mlbench_cli.results.archive.documents import write_run_document
+    from mlbench_cli.results.archive.record import write_run_document
     from mlbench_cli.results.archive.seal import seal
 
     made = replace(made, created="2025-10-09T08:53:19.000Z")  # before its logs

@@ -12,7 +12,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store
 from tests.browser import open_browser

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlbench_cli.model.run import Ending, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp

@@ -7,7 +7,7 @@ import pytest
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.storage.store import Store
 from tests.fakes.engine import FakeEngine

@@ -11,7 +11,7 @@ from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import PlanRecord
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import price_of
+from mlbench_cli.results.archive.judge import price_of
 from mlbench_cli.runs.fault_options import check_faults
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, move, resolve
 from mlbench_cli.runs.request import Request, apply_point, matrix_of

@@ -13,7 +13,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, Member, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.recording import record
 from mlbench_cli.storage.store import Store
 

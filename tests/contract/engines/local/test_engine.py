@@ -13,7 +13,7 @@ from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec, canonical_json
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.record import write_run_document
 from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
 
 REPORT = python(

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.model.run import Observation, Run, WorkerState
-from mlbench_cli.results.archive.documents import (
-    KEPT_VARIABLES,
-    complete_run_document,
-    environment_document,
-    find_exit_code,
-    price_of,
-    write_run_document,
-)
+from mlbench_cli.results.archive.judge import KEPT_VARIABLES, environment_document, find_exit_code, price_of
+from mlbench_cli.results.archive.record import complete_run_document, write_run_document
 from tests.unit.results.runs import spec
 
 

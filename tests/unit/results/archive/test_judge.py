@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from mlbench_cli.model.run import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
-from mlbench_cli.results.archive.documents import JUDGE_VERSION
 from mlbench_cli.results.archive.evidence import Evidence
-from mlbench_cli.results.archive.judge import Judgement, judge
+from mlbench_cli.results.archive.judge import JUDGE_VERSION, Judgement, judge
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import find_rules

@@ -397,7 +397,7 @@ def test_schema_errors_are_found(file: str, path: str, value: Any) -> None:
 
 def test_a_missing_field_is_named() -> None:
     (problem,) = verify_zip(io.BytesIO(edit("result.json", lambda document: document.pop("updates")))).problems
-    assert str(problem) == 'result.json: "updates" is missing'
+    assert str(problem) == "result.json: Object missing required field `updates`"
 
 
 def test_a_run_spec_with_another_hash_is_found() -> None:

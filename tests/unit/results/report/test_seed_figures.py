@@ -8,8 +8,8 @@ import pytest
 
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.series import collect
-from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.charts import list_sheets

@@ -1,0 +1,64 @@
+"""run.json: the request, written before anything of a run is started."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli import __version__
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.storage.run_folder import RUN, RunFolder
+from mlbench_cli.tasks.catalog import find_rules
+from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.documents import RunDocument
+
+
+def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> "RunDocument":
+    """run.json without its schema version, as plain JSON values."""
+    spec = run.spec
+    rules = find_rules(spec.task, spec.preset)
+    return {
+        "id": run.id,
+        "name": run.name,
+        "created": run.created,
+        "spec_hash": spec.hash,
+        "spec": json.loads(canonical_json(spec.to_dict())),
+        "task": None if rules is None else rules.to_dict(),
+        "mlbench": __version__,
+        "provenance": None if provenance is None else dict(provenance),
+        **({} if repeats is None else {"repeats": repeats}),  # type: ignore[typeddict-item]
+    }
+
+
+def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> None:
+    """Write run.json into the run's folder, before anything is started."""
+    document = format_document(run_document(run, provenance, repeats))
+    try:
+        RunFolder(run.folder).write(RUN, document)
+    except OSError as error:
+        raise UsageError(
+            f"The folder {run.folder} of the run cannot be created: {error.strerror or error}.",
+            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
+        ) from None
+
+
+def complete_run_document(run: Run) -> Mapping[str, Any]:
+    """The run.json in the run's folder; rewritten without provenance if it is missing or belongs to another run."""
+    folder = RunFolder(run.folder)
+    document = folder.read_json(RUN)
+    if document is not None and _describes_run(document, run):
+        return document
+    written = {"schema_version": SCHEMA_VERSION, **run_document(run)}
+    folder.write(RUN, format_document(written))
+    return written
+
+
+def _describes_run(document: Mapping[str, Any], run: Run) -> bool:
+    spec = json.loads(canonical_json(run.spec.to_dict()))
+    return (document.get("id"), document.get("name"), document.get("created"), document.get("spec")) == (
+        *(run.id, run.name, run.created),
+        spec,
+    )
