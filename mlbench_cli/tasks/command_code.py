@@ -1,4 +1,4 @@
-"""The code of a command of the user: the files that it names, the modules beside them that they import, and a digest.
+"""The code of a command of the user: the files that it names, those that they import or name in turn, and a digest.
 
 Only files of this machine count. The digest is part of the key of comparable runs: two versions of a script are not
 repeats of each other.
@@ -7,6 +7,7 @@ repeats of each other.
 import ast
 import hashlib
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,9 @@ FOLDER = "code"  # of an archive
 MAX_BYTES = 16 << 20  # of one file that is taken for code; larger ones are data
 MAX_FILES = 2000
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_SHELL_LINE = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b")
+_OPERATORS = re.compile(r"[;&|()<>`]")
+_VARIABLE = re.compile(r"^(?:.*[)}]|\$\w+)/")  # "$(dirname "$0")/train.py", "$HERE/train.py"
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,10 @@ def collect_code(argv: Sequence[str], include: Iterable[str] = (), folder: Path 
     """
     folder = Path(os.path.abspath(folder or Path()))
     found: dict[Path, None] = {}
+    own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    roots = [folder, *(Path(entry) for entry in own if Path(entry).is_relative_to(folder))]
     for path in [*_named_files(argv, folder), *_included_files(include, folder)]:
-        _add(path, path.parent, found)
+        _add(path, (path.parent, *roots), found)
     files = _name_files(found, folder)
     if not files:
         return None
@@ -66,9 +72,11 @@ def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
             yield from _module_files(word, folder)
         elif number and words[number - 1] == "-c" and os.path.basename(words[0]) in _SHELLS:
             try:
-                yield from _named_files(shlex.split(word.replace(";", " ")), folder)
+                yield from _named_files(["sh", *shlex.split(_OPERATORS.sub(" ", word))], folder)
             except ValueError:
                 continue
+        elif number and (folder / word / "__main__.py").is_file():
+            yield from _module_files(word.rstrip("/").replace("/", "."), folder)
         elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_script(path)):
             yield path
 
@@ -93,19 +101,43 @@ def _module_files(name: str, folder: Path) -> Iterator[Path]:
         yield base.with_suffix(".py")
 
 
-def _add(path: Path, folder: Path, found: dict[Path, None]) -> None:
-    """A file, and the modules beside it that it imports by name."""
+def _add(path: Path, roots: tuple[Path, ...], found: dict[Path, None]) -> None:
+    """A file, and the modules that it imports from `roots` or from its own folder, or the files that it names."""
     path = Path(os.path.abspath(path))
     if path in found or len(found) >= MAX_FILES:
         return
     found[path] = None
     if path.suffix != ".py":
+        for other in _files_of_shell_script(path, roots):
+            _add(other, (other.parent, *roots), found)
         return
     for name in _imported_names(path):
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
-            for other in _module_files(".".join(parts[:length]), folder):
-                _add(other, folder, found)
+            for folder in dict.fromkeys((*roots, path.parent)):
+                for other in _module_files(".".join(parts[:length]), folder):
+                    _add(other, roots, found)
+
+
+def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
+    """The files that a shell script names, below `roots` or in a folder that it names."""
+    try:
+        with open(path, "rb") as file:
+            is_script = _SHELL_LINE.match(file.readline(512)) or path.suffix.lstrip(".") in _SHELLS
+        text = path.read_text("utf-8", "replace") if is_script else ""
+    except OSError:
+        return
+    words = ["sh"]
+    for line in text.replace("\\\n", " ").splitlines():
+        line = _OPERATORS.sub(" ", line) if "$(" not in line else line
+        try:
+            words += shlex.split(line, comments=True)
+        except ValueError:
+            words += line.split()
+    words = [word if word.startswith("-") else _VARIABLE.sub("", word) for word in words]
+    folders = [folder for word in words[1:] for root in roots if word and (folder := root / word).is_dir()]
+    for folder in dict.fromkeys((*roots, *folders)):
+        yield from _named_files(words, folder)
 
 
 def _imported_names(path: Path) -> set[str]:

@@ -202,6 +202,51 @@ def test_two_versions_of_a_script_are_not_repeats_of_each_other(project: Path) -
     assert digests[3][:16] in report
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m pack.train",
+        "python pack",
+        "python -m pack.deep.start",
+        "sh run.sh",
+        "./run.sh --fast",
+        "bash -c 'cd pack && sh ../run.sh'",
+        "sh inside.sh",
+        "env DEBUG=1 python src/first.py",
+    ],
+)
+def test_code_is_known_however_a_command_reaches_it(
+    command: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change of one module that only other files lead to is another version of the program."""
+    monkeypatch.setenv("PYTHONPATH", str(project / "src"))
+    files = {
+        "pack/__init__.py": "",
+        "pack/__main__.py": "from deep import model\n",
+        "pack/train.py": "from .deep.model import VALUE\n",
+        "pack/deep/__init__.py": "",
+        "pack/deep/start.py": "from .model import VALUE\n",
+        "pack/deep/model.py": "from work import VALUE\n",
+        "src/work.py": "VALUE = 1\n",
+        "src/first.py": "import work\n",
+        "run.sh": '#!/bin/sh\nset -e\nHERE=$(dirname "$0")\npython3 "$HERE/src/first.py" "$@" | cat  # as always\n',
+        "inside.sh": "cd src\npython3 first.py&&true\n",
+    }
+    for name, text in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    (project / "run.sh").chmod(0o755)
+    digests = []
+    for name, value in (("old", 1), ("same", 1), ("new", 2)):
+        (project / "src/work.py").write_text(f"VALUE = {value}\n")
+        done = mlbench("run", name, "1", "--command", command, "--share-machine", "--yes")
+        assert done.returncode == 0, done.stderr
+        document = json.loads((folder_of(os.environ["MLBENCH_HOME"], f"{name}-1") / "run.json").read_bytes())
+        assert "src/work.py" in document["provenance"]["command"]["files"]
+        digests.append(document["provenance"]["command"]["digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_runs_of_unknown_code_are_repeats_only_within_their_experiment(project: Path) -> None:
     command = f"{sys.executable} -c pass"
     for name in ("one", "two"):
