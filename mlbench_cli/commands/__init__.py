@@ -29,12 +29,11 @@ PANELS: dict[str, dict[str, Command]] = {
     "Results": {
         "report": Command("mlbench_cli.commands.report", "report", "Write a report about runs (HTML, Markdown)"),
         "compare": Command("mlbench_cli.commands.compare", "compare", "Compare two results"),
-        "verify": Command("mlbench_cli.commands.verify", "verify", "Verify archives and their signatures"),
+        "verify": Command("mlbench_cli.commands.verify", "verify", "Verify archives and their signatures; sign them"),
         "serve": Command("mlbench_cli.commands.serve", "serve", "Start the dashboard and REST API"),
         "download": Command("mlbench_cli.commands.download", "download", "Write the archive of a run to a zip file"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw charts of finished runs"),
         "export": Command("mlbench_cli.commands.export", "export", "Export results to CSV, Parquet, MLflow, W&B"),
-        "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
         "gate": Command("mlbench_cli.commands.gate", "gate", "Check results against a baseline in CI"),
         "reproduce": Command("mlbench_cli.commands.reproduce", "reproduce", "Run a result again and compare it"),
         "site": Command("mlbench_cli.commands.site", "site", "Build a results site that readers can verify"),

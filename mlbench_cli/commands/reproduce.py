@@ -96,7 +96,7 @@ def reproduce(
     mlbench verifies the archives, makes the same request again on this machine or on a cluster, and tests every figure
     for equivalence: its 95 % interval has to lie within the margin. A command that an archive's author chose is shown
     with its script, and runs only if you agree to that (--yes does not). The answer is written as a receipt that names
-    all archives by digest; mlbench sign signs it, mlbench verify checks it.
+    all archives by digest; mlbench verify checks it and, with --sign KEY, signs it.
 
     Exit code 0: reproduced; 7: different; 9: cannot tell.
     """

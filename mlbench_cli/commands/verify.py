@@ -1,4 +1,4 @@
-"""`mlbench verify`: what is proven of archives: integrity, derivation and, with the signers' keys, origin."""
+"""`mlbench verify`: what is proven of archives: integrity, derivation and, with the signers' keys, origin; signing."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,10 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis.comparability import conditions_of
-from mlbench_cli.results.archive.bundle import archives_at, name_archive
+from mlbench_cli.results.archive.bundle import archives_at, name_archive, refuse_bundle
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
+from mlbench_cli.results.archive.sign import SIGN_SECONDS, OriginError, Signer, check_origin, require_signers
+from mlbench_cli.results.archive.sign import sign as sign_archive
 from mlbench_cli.results.archive.verify import Verification
 from mlbench_cli.util.text import counted
 
@@ -38,17 +39,36 @@ def verify(
     signers: Annotated[
         Path | None, typer.Option("--signers", help="allowed signers file, as used by git; also verifies the origin")
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            metavar="KEY",
+            help="sign what verifies with this private OpenSSH key, or with the public key of one held by ssh-agent",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="with --sign: replace an existing signature")] = False,
     output: Output = Format.text,
 ) -> int:
     """Verify archives: integrity (no file was changed), derivation (every result follows from the evidence) and, with
     --signers, origin (someone you trust signed them).
 
     mlbench derives the results again from the logs and the observation in the archive, and a receipt from the archives
-    that it names, if these are verified with it. Exit code 0: everything is proven; 2: damaged, or it contradicts its
+    that it names, if these are verified with it.
+
+    --sign KEY signs archives or receipts, so that others can verify the origin. The signature covers SHA256SUMS and
+    through it every file, and is stored in the archive; that of a receipt FILE is FILE.sig.
+
+    Exit code 0: everything is proven; 2: damaged, or it contradicts its
     evidence; 3: origin not proven; 9: something could not be derived.
     """
     if signers is not None:
         require_signers(signers)
+    if sign is not None:
+        _sign(archives, sign, force=force, output=output)
+        return 0
+    if force:
+        raise UsageError("--force replaces a signature, and works only with --sign KEY.")
     paths = _find(archives)
     folders = [path for path in paths if not receipts.is_receipt(path)]
     found = [_judge(path, signers) for path in console.track("Verifying", folders)]
@@ -68,6 +88,25 @@ def verify(
         return CredentialError.exit_code
     is_proven = all(each.checked.ok for each in found) and all(each.checked.is_derived for each in checked)
     return 0 if is_proven else CannotTellError.exit_code
+
+
+def _sign(words: Sequence[str], key: Path, *, force: bool, output: Format) -> None:
+    """Sign each archive, which is verified before, and each receipt."""
+    for word in words:
+        if is_url(word):
+            raise UsageError(f"{word} is a URL; only files of this machine can be signed.", hint="mlbench download")
+        refuse_bundle(Path(word), "mlbench verify --sign")
+    paths = _find(words)
+    console.note(f"Signing with {key}. Enter the passphrase or touch the key within {SIGN_SECONDS:g} s.")
+    for path in paths:
+        if receipts.is_receipt(path):
+            receipts.sign_receipt(path, key, force=force)
+        else:
+            sign_archive(path, key, force=force)
+        if output == Format.text:
+            console.out(f"{path}: signed")
+    if output == Format.json:
+        console.out_json({"archives": [{"archive": str(path), "signed": True} for path in paths]})
 
 
 def _find(words: Sequence[str]) -> list[Path]:

@@ -3,7 +3,7 @@
 run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json faults.json    evidence
 result.json official_result.txt metrics.jsonl findings.json environment.json network.json certificate.json   documents
 SHA256SUMS                                                              written last: seals the folder
-SHA256SUMS.sig                                                          signature (mlbench sign)
+SHA256SUMS.sig                                                          signature (mlbench verify --sign)
 .state/                                                                 not part of the archive
 """
 

@@ -66,6 +66,7 @@ COMMANDS = {
     "extend": "Repeat mlbench create-cluster with another --ttl.",
     "pins": "mlbench doctor says which support ends soon.",
     "prices": "mlbench create-cluster CLOUD N NAME --dry-run",
+    "sign": "mlbench verify ARCHIVE --sign KEY",
     "kubeconfig": "kind export kubeconfig, gcloud container clusters get-credentials, aws eks update-kubeconfig, or "
     "az aks get-credentials",
     "completion": "mlbench --install-completion, or --show-completion",

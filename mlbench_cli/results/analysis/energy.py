@@ -1,8 +1,7 @@
-"""Energy of a run: joules of its GPUs and its machines' CPUs, per sample, per token, and to the goal.
+"""Energy of a run: joules of its GPUs, per sample, per token, and to the goal.
 
-Sources, the best first. GPUs: the counter of the GPU itself; else the sampled power, integrated over time, which is an
-estimate. CPUs: RAPL's counters of packages and memory, where the kernel lets the agent read them. They count the whole
-machine, other programs included. Fans, disks, network cards and power supplies are not included.
+Sources, the best first: the counter of the GPU itself; else the sampled power, integrated over time, which is an
+estimate. CPUs, memory, fans, disks, network cards and power supplies are not included.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +12,9 @@ from typing import Any
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.storage import run_folder
-from mlbench_cli.util.json_text import parse_document
 
 GPU_SAMPLES = "/gpu.jsonl"  # in a rank's output folder, see task_images/gpu.py
-GPU_COUNTER, GPU_POWER, CPU_COUNTER = "GPU counter", "GPU power, integrated", "CPU counter (RAPL)"
+GPU_COUNTER, GPU_POWER = "GPU counter", "GPU power, integrated"
 MOST = 1e15  # of any figure of a sample; joules of a year of a large machine room
 FIGURES = JOULES, PER_SAMPLE, PER_TOKEN = "energy", "energy per sample", "energy per token"
 
@@ -42,7 +39,7 @@ class Energy:
 
     @property
     def label(self) -> str:
-        """ "GPU counter + CPU counter (RAPL)", with "estimate" before it where it is one."""
+        """ "GPU counter", with "estimate" before it where a part is one."""
         return f"{'estimate: ' if self.is_estimate else ''}{' + '.join(self.sources)}"
 
 
@@ -55,7 +52,7 @@ class _Used:
 
 def find_energy(archive: Archive) -> Energy | None:
     """The energy of a run from its samples; None if nothing was sampled."""
-    found = [*_read_gpus(archive), *_read_machines(archive)]
+    found = _read_gpus(archive)
     if not found:
         return None
     watts = sum(one.joules / one.seconds for one in found)
@@ -119,28 +116,6 @@ def _sum_gpu(rows: Iterable[Mapping[str, Any]]) -> _Used | None:
         return _Used(counted[-1] - counted[0], seconds, GPU_COUNTER)
     joules = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(samples))
     return _Used(joules, seconds, GPU_POWER)
-
-
-def _read_machines(archive: Archive) -> list[_Used]:
-    """One entry for each machine: workers that share a node have read the same counters."""
-    nodes = {state["rank"]: state["node"] for state in archive.result["worker_states"]}
-    ranks = archive.run["spec"].get("processes_per_worker", 1)
-    best: dict[object, _Used] = {}
-    for line in archive.lines(run_folder.RESOURCES) if run_folder.RESOURCES in archive.names else ():
-        if b"cpu_joules" not in line:
-            continue  # the other lines are many, and take long to parse
-        try:
-            row = parse_document(line)
-        except ValueError:
-            continue
-        joules, seconds = _amount(row.get("cpu_joules")), _amount(row.get("elapsed_seconds"))
-        worker = row.get("worker", 0)
-        if row.get("kind") != "machine" or joules is None or not seconds or not isinstance(worker, int):
-            continue
-        place = nodes.get(worker * ranks) or worker
-        if place not in best or seconds > best[place].seconds:
-            best[place] = _Used(joules, seconds, CPU_COUNTER)
-    return list(best.values())
 
 
 def _amount(value: object) -> float | None:

@@ -106,7 +106,7 @@ def find_signer(
 
 def refuse_unsigned(path: Path) -> OriginError:
     """The error for an archive or receipt that has no signature."""
-    return _not_proven("unsigned", "it has no signature", f"mlbench sign {path} --key FILE")
+    return _not_proven("unsigned", "it has no signature", f"mlbench verify {path} --sign FILE")
 
 
 def require_key(key: Path) -> None:

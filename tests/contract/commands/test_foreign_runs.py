@@ -100,7 +100,7 @@ def test_yes_is_enough_for_an_archive_of_an_allowed_signer(folder: Path, capsys:
     words = ["run", "y", "--from", archive, "--yes", "--signers", "signers"]
     assert run(words) == 2
     assert "The origin is not proven: it has no signature" in capsys.readouterr().err
-    assert run(["sign", archive, "--key", "key"]) == 0
+    assert run(["verify", archive, "--sign", "key"]) == 0
     assert run(["run", "y", "--from", archive, "--yes"]) == 2  # a signature by nobody knows whom
     assert not Path("pwned").exists()
     assert run(words) == 0

@@ -71,7 +71,7 @@ COMMANDS: dict[str, list[str]] = {
     "predict": ["predict", "A"],
     "plan": ["plan", "cifar10_resnet20", "--from", "A"],
     "download": ["download", "RUN", "--to", "copy.zip"],
-    "sign": ["sign", "A", "--key", "key", "--force"],
+    "sign": ["verify", "A", "--sign", "key", "--force"],
     "run --from": ["run", "y", "--from", "A", "--dry-run"],
     "reproduce --dry-run": ["reproduce", "A", "--dry-run"],
     "reproduce --with": ["reproduce", "A", "--with", "B"],

@@ -102,7 +102,7 @@ def test_an_experiment_is_one_file_that_other_commands_read(place: Path) -> None
     mlbench("charts", "charts", "a.zip")
     built = mlbench("site", "build", "a.zip", "--to", "site", "-o", "json")
     assert json.loads(built.stdout)["archives"] == 3
-    for words in (["sign", "a.zip", "--key", "key"], ["run", "again", "--from", "a.zip"]):
+    for words in (["verify", "a.zip", "--sign", "key"], ["run", "again", "--from", "a.zip"]):
         refused = mlbench(*words, code=2).stderr
         assert "a.zip holds the archives of 3 runs" in refused
         assert "-m zipfile -e a.zip FOLDER" in refused

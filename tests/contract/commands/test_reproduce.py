@@ -279,12 +279,12 @@ def test_a_receipt_is_signed_and_its_origin_verified(receipt: list[str], capsys:
     verify = ["verify", *receipt[:1], "--signers", "signers"]
     assert run(verify) == 3
     assert "it has no signature" in capsys.readouterr().out
-    assert run(["sign", "r.json", "--key", "key"]) == 0
-    assert run(["sign", "r.json", "--key", "key"]) == 2
+    assert run(["verify", "r.json", "--sign", "key"]) == 0
+    assert run(["verify", "r.json", "--sign", "key"]) == 2
     assert run(verify) == 9  # signed by ada, but its archives are not here
     assert "origin: ada@example.org" in capsys.readouterr().out
     for name in receipt[1:]:
-        assert run(["sign", name, "--key", "key"]) == 0
+        assert run(["verify", name, "--sign", "key"]) == 0
     assert run(["verify", *receipt, "--signers", "signers"]) == 0  # a signature does not change an archive's digest
     Path("r.json").write_text(Path("r.json").read_text().replace("reproduced within", "reproduced  within", 1))
     assert run(verify) == 3

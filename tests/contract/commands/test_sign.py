@@ -71,7 +71,7 @@ def run_refused(capsys: Captured, code: int, *words: str) -> str:
 def test_a_signature_proves_the_origin(capsys: Captured, name: str) -> None:
     assert run(["verify", name]) == 0
     assert capsys.readouterr().out == f"{name}: ok (integrity, derivation)\n"
-    assert run(["sign", name, "--key", "key"]) == 0
+    assert run(["verify", name, "--sign", "key"]) == 0
     assert run(["verify", name, "--signers", "signers"]) == 0
     out = capsys.readouterr().out
     assert f"{name}: ok (integrity, derivation, origin: {SIGNER}, ED25519 SHA256:" in out
@@ -85,15 +85,15 @@ def test_a_signature_proves_the_origin(capsys: Captured, name: str) -> None:
 def test_every_kind_of_key_that_ssh_has(capsys: Captured, kind: tuple[str, ...]) -> None:
     new_key("other", *kind)
     allow("other", "other")
-    assert run(["sign", "demo.zip", "--key", "other"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "other"]) == 0
     assert run(["verify", "demo.zip", "--signers", "signers"]) == 0
     assert "origin: other" in capsys.readouterr().out
 
 
 def test_a_signature_travels_with_the_archive() -> None:
-    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--sign", "key"]) == 0
     pack(Path("demo"), Path("packed.zip"))
-    assert run(["sign", "demo.zip", "--key", "key"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     assert Path("packed.zip").read_bytes() == Path("demo.zip").read_bytes()
     assert zipfile.ZipFile("demo.zip").testzip() is None
     unpack(Path("demo.zip"), Path("unpacked"))
@@ -102,7 +102,7 @@ def test_a_signature_travels_with_the_archive() -> None:
 
 
 def test_git_s_file_of_signers_and_its_options() -> None:
-    assert run(["sign", "demo.zip", "--key", "key"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     Path("signers").write_text("# who may\n\n")
     new_key("other")
     allow("other@example.org", "other")
@@ -112,7 +112,7 @@ def test_git_s_file_of_signers_and_its_options() -> None:
 
 def test_an_agent_may_hold_the_key(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     new_key("locked", passphrase="correct horse")
-    said = run_refused(capsys, 3, "sign", "demo.zip", "--key", "locked")
+    said = run_refused(capsys, 3, "verify", "demo.zip", "--sign", "locked")
     assert "could not be unlocked" in said
     assert "ssh-add locked" in said
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", "agent"], stdout=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ def test_an_agent_may_hold_the_key(monkeypatch: pytest.MonkeyPatch, capsys: Capt
         environment = {**os.environ, "SSH_ASKPASS": str(script.absolute()), "SSH_ASKPASS_REQUIRE": "force"}
         subprocess.run(["ssh-add", "-q", "locked"], env=environment, check=True)
         Path("locked").unlink()
-        assert run(["sign", "demo.zip", "--key", "locked.pub"]) == 0
+        assert run(["verify", "demo.zip", "--sign", "locked.pub"]) == 0
     finally:
         agent.terminate()
         agent.wait()
@@ -141,7 +141,7 @@ def test_no_signature_proves_no_origin(capsys: Captured) -> None:
     said = run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
     assert "demo.zip: origin not proven (integrity, derivation)" in said
     assert "it has no signature" in said
-    assert "mlbench sign demo.zip --key FILE" in said
+    assert "mlbench verify demo.zip --sign FILE" in said
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_no_signature_proves_no_origin(capsys: Captured) -> None:
     ],
 )
 def test_a_signer_who_may_not_sign(capsys: Captured, options: str | None, problem: str, words: str) -> None:
-    assert run(["sign", "demo.zip", "--key", "key"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     new_key("other")
     if options is None:
         allow(SIGNER, "other", file="strict")
@@ -172,7 +172,7 @@ def test_a_signer_who_may_not_sign(capsys: Captured, options: str | None, proble
 
 def test_what_was_signed_cannot_be_changed_and_sealed_again(capsys: Captured) -> None:
     """Right checksums, right derivation, another archive: only the signature tells."""
-    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--sign", "key"]) == 0
     Path("demo/output").mkdir(exist_ok=True)
     Path("demo/output/forged").write_text("forged")
     sums = layout.parse_sums(Path(f"demo/{SUMS}").read_bytes(), "demo")
@@ -184,12 +184,12 @@ def test_what_was_signed_cannot_be_changed_and_sealed_again(capsys: Captured) ->
 
 
 def test_a_damaged_archive_has_no_origin(capsys: Captured) -> None:
-    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--sign", "key"]) == 0
     Path("demo/logs/rank-0.log").write_text("forged\n")
     capsys.readouterr()
     assert run(["verify", "demo", "--signers", "signers"]) == 2
     assert "origin" not in capsys.readouterr().out
-    said = run_refused(capsys, 2, "sign", "demo", "--key", "key", "--force")
+    said = run_refused(capsys, 2, "verify", "demo", "--sign", "key", "--force")
     assert "it is not what was sealed" in said
 
 
@@ -209,7 +209,7 @@ def test_a_signature_for_another_purpose_is_none(capsys: Captured) -> None:
 
 
 def test_every_flipped_byte_of_a_signature_is_found(capsys: Captured) -> None:
-    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--sign", "key"]) == 0
     path = Path(f"demo/{SIGNATURE}")
     whole = path.read_bytes()
     for position in range(0, len(whole), 7):
@@ -218,12 +218,12 @@ def test_every_flipped_byte_of_a_signature_is_found(capsys: Captured) -> None:
 
 
 def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
-    assert run(["sign", "demo.zip", "--key", "key"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     before = Path("demo.zip").read_bytes()
-    assert "already signed" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "key")
+    assert "already signed" in run_refused(capsys, 2, "verify", "demo.zip", "--sign", "key")
     assert Path("demo.zip").read_bytes() == before
     new_key("other")
-    assert run(["sign", "demo.zip", "--key", "other", "--force"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "other", "--force"]) == 0
     assert "does not list the signing key" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
 
 
@@ -232,19 +232,19 @@ def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
 
 def test_keys_that_cannot_sign(capsys: Captured) -> None:
     before = Path("demo.zip").read_bytes()
-    assert "no key absent" in run_refused(capsys, 4, "sign", "demo.zip", "--key", "absent")
+    assert "no key absent" in run_refused(capsys, 4, "verify", "demo.zip", "--sign", "absent")
     Path("garbage").write_text("garbage")
     Path("garbage").chmod(0o600)
-    assert "cannot sign" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "garbage")
+    assert "cannot sign" in run_refused(capsys, 2, "verify", "demo.zip", "--sign", "garbage")
     Path("key").rename("elsewhere")
-    assert "no agent has the private one" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "key.pub")
+    assert "no agent has the private one" in run_refused(capsys, 3, "verify", "demo.zip", "--sign", "key.pub")
     Path("elsewhere").chmod(0o644)
-    assert "chmod 600 elsewhere" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "elsewhere")
+    assert "chmod 600 elsewhere" in run_refused(capsys, 3, "verify", "demo.zip", "--sign", "elsewhere")
     assert Path("demo.zip").read_bytes() == before
 
 
 def test_files_that_are_no_signers(capsys: Captured) -> None:
-    assert run(["sign", "demo.zip", "--key", "key"]) == 0
+    assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     for name, text, code in (("garbage", "garbage\n", 2), ("options", f"{SIGNER} odd=1 ssh-ed25519 AAAA\n", 2)):
         Path(name).write_text(text)
         assert "is not a signers file" in run_refused(capsys, code, "verify", "demo.zip", "--signers", name)
@@ -256,7 +256,7 @@ def test_files_that_are_no_signers(capsys: Captured) -> None:
 
 def test_without_ssh_keygen_the_error_says_what_to_install(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    for words in (["sign", "demo.zip", "--key", "key"], ["verify", "demo.zip", "--signers", "signers"]):
+    for words in (["verify", "demo.zip", "--sign", "key"], ["verify", "demo.zip", "--signers", "signers"]):
         assert "openssh-client" in run_refused(capsys, 2, *words)
     assert run(["verify", "demo.zip"]) == 0
 
@@ -269,13 +269,13 @@ def test_an_ssh_keygen_that_does_not_answer_is_given_up(
     (place / "bin" / "ssh-keygen").chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr("mlbench_cli.results.archive.sign.SIGN_SECONDS", 0.2)
-    assert "has not answered within 0.2 s" in run_refused(capsys, 124, "sign", "demo.zip", "--key", "key")
+    assert "has not answered within 0.2 s" in run_refused(capsys, 124, "verify", "demo.zip", "--sign", "key")
 
 
 def test_a_passphrase_is_not_read_from_standard_input() -> None:
     new_key("locked", passphrase="correct horse")
     done = subprocess.run(
-        [sys.executable, "-m", "mlbench_cli", "sign", "demo.zip", "--key", "locked"],
+        [sys.executable, "-m", "mlbench_cli", "verify", "demo.zip", "--sign", "locked"],
         input="correct horse\n",
         capture_output=True,
         text=True,
@@ -290,7 +290,7 @@ def test_an_ssh_keygen_that_fails_proves_nothing_whatever_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = shutil.which("ssh-keygen")
-    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--sign", "key"]) == 0
     assert run(["verify", "demo", "--signers", "signers"]) == 0
     program = tmp_path / "bin" / "ssh-keygen"
     program.parent.mkdir()

@@ -88,8 +88,8 @@ def test_no_command_draws_conclusions_from_it(words: list[str], forged: str, cap
 
 def test_it_is_never_signed(forged: str, capsys: Captured) -> None:
     Path("key").touch()
-    assert run(["sign", forged, "--key", "key"]) == 9
-    assert run(["sign", forged, "--key", "key", "--unproven"]) == 2
+    assert run(["verify", forged, "--sign", "key"]) == 9
+    assert run(["verify", forged, "--sign", "key", "--unproven"]) == 2
     assert "No such option" in capsys.readouterr().err
 
 

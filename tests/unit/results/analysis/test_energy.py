@@ -1,4 +1,4 @@
-"""Energy of a run: counted or integrated, once for each GPU and machine, against sums by hand."""
+"""Energy of a run: counted or integrated, once for each GPU, against sums by hand."""
 
 import json
 from pathlib import Path
@@ -14,15 +14,13 @@ from mlbench_cli.results.report.facts import collect
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
 
 
-def run_with(folder: Path, gpus: dict[int, list[dict[str, Any]]], machines: list[dict[str, Any]]) -> Archive:
-    """Two ranks that train for 86 s on 51 200 samples, with samples of GPUs by rank and rows of machines."""
+def run_with(folder: Path, gpus: dict[int, list[dict[str, Any]]]) -> Archive:
+    """Two ranks that train for 86 s on 51 200 samples, with samples of GPUs by rank."""
     run = new_run(folder, spec(), {0: training_log(0, details={"tokens_per_update": 4096, "global_batch": 32}), 1: []})
     for rank, rows in gpus.items():
         place = folder / "output" / f"rank-{rank}"
         place.mkdir(parents=True)
         (place / "gpu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if machines:
-        (folder / "resources.jsonl").write_text("".join(json.dumps(row) + "\n" for row in machines))
     seal(run, observation_of())
     return Archive.open(folder)
 
@@ -36,19 +34,14 @@ def samples(address: str, watts: list[float], counter: list[float] | None = None
     ]
 
 
-def machine(second: float, joules: float, **more: Any) -> dict[str, Any]:
-    stamp = f"2025-10-09T08:54:{int(second):02d}Z"
-    return {"time": stamp, "kind": "machine", "elapsed_seconds": second, "cpu_joules": joules, **more}
-
-
 def test_the_counter_goes_before_the_sampled_power(tmp_path: Path) -> None:
-    archive = run_with(tmp_path / "a", {0: samples("0:1", [300, 300, 300], [1000, 1400, 1900])}, [])
+    archive = run_with(tmp_path / "a", {0: samples("0:1", [300, 300, 300], [1000, 1400, 1900])})
     watts = 900 / 2
     assert find_energy(archive) == Energy(900, watts * 86 / 51200, watts * 86 / 51200 / 128, ("GPU counter",))
 
 
 def test_without_a_counter_power_is_integrated_and_called_an_estimate(tmp_path: Path) -> None:
-    found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100, 300, 200])}, []))
+    found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100, 300, 200])}))
     assert found is not None
     assert found.joules == (100 + 300) / 2 + (300 + 200) / 2
     assert found.is_estimate
@@ -56,43 +49,34 @@ def test_without_a_counter_power_is_integrated_and_called_an_estimate(tmp_path: 
 
 
 def test_a_counter_that_falls_is_not_believed(tmp_path: Path) -> None:
-    found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100, 100], [500, 3])}, []))
+    found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100, 100], [500, 3])}))
     assert found is not None
     assert (found.joules, found.is_estimate) == (100, True)
 
 
 def test_gpus_add_up_and_a_shared_one_counts_once(tmp_path: Path) -> None:
     one = samples("0:1", [100] * 3, [0, 100, 200])
-    apart = run_with(tmp_path / "apart", {0: one, 1: samples("0:2", [100] * 3, [0, 300, 600])}, [])
-    shared = run_with(tmp_path / "shared", {0: one, 1: one}, [])
+    apart = run_with(tmp_path / "apart", {0: one, 1: samples("0:2", [100] * 3, [0, 300, 600])})
+    shared = run_with(tmp_path / "shared", {0: one, 1: one})
     assert [getattr(find_energy(each), "joules", None) for each in (apart, shared)] == [800, 200]
 
 
-def test_cpus_are_added_and_each_node_counts_once(tmp_path: Path) -> None:
-    rows = [machine(second, 50.0 * second, worker=worker) for second in (1, 10) for worker in (0, 1)]
-    found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])}, rows))
-    assert found is not None
-    assert found.joules == 200 + 500  # both workers are on "this-host"
-    assert found.label == "GPU counter + CPU counter (RAPL)"
-    assert found.per_sample == pytest.approx((100 + 50) * 86 / 51200)
-
-
 def test_what_is_malformed_or_missing_gives_no_figure(tmp_path: Path) -> None:
-    assert find_energy(run_with(tmp_path / "a", {}, [])) is None
+    assert find_energy(run_with(tmp_path / "a", {})) is None
     odd: list[dict[str, Any]] = [
         {"time": "now", "power_watts": 1},
         {"time": START, "power_watts": 1e300},
         {"time": START, "power_watts": -1},
     ]
-    assert find_energy(run_with(tmp_path / "b", {0: odd}, [machine(1, 0) | {"cpu_joules": "much"}])) is None
-    text = run_with(tmp_path / "c", {0: []}, [])
+    assert find_energy(run_with(tmp_path / "b", {0: odd})) is None
+    text = run_with(tmp_path / "c", {0: []})
     (tmp_path / "c" / "output" / "rank-0" / "gpu.jsonl").write_text("no json\n")
     assert find_energy(text) is None
 
 
 def test_compare_and_report_show_it_with_its_source(tmp_path: Path) -> None:
-    a = run_with(tmp_path / "a", {0: samples("0:1", [300] * 3, [0, 300, 600])}, [])
-    b = run_with(tmp_path / "b", {0: samples("0:1", [150] * 3)}, [])
+    a = run_with(tmp_path / "a", {0: samples("0:1", [300] * 3, [0, 300, 600])})
+    b = run_with(tmp_path / "b", {0: samples("0:1", [150] * 3)})
     found = compare([a], [b])
     row = found.rows["energy"]
     assert row.a is not None
@@ -107,7 +91,7 @@ def test_compare_and_report_show_it_with_its_source(tmp_path: Path) -> None:
 
 
 def test_a_run_without_seconds_of_training_counts_those_of_the_task(tmp_path: Path) -> None:
-    archive = run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])}, [])
+    archive = run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])})
     archive.result["task_seconds"] = {"training": None, "wall": 50.0}
     found = find_energy(archive)
     assert found is not None
@@ -118,15 +102,8 @@ def test_a_run_without_seconds_of_training_counts_those_of_the_task(tmp_path: Pa
     assert (without.joules, without.per_sample, without.per_token) == (200, None, None)
 
 
-@pytest.mark.parametrize(
-    "change", [{"kind": "rank"}, {"elapsed_seconds": 0}, {"elapsed_seconds": None}, {"worker": "0"}, {"cpu_joules": -1}]
-)
-def test_rows_of_machines_that_say_nothing_are_passed_over(tmp_path: Path, change: dict[str, Any]) -> None:
-    assert find_energy(run_with(tmp_path / "a", {}, [machine(10, 500.0) | change])) is None
-
-
 def test_figures_are_those_that_are_known(tmp_path: Path) -> None:
-    archive = run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])}, [])
+    archive = run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])})
     sample = 100 * 86 / 51200
     assert figures_of(archive) == {
         "energy": 200,
@@ -135,4 +112,4 @@ def test_figures_are_those_that_are_known(tmp_path: Path) -> None:
     }
     archive.result["samples"] = None
     assert figures_of(archive) == {"energy": 200}
-    assert figures_of(run_with(tmp_path / "b", {}, [])) == {}
+    assert figures_of(run_with(tmp_path / "b", {})) == {}
