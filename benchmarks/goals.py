@@ -8,7 +8,7 @@ link is probed before its first training. The network "none" is this machine's o
 seed, and all methods train once before any trains again. FILE gets one JSON line of each training; one that ended well
 is not repeated, so that the table can be made in pieces: after --budget minutes no training begins, and the command
 says how many are left, and for how long: all are some 240. --write puts the page into
-docs/explanation/methods-measured.md.
+docs/development/methods-measured.md.
 """
 
 import argparse
@@ -45,7 +45,7 @@ NETWORKS, UNSHAPED = ("1gbit,0.5ms", "200mbit,2ms"), "none"
 SEED, REPEATS = 42, 3
 UNCOUNTED = ("fsdp2", "hsdp")  # torch sends for them
 RECORD = Path("build/goals.jsonl")
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "methods-measured.md"
+PAGE = Path(__file__).parents[1] / "docs" / "development" / "methods-measured.md"
 CHECK = re.compile(r"self-check passed in ([\d.]+) s")
 MIN_SECONDS, MAX_SECONDS = 60.0, 300.0
 DECODER = {"steps": 250, "goal_full": 2.6, "goal_light": 2.9, "evaluate_every": 10, "validation_sequences": 256}
@@ -330,7 +330,7 @@ update and at each validation. `topk` (without error feedback) and `noop` reach 
 easy. With 0.1 % of the entries (`--set comm.density=0.001`), `eftopk` reaches it after 8
 epochs, while `topk` has 58 to 67 % after all 20. Seconds include validations, but not the self-check, which takes
 {first:.2f} to {last:.2f} s. Small messages are expensive here;
-[Figures](../development/figures.md#networks) shows the effect of a network on large ones (`predict.py`).
+[Figures](figures.md#networks) shows the effect of a network on large ones (`predict.py`).
 
 The machine has {cores} cores for {ranks} ranks and their servers. Its load was {low:.0f} to {high:.0f} when the
 trainings started.{warning}

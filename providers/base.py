@@ -1,6 +1,6 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one folder with a class that extends `Provider`, and one line in `registry`: docs/how-to/new-cloud.md.
+A new provider is one folder with a class that extends `Provider`, and one line in `registry`: docs/development/new-cloud.md.
 The life cycle prevents leaks, provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,

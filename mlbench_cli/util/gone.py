@@ -57,7 +57,7 @@ OPTIONS = {
     "--keep-storage": "Leave it out: the cluster keeps up to 10 GiB; larger output stays with its worker 15 minutes.",
     "--template-dir": "--pod-patch FILE, which is merged into the pods",
     "--policy": "The files providers/gke/policy.json, eks/policy.json and aks/policy.json of mlbench.",
-    "--first-day": "docs/how-to/first-cloud-day.md has the commands.",
+    "--first-day": "docs/tutorial/cluster.md has the commands.",
 }
 COMMANDS = {
     "plan": "mlbench predict RUN --workers 2,4,8 --on MACHINE",

@@ -1,4 +1,4 @@
-"""What every cloud keeps, the toy cloud of docs/how-to/new-cloud.md among them: its files, and clusters that are known
+"""What every cloud keeps, the toy cloud of docs/development/new-cloud.md among them: its files, and clusters that are known
 by their tags on every machine, belong to those who created them, and leave nothing."""
 
 import json
@@ -22,7 +22,7 @@ from tests.contract.providers.conftest import Told
 from tests.contract.providers.eks_world import REGION
 from tests.documentation import ROOT, read_blocks
 
-PAGE = ROOT / "docs" / "how-to" / "new-cloud.md"
+PAGE = ROOT / "docs" / "development" / "new-cloud.md"
 ROLES = {"provider", "options", "api", "resources", "quota", "discover"}
 FOREIGN = '{"Resources": {"Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}}}'
 Command = Callable[..., Told]

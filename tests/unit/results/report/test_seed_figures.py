@@ -19,7 +19,7 @@ from mlbench_cli.results.figures.svg import render_svg
 from tests.unit.results.analysis.test_collectives import measured_run
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
 
-PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "report.md"
+PAGE = Path(__file__).parents[4] / "docs" / "development" / "original-figures.md"
 COUNTERS = ("cpu_seconds", "received_bytes", "sent_bytes", "read_bytes", "write_bytes")
 SAMPLES = [
     {"time": 1_760_000_000.0 + second, "rank": rank, "rss_bytes": 1e9, "gpu_percent": 50.0 + second}
@@ -72,8 +72,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Chart]]:
 
 def read_table() -> list[tuple[str, list[str], list[str]]]:
     """Rows: the original's figure, files here, and variants of published series."""
-    section = PAGE.read_text("utf-8").split("## The figures of the original MLBench\n", 1)[1].split("\n## ", 1)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    lines = PAGE.read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     return [(row[0], re.findall(r"`([\w.-]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in rows[2:]]
 
 
