@@ -1,7 +1,7 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one folder with a class that extends `Provider`, and one line in `registry`: docs/development/new-cloud.md.
-The life cycle prevents leaks, provided that each resource
+A new provider is one folder with a class that extends `Provider`, and one line in `registry`; the page
+docs/development/new-cloud.md makes one. The life cycle prevents leaks, provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,

@@ -1,5 +1,5 @@
-"""What every cloud keeps, the toy cloud of docs/development/new-cloud.md among them: its files, and clusters that are known
-by their tags on every machine, belong to those who created them, and leave nothing."""
+"""What every cloud keeps, the toy cloud of docs/development/new-cloud.md among them: its files, and clusters that are
+known by their tags on every machine, belong to those who created them, and leave nothing."""
 
 import json
 import os

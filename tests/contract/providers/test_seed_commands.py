@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -25,7 +26,7 @@ def shell(tmp_path: Path, world: World) -> Shell:
     home = {"MLBENCH_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
 
     def type_in(line: str, code: int = 0) -> str:
-        words = line.split()
+        words = shlex.split(line)
         assert words.pop(0) == "mlbench"
         done = subprocess.run(
             [sys.executable, "-m", "mlbench_cli", *words],
@@ -60,6 +61,8 @@ def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
     assert "my-cluster-3" not in shell("mlbench list-clusters")
     # The clouds' names of 2020 are known, too; without their packages or credentials a plan can be shown all the same.
     assert "my-cluster-3" in shell("mlbench create-cluster gcloud 3 my-cluster --dry-run")
+    assert "europe-west2-b" in shell("mlbench create-cluster gcloud -z europe-west2-b 3 my-cluster --dry-run")
+    assert "my-cluster-3" in shell("mlbench create-cluster aws 3 my-cluster --dry-run")
 
 
 def test_runs_of_several_sizes_are_followed_downloaded_charted_and_deleted(shell: Shell, tmp_path: Path) -> None:
@@ -77,3 +80,29 @@ def test_runs_of_several_sizes_are_followed_downloaded_charted_and_deleted(shell
     shell("mlbench delete my-run-2 --yes")
     assert "my-run-2" not in shell("mlbench status")
     assert "mlbench serve" in shell("mlbench get-dashboard-url", code=4)
+
+
+def test_a_command_gets_its_place_and_is_stopped_before_its_end(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, time; print(sys.argv[1:], flush=True); time.sleep(float(sys.argv[-1]))"
+    )
+    command = "sh -c 'python train.py --hosts {hosts} --rank {rank} --run_id {run_id} --backend {backend} 0'"
+    shell(f'mlbench run custom-pytorch-run 2 --backend gloo --yes --command "{command}"')
+    printed = shell("mlbench logs custom-pytorch-run-2 --rank 1")
+    assert re.search(r"'--rank', '1', '--run_id', '\S+', '--backend', 'gloo'", printed), printed
+    shell("mlbench run long 1 --yes --detach --command 'python train.py 200'")
+    shell("mlbench delete long-1 --force --yes")
+    assert "long-1" not in shell("mlbench status")
+
+
+def test_the_dashboard_of_this_machine_is_found_while_it_runs(shell: Shell, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mlbench_cli", "serve"]
+    environment = {**os.environ, "MLBENCH_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as dashboard:
+        try:
+            assert dashboard.stdout is not None
+            url = re.search(r"http://\S+", dashboard.stdout.readline())
+            assert url is not None
+            assert url[0] in shell("mlbench get-dashboard-url")
+        finally:
+            dashboard.terminate()
