@@ -20,7 +20,7 @@ from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import NAME_LENGTH, KubernetesOptions, RunSpec, common_name
+from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, common_name
 from mlbench_cli.results.analysis.reproduction import in_order
 from mlbench_cli.results.archive.bundle import refuse_bundle
 from mlbench_cli.results.archive.reader import Archive
@@ -68,7 +68,7 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(Leaf.LABEL, "name cluster engine task preset backend functional_only cluster_kind price"),
     **_leaves(Leaf.CHECKED, "argv image task_path"),
     **_leaves(Leaf.PARTS, "parameters method kubernetes"),
-    **_leaves(Leaf.CHOICE, "data_dir include_files kubernetes.runtime_class"),
+    **_leaves(Leaf.CHOICE, "data_dir env include_files kubernetes.runtime_class"),
     **_leaves(
         Leaf.VALUE,
         "kubernetes.memory kubernetes.shm kubernetes.start_timeout "
@@ -77,7 +77,7 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(
         Leaf.CHOICE,
         "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret "
-        "kubernetes.queue kubernetes.env "
+        "kubernetes.queue "
         "kubernetes.data_claim kubernetes.registry "
         "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_patch "
         "kubernetes.provisioning_class kubernetes.fabric "
@@ -346,10 +346,10 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
 
 def _list_leaves(spec: RunSpec) -> Iterator[tuple[str, object, object]]:
     """Name, value and default of each field, in alphabetical order; those of `kubernetes` one by one."""
-    for prefix, part, usual in (("", spec, None), ("kubernetes.", spec.kubernetes, KubernetesOptions())):
-        for item in sorted(fields(part), key=lambda item: item.name):
+    for prefix, part in (("", spec), ("kubernetes.", spec.kubernetes)):
+        for item in sorted(fields(part) if part else (), key=lambda item: item.name):
             if item.name != "kubernetes":
-                default = item.default if usual is None else getattr(usual, item.name)
+                default = item.default_factory() if callable(item.default_factory) else item.default
                 yield prefix + item.name, getattr(part, item.name), default
 
 

@@ -135,7 +135,7 @@ def _announce(handle: RunHandle) -> None:
 def _announce_keeping(run: Run) -> None:
     """Until when the results of a cluster run can be fetched."""
     if run.spec.engine == "kubernetes":
-        kept = max(MIN_KEEP_SECONDS, run.spec.kubernetes.keep_seconds)
+        kept = max(MIN_KEEP_SECONDS, run.spec.pods.keep_seconds)
         console.note(f"The cluster keeps the results for {console.duration(kept)} after the run.")
 
 

@@ -57,7 +57,7 @@ def make_plan(
     """
     contract = contract_environment(spec, AT_START, AT_START, AT_START)
     return {
-        **plan_ranks(spec, "MachinesRun", {**details.env, **spec.kubernetes.env, **contract}, {}),
+        **plan_ranks(spec, "MachinesRun", {**details.env, **spec.env, **contract}, {}),
         "nodes": [
             {
                 "name": node.name,
@@ -112,7 +112,7 @@ def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, 
         "launcher": [],
         "interface": None,
         "interface_variables": [],
-        "meeting_seconds": spec.kubernetes.start_timeout + MEETING_SECONDS,
+        "meeting_seconds": spec.pods.start_timeout + MEETING_SECONDS,
         "grace": PODS_GRACE_SECONDS,
         "lock": lock,
         "hold_seconds": float(HOLD_SECONDS),

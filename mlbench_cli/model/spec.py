@@ -12,7 +12,7 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.network import is_modeled, parse_network
 from mlbench_cli.util.text import shorten
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
@@ -24,22 +24,7 @@ GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run of the user's own command
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
-# Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
-LATER_FIELDS = (
-    *("network", "method", "task_path", "pin", "anonymous", "include_files"),
-    *("faults", "on_failure", "checkpoint_every", "detect_seconds"),
-)
 START_TIMEOUT = 1800
-# The same of KubernetesOptions, with their defaults.
-LATER_OPTIONS: dict[str, object] = {
-    "pod_patch": {},
-    "network_policy": True,
-    "provisioning_class": None,
-    "fabric": {},
-    "gpu_resource": None,
-    "runtime_class": None,
-    "start_timeout": START_TIMEOUT,
-}
 KEEP_SECONDS = 86400
 MIN_KEEP_SECONDS = 600  # for which a run's head keeps its results at least
 HOLD_SECONDS = 900  # how long a worker's pod tries to hand its results over to a head that does not answer
@@ -88,7 +73,6 @@ class KubernetesOptions:
     start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
     keep_seconds: int = KEEP_SECONDS  # how long the run's head has its results after the run, at least 10 minutes
     collect: str = "rank0"  # rank0 | all
-    env: Mapping[str, str] = field(default_factory=dict)
     data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
     registry: str | None = None  # prefix of catalog images
     spread: bool = True  # one worker per node
@@ -158,6 +142,7 @@ class RunSpec:
     goal: str = "full"
     seed: int = SEED
     data_dir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # further variables of the ranks, except on this machine
     anonymous: bool = False  # the archive has neither host names nor the command line
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
@@ -175,10 +160,12 @@ class RunSpec:
     functional_only: str | None = None  # why its figures are not a performance measurement, if they are not
     # Provider and machine type, such as "gke/n1-standard-4", when the run was made; None: not known.
     cluster_kind: str | None = None
-    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    kubernetes: KubernetesOptions | None = None  # of a run on Kubernetes
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if self.engine != "kubernetes" and self.kubernetes is not None:
+            raise UsageError(f"The run spec of {self.name} is for {self.engine}, and has options of Kubernetes.")
         if not 1 <= self.workers <= MAX_WORKERS:
             raise UsageError(f"{self.workers} workers: the number must be from 1 to {MAX_WORKERS}.")
         if not 1 <= self.processes_per_worker <= 64:
@@ -203,6 +190,11 @@ class RunSpec:
         for text in (*self.argv, self.backend, self.image or "", self.data_dir or "", self.task_path or ""):
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
                 raise UsageError(f"{text!r} holds a zero byte, or bytes that are not UTF-8.")
+
+    @property
+    def pods(self) -> KubernetesOptions:
+        """The options of a run on Kubernetes, or their defaults."""
+        return self.kubernetes or KubernetesOptions()
 
     @property
     def world_size(self) -> int:
@@ -277,15 +269,15 @@ class RunSpec:
 
     def _content(self) -> bytes:
         # Without the copies of `asdict`, which take most of the time of planning thousands of runs.
-        options = dict(vars(self.kubernetes))
-        document = _leave_out_defaults({"spec_version": SPEC_VERSION, **vars(self), "kubernetes": options})
+        options = self.kubernetes and vars(self.kubernetes)
+        document = {"spec_version": SPEC_VERSION, **vars(self), "kubernetes": options}
         for name in ("name", "price", "functional_only"):
-            document.pop(name, None)
+            del document[name]
         return canonical_json(document)
 
     def to_dict(self) -> dict[str, Any]:
-        """The spec as plain values; fields that came later are left out at their defaults, so old hashes stay."""
-        return _leave_out_defaults({"spec_version": SPEC_VERSION, **asdict(self)})
+        """The spec as plain values."""
+        return {"spec_version": SPEC_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunSpec":
@@ -294,8 +286,11 @@ class RunSpec:
         version = data.pop("spec_version", SPEC_VERSION)
         if version != SPEC_VERSION:
             raise UsageError(f"The run spec has version {version!r}; this mlbench reads {SPEC_VERSION}.")
-        options = _check_fields(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
-        return cls(**_check_fields(cls, data, ""), kubernetes=KubernetesOptions(**options))
+        options = data.pop("kubernetes", None)
+        if options is not None:
+            found = _check_fields(KubernetesOptions, _object(options, "kubernetes"), "kubernetes.")
+            options = KubernetesOptions(**found)
+        return cls(**_check_fields(cls, data, ""), kubernetes=options)
 
 
 def is_rdma_device(resource: str) -> bool:
@@ -371,14 +366,3 @@ def _type_name(annotation: Any) -> str:
     if isinstance(annotation, type) and not hasattr(annotation, "__origin__") and "[" not in repr(annotation):
         return annotation.__name__
     return str(annotation).replace("typing.", "").replace("collections.abc.", "")
-
-
-def _leave_out_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    for name in LATER_FIELDS:
-        if not document[name]:
-            del document[name]
-    options = document["kubernetes"]
-    for name, default in LATER_OPTIONS.items():
-        if options[name] == default:
-            del options[name]
-    return document

@@ -1,6 +1,6 @@
 """The options of runs on Kubernetes: from a request and its cluster to `KubernetesOptions`.
 
-Pure, but for a look at whether a folder exists. What Kubernetes would refuse is refused here, with the option's name.
+Pure, but for the file of --pod-patch. What Kubernetes would refuse is refused here, with the option's name.
 """
 
 import os
@@ -9,19 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import KubernetesOptions
-from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
+from mlbench_cli.runs.request import Request, check_environment, flag, parse_duration
 from mlbench_cli.util.files import read_regular
-from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
 from mlbench_cli.util.yaml_text import read_yaml
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUEUE_SECONDS = 7 * 86400
 PATCH_BYTES = 100_000  # of a --pod-patch: it is stored with the run
 # Options with the same name in the request and the spec, by how they are checked.
@@ -39,6 +37,11 @@ _QUANTITIES = ("memory", "shm")
 def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     """The checked options of a run on Kubernetes. Raises UsageError."""
     details, patch = ClusterDetails.of(cluster), _read_patch(request.pod_patch)
+    if details.needs_queue and request.queue is None:
+        raise UsageError(
+            f"Kueue on the cluster {cluster.name} releases only Jobs of its queues.",
+            hint=f"--queue {details.queues[0]}" if details.queues else "--queue NAME: kubectl get localqueues",
+        )
     given: dict[str, Any] = {
         **{name: getattr(request, name) for name in _AS_GIVEN},
         **{name: _check_label(getattr(request, name), name) for name in _LABELS},
@@ -69,19 +72,8 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         devices=_list_devices(request, cluster),
         pod_patch=patch,
         tolerations=tuple(details.tolerations),
-        env=_check_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
     )
-
-
-def require_queue(request: Request, cluster: Cluster) -> None:
-    """Refuse a run without --queue where Kueue would never release it."""
-    details = ClusterDetails.of(cluster)
-    if details.needs_queue and request.queue is None:
-        raise UsageError(
-            f"Kueue on the cluster {cluster.name} releases only Jobs of its queues.",
-            hint=f"--queue {details.queues[0]}" if details.queues else "--queue NAME: kubectl get localqueues",
-        )
 
 
 def gpus_of_machine(request: Request, cluster: Cluster) -> int:
@@ -89,15 +81,6 @@ def gpus_of_machine(request: Request, cluster: Cluster) -> int:
     if request.spread is False or request.processes_per_worker is not None:
         return 1
     return max(1, ClusterDetails.of(cluster).gpus_per_node or 1)
-
-
-def require_folder(path: str | None, what: str) -> str | None:
-    """The folder's absolute path; None for None. Raises NotFoundError naming the option `what` if there is none."""
-    if path is None:
-        return None
-    if "\0" in path or not Path(path).is_dir():
-        raise NotFoundError(f"{what}: the folder {shorten(path)} does not exist.")
-    return os.path.abspath(path)
 
 
 def check_mount_point(path: str) -> str:
@@ -169,7 +152,7 @@ def _read_patch(path: str | None) -> Mapping[str, Any]:
         if gpus := set((item.get("resources") or {}).get("limits") or ()) & set(GPU_RESOURCES):
             raise UsageError(f"{what}: use --gpu and --gpus-per-worker for {min(gpus)}.", hint="--gpu")
         pairs = {str(one.get("name")): str(one.get("value", "")) for one in item.get("env") or () if "value" in one}
-        _check_environment(pairs)
+        check_environment(pairs)
     return patch
 
 
@@ -185,18 +168,3 @@ def _check_quantity(text: str | None, name: str) -> str | None:
             f'{flag(name)} "{shorten(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G."
         )
     return text
-
-
-def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
-    for name in env:
-        if not _VARIABLE.fullmatch(name):
-            raise UsageError(f'--env: "{shorten(name)}" is not the name of a variable.')
-        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
-            raise UsageError(f"--env: {name} is set by mlbench itself.")
-        if is_secret_variable(name):
-            raise UsageError(
-                f"--env: {name} looks like a secret, but values of --env are stored in the results.",
-                hint="Put it into a Kubernetes Secret, and pass --pod-patch FILE with   spec: {containers: "
-                "[{name: main, envFrom: [{secretRef: {name: SECRET}}]}]}",
-            )
-    return dict(env)

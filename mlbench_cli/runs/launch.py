@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
@@ -21,15 +22,13 @@ from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import (
     check_mount_point,
     gpus_of_machine,
-    require_folder,
-    require_queue,
     resolve_kubernetes,
 )
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
 from mlbench_cli.runs.preflight import check_pinning, check_run
-from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
+from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, check_environment, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.command_code import collect_code, reads_parameters
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
@@ -75,31 +74,17 @@ def resolve(
     """
     check_names(request)
     use_task_folder(request.task_path)
-    local = cluster.provider == "local"
-    if local:
-        _refuse_cluster_options(request)
-    elif is_machines(cluster):
-        _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
-        if request.share_machine is not None and cluster.provider == "slurm":
-            raise UsageError(
-                "--share-machine does not apply to Slurm, which allocates or shares nodes itself.",
-                hint="Remove it; to share nodes, attach the cluster with --share-nodes.",
-            )
-    elif request.share_machine is not None:
-        raise UsageError("--share-machine applies only to this machine and hosts.")
-    if local:
-        request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
-    elif is_machines(cluster):
-        request = replace(request, data_dir=check_machine_folder(request.data_dir))
-    elif request.data_claim or request.data_dir:
-        request = replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
-    require_queue(request, cluster)
-    common = {
-        **_program(request, cluster, tasks),
-        **_placement(request, cluster),
-        "kubernetes": resolve_kubernetes(request, cluster),
-    }
-    if local:
+    engine = engine_name(cluster)
+    if engine == "local":
+        request = _on_this_machine(request)
+    elif engine == "kubernetes":
+        request = _on_kubernetes(request)
+    else:
+        request = _on_machines(request, engine)
+    common = {**_program(request, cluster, tasks), **_placement(request, cluster)}
+    if engine == "kubernetes":
+        common["kubernetes"] = resolve_kubernetes(request, cluster)
+    elif engine == "local":
         _check_data(request, common, tasks)
         machine = machine or local_machine()
         if common["cpus"] is None:
@@ -111,6 +96,37 @@ def resolve(
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
     return specs
+
+
+def _on_this_machine(request: Request) -> Request:
+    """The request with its folder found, and without what only clusters heed."""
+    _refuse_cluster_options(request, "on the local cluster")
+    path = request.data_dir
+    if path is None:
+        return request
+    if "\0" in path or not Path(path).is_dir():
+        raise NotFoundError(f"--data-dir: the folder {shorten(path)} does not exist.")
+    return replace(request, data_dir=os.path.abspath(path))
+
+
+def _on_machines(request: Request, engine: str) -> Request:
+    """The request with its folder checked, and without what only Kubernetes heeds."""
+    _refuse_cluster_options(request, f"on {engine}", MACHINE_OPTIONS)
+    if request.share_machine is not None and engine == "slurm":
+        raise UsageError(
+            "--share-machine does not apply to Slurm, which allocates or shares nodes itself.",
+            hint="Remove it; to share nodes, attach the cluster with --share-nodes.",
+        )
+    return replace(request, data_dir=check_machine_folder(request.data_dir))
+
+
+def _on_kubernetes(request: Request) -> Request:
+    """The request with the folder at which its data are mounted, if it has any."""
+    if request.share_machine is not None:
+        raise UsageError("--share-machine applies only to this machine and hosts.")
+    if request.data_claim or request.data_dir:
+        return replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
+    return request
 
 
 def check_names(request: Request, taken: Collection[str] = ()) -> None:
@@ -198,11 +214,12 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
     `data_dir` is where its data are there. Raises UsageError if the cluster cannot run it.
     """
     engine = engine_name(cluster)
-    options = resolve_kubernetes(Request(), cluster)
+    options = resolve_kubernetes(Request(), cluster) if engine == "kubernetes" else None
     moved = replace(
         spec,
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
+        env={},
         task_path=load_task(spec.task).search_path if engine == "local" else None,
         kubernetes=options,
         **_cluster_facts(cluster),
@@ -517,6 +534,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "processes_per_worker": max(1, gpus) if request.processes_per_worker is None else request.processes_per_worker,
         "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
+        "env": check_environment(request.env),
         "share_machine": bool(request.share_machine),
         "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
@@ -602,9 +620,7 @@ def check_machine_folder(path: str | None) -> str | None:
     return os.path.normpath(path)
 
 
-def _refuse_cluster_options(
-    request: Request, place: str = "on the local cluster", allowed: Collection[str] = ()
-) -> None:
+def _refuse_cluster_options(request: Request, place: str, allowed: Collection[str] = ()) -> None:
     for item in OPTIONS:
         if item.name in allowed or item.metadata["panel"] != KUBERNETES:
             continue

@@ -16,6 +16,7 @@ from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axe
 from mlbench_cli.tasks.catalog import short
 from mlbench_cli.util import gone
 from mlbench_cli.util.durations import parse_duration as parse_duration
+from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
 from mlbench_cli.util.yaml_text import read_yaml
 
@@ -227,6 +228,7 @@ _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
 OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "create")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -248,6 +250,22 @@ def pairs(entries: Sequence[str], name: str) -> dict[str, str]:
             raise UsageError(f'{flag(name)} gives "{key}" twice: "{found[key]}" and "{value}".')
         found[key] = value
     return found
+
+
+def check_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of --env. Raises UsageError for what is no variable, mlbench's own, or a secret."""
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f'--env: "{shorten(name)}" is not the name of a variable.')
+        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
+            raise UsageError(f"--env: {name} is set by mlbench itself.")
+        if is_secret_variable(name):
+            raise UsageError(
+                f"--env: {name} looks like a secret, but values of --env are stored in the results.",
+                hint="Put it into a Kubernetes Secret, and pass --pod-patch FILE with   spec: {containers: "
+                "[{name: main, envFrom: [{secretRef: {name: SECRET}}]}]}",
+            )
+    return dict(env)
 
 
 def given_value(name: str, value: Any) -> Any:

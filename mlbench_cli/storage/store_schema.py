@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model.spec import RunSpec
+
 
 def _create_tables(db: sqlite3.Connection) -> None:
     db.execute(
@@ -78,6 +81,22 @@ def _tell_queued_runs(db: sqlite3.Connection) -> None:
         db.execute("UPDATE runs SET state = ? WHERE id = ?", (state, run_id))
 
 
+def _give_options_to_engines(db: sqlite3.Connection) -> None:
+    """Specs of version 1 had options of Kubernetes on every engine, and the ranks' variables among them."""
+    for run_id, text in db.execute("SELECT id, spec FROM runs").fetchall():
+        try:
+            old = json.loads(text)
+            options = old["kubernetes"]
+            new = {**old, "spec_version": 2, "env": options.pop("env", {})}
+            new["kubernetes"] = options if old["engine"] == "kubernetes" else None
+            spec = RunSpec.from_dict(new)
+        except (MlbenchError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # shown with the reason why it cannot be read
+        text = json.dumps(spec.to_dict(), sort_keys=True)
+        db.execute("UPDATE runs SET spec = ? WHERE id = ?", (text, run_id))
+        db.execute("UPDATE members SET content_hash = ? WHERE run = ?", (spec.content_hash, run_id))
+
+
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
     """Account and location of a cluster from the details of its record."""
     if provider == "eks":
@@ -94,5 +113,6 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _index_runs_by_time,
     _index_runs_by_task,
     _tell_queued_runs,
+    _give_options_to_engines,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -14,7 +14,7 @@ import pytest
 from mlbench_cli import isolation
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import RunSpec
 from task_images.contract import parse_event
 from task_images.facts import digest_task_code
 from tests import NIGHTLY
@@ -187,8 +187,8 @@ def test_other_programs_keep_their_path(project: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH"])
 def test_a_pod_of_a_task_takes_no_other_code(variable: str) -> None:
-    options = KubernetesOptions(env={variable: "/data/mine"})
-    spec = RunSpec("x-1", "c", "kubernetes", "mnist", "spec", ("python",), "gloo", 1, image="x", kubernetes=options)
+    env = {variable: "/data/mine"}
+    spec = RunSpec("x-1", "c", "kubernetes", "mnist", "spec", ("python",), "gloo", 1, image="x", env=env)
     with pytest.raises(UsageError, match=f"--env {variable}: a built-in task runs only mlbench's own code"):
         manifests(spec, "default")
     manifests(replace(spec, task="custom", preset="custom"), "default")

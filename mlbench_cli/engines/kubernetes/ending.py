@@ -96,4 +96,4 @@ def start_limit(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerSt
     begun = seconds(job.get("status", {}).get("startTime"))
     if queue_of(job) is not None:
         begun = seconds(job.get("metadata", {}).get("creationTimestamp")) or begun
-    return None if begun is None else begun + spec.kubernetes.start_timeout
+    return None if begun is None else begun + spec.pods.start_timeout

@@ -303,7 +303,7 @@ class KubernetesEngine(HeadEngine):
         """Let the Job controller stop all workers. `word`: the ending, recorded on the Job so that every client reports
         the same end.
         """
-        stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
+        stop = {"activeDeadlineSeconds": 1} if run.spec.pods.queue else {"suspend": True}
         path = object_path("Job", self._namespace(run), job_name(run.spec))
         with suppress(ObjectNotFound):
             job = api.get(path)
@@ -345,7 +345,7 @@ class KubernetesEngine(HeadEngine):
     # --- plumbing -------------------------------------------------------------------------------------------------
 
     def _namespace(self, run: Run) -> str:
-        return run.spec.kubernetes.namespace or self._access.namespace
+        return run.spec.pods.namespace or self._access.namespace
 
 
 def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:

@@ -69,13 +69,13 @@ def choose_fabric(spec: RunSpec) -> PodFabric:
 
     Google's is only for several workers with whole machines: one alone communicates within its machine.
     """
-    if EFA in spec.kubernetes.pod_devices:
+    if EFA in spec.pods.pod_devices:
         return PodFabric(EFA_ENVIRONMENT, pins_memory=True)
-    if spec.kubernetes.has_rdma_devices:
+    if spec.pods.has_rdma_devices:
         return PodFabric(pins_memory=True)
     if spec.gpus_per_worker < GPUS or spec.workers < 2:
         return PodFabric()
-    fabric = spec.kubernetes.fabric
+    fabric = spec.pods.fabric
     kind = str(fabric.get("setup"))
     make = {"tcpx": _tcpx, "tcpxo": _tcpxo, "gib": _gib}.get(kind)
     # Of the same release as the plugin that the cluster has installed.

@@ -86,14 +86,14 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     """
     import templates
 
-    values = _values(spec, spec.kubernetes.namespace or namespace)
+    values = _values(spec, spec.pods.namespace or namespace)
     wanted = [(kind, values) for kind in TEMPLATES if _is_wanted(kind, spec)]
     if spec.servers:
         wanted.append(("job", {**values, **_server_values(spec, values)}))
     documents = (
         document for kind, given in wanted for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given)
     )
-    return tuple(_patch_pods(document, spec.kubernetes.pod_patch) for document in documents)
+    return tuple(_patch_pods(document, spec.pods.pod_patch) for document in documents)
 
 
 # What of a patch also holds for the head, which has another container, and runs on another sort of machine.
@@ -154,7 +154,7 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _is_wanted(kind: str, spec: RunSpec) -> bool:
-    options = spec.kubernetes
+    options = spec.pods
     # Kueue books machines itself, for the runs of its queues.
     optional = {
         "networkpolicy": options.network_policy,
@@ -217,13 +217,13 @@ def file_name(document: Mapping[str, Any]) -> str:
 
 def holders(spec: RunSpec) -> tuple[int, ...]:
     """The workers whose output is fetched: of those that run the command."""
-    return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" and spec.run_on_all else (0,)
+    return tuple(range(spec.workers)) if spec.pods.collect == "all" and spec.run_on_all else (0,)
 
 
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
-    options, fabric = spec.kubernetes, choose_fabric(spec)
+    options, fabric = spec.pods, choose_fabric(spec)
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
@@ -308,7 +308,7 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
         spec,
         processes_per_worker=1,
         gpus_per_worker=0,
-        kubernetes=replace(spec.kubernetes, devices={}),
+        kubernetes=replace(spec.pods, devices={}),
     )
     labels = {**values["labels"], ROLE_LABEL: SERVER}
     return {
@@ -339,12 +339,12 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
 
 def _queue_labels(spec: RunSpec) -> dict[str, str]:
     """The labels by which Kueue recognizes the Jobs that it releases."""
-    return {KUEUE_LABEL: spec.kubernetes.queue} if spec.kubernetes.queue else {}
+    return {KUEUE_LABEL: spec.pods.queue} if spec.pods.queue else {}
 
 
 def _booking(spec: RunSpec) -> dict[str, str]:
     """The annotations by which pods take the machines that were booked for their run."""
-    options = spec.kubernetes
+    options = spec.pods
     if options.provisioning_class is None or options.queue:
         return {}
     return {
@@ -355,20 +355,20 @@ def _booking(spec: RunSpec) -> dict[str, str]:
 
 def _booking_of_queue(spec: RunSpec, seconds: int) -> dict[str, str]:
     """What Kueue puts into the request by which it books machines: how long they are needed."""
-    if spec.kubernetes.provisioning_class is None or not spec.kubernetes.queue:
+    if spec.pods.provisioning_class is None or not spec.pods.queue:
         return {}
     return {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(min(seconds, MAX_BOOKED_SECONDS))}
 
 
 def _check(spec: RunSpec) -> None:
-    options = spec.kubernetes
+    options = spec.pods
     if not spec.image:
         raise UsageError("The run names no container image.", hint="Give one with --image.")
     if len(_pack(pack_task_code(find_task(spec.argv)))) + len(_pack(json.dumps(_plan(spec)).encode())) > CONFIG_BYTES:
         raise UsageError("The run's command and environment are too long for the ConfigMap of its pods.")
     if options.collect not in ("rank0", "all"):
         raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--set run.collect=rank0")
-    foreign = [name for name in options.env if name in CODE_VARIABLES]
+    foreign = [name for name in spec.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
             f"--env {foreign[0]}: a built-in task runs only mlbench's own code.",
@@ -397,7 +397,6 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
 
     The agent adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
     """
-    options = spec.kubernetes
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
@@ -408,7 +407,7 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         **threads,
         **fabric.environment,
         **_nominal_fabric(spec),
-        **options.env,
+        **spec.env,
         **contract_environment(spec, None, pod_host(spec, 0), str(PORT)),
         # Read by start.sh and the agent only.
         "MLBENCH_WORK_DIR": WORK_DIR,
@@ -419,8 +418,8 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
 def _plan(spec: RunSpec) -> "MachinesPlan":
     """What the agents of the pods do."""
     # The user's variables are named here, too: of a container's own, agents leave out what looks like a launcher's.
-    contract = {**spec.kubernetes.env, **contract_environment(spec, AT_START, AT_START, AT_START)}
-    lock = NO_PROMISE if spec.kubernetes.share_nodes else WHOLE_NODES
+    contract = {**spec.env, **contract_environment(spec, AT_START, AT_START, AT_START)}
+    lock = NO_PROMISE if spec.pods.share_nodes else WHOLE_NODES
     return make_pods_plan(spec, contract, lock=lock, collects=list(holders(spec)))
 
 
@@ -432,7 +431,7 @@ def _pack(data: bytes) -> str:
 
 def _nominal_fabric(spec: RunSpec) -> dict[str, str]:
     """The fast network that each machine has, for the ranks' own report beside the one that NCCL chose."""
-    name, gbits = spec.kubernetes.fabric.get("name"), spec.kubernetes.fabric.get("gbits")
+    name, gbits = spec.pods.fabric.get("name"), spec.pods.fabric.get("gbits")
     return {"MLBENCH_FABRIC": f"{gbits} {name}"} if name and gbits else {}
 
 

@@ -152,11 +152,11 @@ class RunObserver:
         word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
         codes = {finding.code for finding in found}
         if word == Ending.NEVER_STARTED:
-            found.insert(0, start_timeout(spec.kubernetes.start_timeout, states, found))
+            found.insert(0, start_timeout(spec.pods.start_timeout, states, found))
         elif word == "deadline" and "deadline" not in codes:
             found.append(deadline(Facts(job, pods, (), (), now, summaries)))
         elif word is None and found and (limit := start_limit(spec, job, states)) is not None:
-            found[0] = _with_limit(found[0], limit, spec.kubernetes.start_timeout)
+            found[0] = _with_limit(found[0], limit, spec.pods.start_timeout)
         agents = self._observe_agents(snapshot)
         ended = Ending(word) if word is not None else None
         first_rank = None if first is None else spec.ranks_of(first)[0]

@@ -39,20 +39,20 @@ def resource_requests(spec: RunSpec) -> dict[str, str]:
     """What the scheduler keeps free on a node for each worker."""
     return {
         "cpu": CPU_REQUEST if spec.cpus is None else f"{spec.cpus:g}",
-        "memory": spec.kubernetes.memory or MEMORY_REQUEST,
+        "memory": spec.pods.memory or MEMORY_REQUEST,
     }
 
 
 def resource_limits(spec: RunSpec) -> dict[str, str]:
     """Memory, GPUs and other devices of each worker, but no CPUs: their limits slow ranks down now and then."""
     gpus = {gpu_resource(spec): str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
-    memory = {"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}
-    return {**memory, **gpus, **spec.kubernetes.devices}
+    memory = {"memory": spec.pods.memory} if spec.pods.memory else {}
+    return {**memory, **gpus, **spec.pods.devices}
 
 
 def gpu_resource(spec: RunSpec) -> str:
     """Kubernetes' name of the machines' GPUs."""
-    return spec.kubernetes.gpu_resource or NVIDIA_GPU
+    return spec.pods.gpu_resource or NVIDIA_GPU
 
 
 def serves_beside(spec: RunSpec) -> bool:
@@ -67,7 +67,7 @@ def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, obje
     the pods that a node has. One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once
     only at waiting pods all of whose terms match it, at others after five minutes.
     """
-    options, labels = spec.kubernetes, {MANAGED_LABEL: "mlbench"}
+    options, labels = spec.pods, {MANAGED_LABEL: "mlbench"}
     expressions: list[dict[str, object]] = []
     if of_server:
         expressions.append({"key": ROLE_LABEL, "operator": "In", "values": [WORKER, SERVER]})
@@ -87,7 +87,7 @@ def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, obje
 
 def pod_security(spec: RunSpec) -> dict[str, object]:
     """The security context of all pods of a run, as the standard "restricted" wants it."""
-    user = 0 if spec.kubernetes.runs_as_root else USER
+    user = 0 if spec.pods.runs_as_root else USER
     return {
         "runAsNonRoot": user != 0,
         "runAsUser": user,
@@ -101,7 +101,7 @@ def list_tolerations(spec: RunSpec) -> list[dict[str, Any]]:
     """The taints that workers tolerate. Raises UsageError for one that is not of Kubernetes' form."""
     resource = gpu_resource(spec)  # its name is the key of the taint by custom
     gpu = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
-    return [*LOST_NODE, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
+    return [*LOST_NODE, *gpu, *(toleration(text) for text in spec.pods.tolerations)]
 
 
 def toleration(text: str) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -
 
     Ranks that did not report their network, because they ended early or did not use NCCL, are ignored.
     """
-    fabric = spec.kubernetes.fabric
+    fabric = spec.pods.fabric
     gbits = fabric.get("gbits")
     if not fabric or spec.workers < 2 or not is_finite_number(gbits):
         return None

@@ -317,7 +317,7 @@ def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Findin
 
 def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
     """A finding if ranks with RDMA network cards may lock too little memory: NCCL then fails or falls back to TCP."""
-    if not spec.kubernetes.has_rdma_devices:
+    if not spec.pods.has_rdma_devices:
         return []
     limits = {rank: facts.get("memlock_bytes") for rank, facts in reported.environments.items()}
     low = {rank: limit for rank, limit in limits.items() if type(limit) is int and 0 <= limit < MIN_MEMLOCK}

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
-from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.model.spec import SPEC_VERSION, canonical_json
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import DOCUMENTS, brief, check_document
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
@@ -304,6 +304,12 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
             f"The documents were judged by version {judged_by} of the rules, and this mlbench knows only version "
             f"{JUDGE_VERSION}: only checksums and schemas were checked."
             + (" Upgrade mlbench." if judged_by > JUDGE_VERSION else "")
+        )
+        return
+    if (version := run["spec"].get("spec_version")) != SPEC_VERSION:
+        yield (
+            f"The run is described in version {version} of the form, and this mlbench reads only version "
+            f"{SPEC_VERSION}: only checksums and schemas were checked."
         )
         return
     if run.get("provenance") is not None:

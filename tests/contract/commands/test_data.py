@@ -79,7 +79,7 @@ def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
     words = f"python -m task_images.prepare cifar10_resnet20 task_images.cifar10_resnet20 {url}"
     assert (spec.name, list(spec.argv), spec.workers) == ("prepare-cifar10-resnet20-1", words.split(), 1)
     assert str(spec.image).startswith("example.org/me/cifar10_resnet20:")
-    assert (spec.data_dir, spec.kubernetes.data_claim) == ("/data", "pvc")
+    assert (spec.data_dir, spec.pods.data_claim) == ("/data", "pvc")
     assert dict(spec.parameters) == task.resolve()
 
 

@@ -147,16 +147,16 @@ def test_what_a_catalog_task_would_mount_or_import_is_agreed_to(
 
 def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
     rights: dict[str, Any] = {
-        "namespace": "kube-system", "env": {"LD_PRELOAD": "x"}, "data_claim": "disk",
+        "namespace": "kube-system", "data_claim": "disk",
         "registry": "evil", "devices": {"a/b": "1"}, "pod_patch": {"metadata": {"labels": {"a": "b"}}},
         "network_policy": False, "pull_secret": "pull",
     }  # fmt: skip
     spec = RunSpec(
-        "x-1", "lab", "kubernetes", "custom", "custom", EVIL, "gloo", 1, image="evil/image:1",
+        "x-1", "lab", "kubernetes", "custom", "custom", EVIL, "gloo", 1, image="evil/image:1", env={"LD_PRELOAD": "x"},
         kubernetes=KubernetesOptions(**rights),
     )  # fmt: skip
     choices = dict(repetition._authors_choices(spec, Cluster("lab", "kind")))
-    assert choices.keys() == {"command", "image", *rights}
+    assert choices.keys() == {"command", "image", "env", *rights}
 
 
 def test_every_field_of_a_spec_is_classified() -> None:

@@ -242,7 +242,7 @@ def test_plugin_and_program_are_those_of_the_driver(
     assert nccl_of(world, spec) == ("Socket" if warns else "FasTrak")
     assert ("branch 610; Google's plugin for NCCL is known for 580, 595" in result.err) == warns
     assert create(command, "a3-megagpu-8g").code == 0  # repeated, the same one stays
-    assert resolve_run().kubernetes.fabric == spec.kubernetes.fabric
+    assert resolve_run().pods.fabric == spec.pods.fabric
 
 
 def test_networks_whose_cluster_ended_by_itself_are_found_from_any_machine(

@@ -157,7 +157,7 @@ def test_charts_find_an_untainted_pool_and_runs_stay_off_it(command: Command, gk
     assert (list(system.config.taints), system.initial_node_count) == ([], 2)
     request = Request(name="r", workers=(2,), task="digits_resnet", node_selector={"zone": "a"}, registry="ghcr.io/me")
     (spec,) = resolve(request, Store().cluster("rel-2"))
-    assert spec.kubernetes.node_selector == {"mlbench-role": "worker", "zone": "a"}
+    assert spec.pods.node_selector == {"mlbench-role": "worker", "zone": "a"}
 
 
 def test_machines_that_have_come_while_others_are_looked_for_are_named_with_their_price(

@@ -205,10 +205,10 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
         registry="ghcr.io/me/",
         data_claim="sets",
     )
-    options = spec.kubernetes
+    options = spec.pods
     assert (spec.engine, spec.cluster, spec.image) == ("kubernetes", "far", "me/train:1")
     assert (options.namespace, options.memory, options.shm) == ("team", "8Gi", "1Gi")
-    assert options.env == {"LEVEL": "info"}
+    assert spec.env == {"LEVEL": "info"}
     assert (options.collect, options.spread, options.registry) == ("all", False, "ghcr.io/me")
     assert (options.data_claim, spec.data_dir) == ("sets", "/data")
 
@@ -405,10 +405,10 @@ def test_a_run_keeps_the_price_of_its_cluster_and_gets_its_network_cards() -> No
     details = {"plan": plan, "devices_per_node": {"vpc.amazonaws.com/efa": 4}}
     (spec,) = resolve(replace(ELSEWHERE, workers=(2,)), Cluster("far", "eks", details=details))
     assert spec.price == {"per_hour": None, "currency": "USD", "source": "a table", "table": "1"}
-    assert spec.kubernetes.devices == {"vpc.amazonaws.com/efa": "4"}
+    assert spec.pods.devices == {"vpc.amazonaws.com/efa": "4"}
     assert RunSpec.from_dict(spec.to_dict()) == spec
     (shared,) = resolve(replace(ELSEWHERE, workers=(2,), spread=False), Cluster("far", "eks", details=details))
-    assert shared.kubernetes.devices == {}
+    assert shared.pods.devices == {}
     assert resolve(DIGITS, LOCAL, MACHINE)[0].price == {}
 
 
@@ -436,7 +436,7 @@ def test_a_run_moves_to_another_cluster_as_if_it_had_been_asked_for_there() -> N
 def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
     rights: dict[str, Any] = {"env": {"A": "b"}, "pull_secret": "pull", "image": None}
     spec = one(DIGITS, REMOTE, **rights)
-    assert spec.kubernetes.env
+    assert spec.env
     assert move(spec, Cluster("other", "kind"), None) == replace(one(DIGITS, REMOTE), cluster="other")
 
 

@@ -174,7 +174,7 @@ def test_a_queue_releases_the_job_itself(server: KubeApi, tmp_path: Path) -> Non
 
 
 def test_other_machines_find_the_runs(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path, parameters={"x": [1, "é"]}, kubernetes=KubernetesOptions(env={"A": "b"}))
+    run = a_run(tmp_path, parameters={"x": [1, "é"]}, env={"A": "b"})
     submit(server, run)
     server.put("jobs", {"metadata": {"name": "foreign"}})
     assert discover_runs(server.access) == [FoundRun(run.id, run.created, run.spec, False)]

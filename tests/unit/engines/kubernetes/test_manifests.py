@@ -53,6 +53,7 @@ FULL = a_spec(
     cpus=4.0,
     timeout=600.5,
     data_dir="/data",
+    env={"LEVEL": "debug $(date)", "RANK": "99", "MLBENCH_RUN_ID": "other"},
     kubernetes=KubernetesOptions(
         namespace="team",
         memory="8Gi",
@@ -62,7 +63,6 @@ FULL = a_spec(
         pull_secret="login",
         queue="batch",
         collect="all",
-        env={"LEVEL": "debug $(date)", "RANK": "99", "MLBENCH_RUN_ID": "other"},
         data_claim="datasets",
         spread=False,
         devices={"vpc.amazonaws.com/efa": "4"},
@@ -155,8 +155,7 @@ def test_the_heads_time_is_limited_by_the_cluster() -> None:
 
 
 def test_the_pods_get_the_code_and_the_plan_of_their_agents() -> None:
-    options = KubernetesOptions(env={"OMPI_MCA_btl": "tcp", "RANK": "9"})
-    config = manifests(a_served_spec(kubernetes=options), "default")[1]
+    config = manifests(a_served_spec(env={"OMPI_MCA_btl": "tcp", "RANK": "9"}), "default")[1]
     assert list(config["data"]) == ["start.sh"]
     plan = json.loads(gzip.decompress(base64.b64decode(config["binaryData"]["plan.json.gz"])))
     # What the user says stays, although it looks like a launcher's; the contract goes first.
@@ -340,8 +339,8 @@ def test_a_parameter_server_gets_what_a_worker_gets_but_for_gpus_cards_and_data(
 
 
 def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
-    options = KubernetesOptions(fabric={"setup": "tcpxo"}, env={"OMP_NUM_THREADS": "7"})
-    spec = a_served_spec(gpus_per_worker=8, device="gpu", kubernetes=options)
+    options = KubernetesOptions(fabric={"setup": "tcpxo"})
+    spec = a_served_spec(gpus_per_worker=8, device="gpu", env={"OMP_NUM_THREADS": "7"}, kubernetes=options)
     assert "initContainers" in manifests(spec, "default")[0]["spec"]["template"]["spec"]
     servers = manifests(spec, "default")[-1]["spec"]["template"]["spec"]
     assert "initContainers" not in servers

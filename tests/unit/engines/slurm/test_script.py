@@ -15,7 +15,7 @@ from mlbench_cli.engines.slurm.script import (
     wall_seconds,
 )
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import RunSpec
 
 GPU = PartitionRecord(max_seconds=3600, nodes=4, gpus_per_node=8, default=True)
 DETAILS = SlurmDetails(folder="/shared/it's mine", partitions={"gpu": GPU}, kill_wait=5)
@@ -80,7 +80,7 @@ def test_ranks_have_less_patience_than_slurm() -> None:
 
 
 def test_the_environment_of_the_user_is_in_the_plan_and_the_contract_on_top() -> None:
-    spec = replace(SPEC, kubernetes=KubernetesOptions(env={"A": "1", "WORLD_SIZE": "9"}))
+    spec = replace(SPEC, env={"A": "1", "WORLD_SIZE": "9"})
     environment = make_slurm_plan(spec, DETAILS)["environment"]
     assert environment["A"] == "1"
     assert environment["WORLD_SIZE"] == "2"

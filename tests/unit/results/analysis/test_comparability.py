@@ -61,9 +61,9 @@ def _changed(base: RunSpec, name: str) -> RunSpec:
     value = _TAKEN.get(name, _OTHERS[_kind(item)])
     options = name.startswith("kubernetes.")
     if _kind(item) == "bool":
-        value = not getattr(base.kubernetes if options else base, item.name)
+        value = not getattr(base.pods if options else base, item.name)
     if options:
-        return replace(base, kubernetes=replace(base.kubernetes, **{item.name: value}))
+        return replace(base, engine="kubernetes", kubernetes=replace(base.pods, **{item.name: value}))
     return replace(base, **{item.name: value})
 
 
@@ -92,7 +92,7 @@ def test_a_field_of_the_spec_is_neutral_or_keeps_runs_apart(sealed: Path, name: 
 def test_a_field_that_this_version_does_not_know_keeps_runs_apart(sealed: Path) -> None:
     with Archive.open(sealed) as one, Archive.open(sealed) as other:
         other.run["spec"]["later_option"] = "fast"
-        other.run["spec"]["kubernetes"]["later_option"] = 3
+        other.run["spec"]["kubernetes"] = {"later_option": 3}
         found = key_of(one).differences(key_of(other))
         assert [(each.word, each.b) for each in found] == [("settings", "3"), ("settings", "fast")]
 

@@ -75,7 +75,7 @@ def test_nothing_is_labeled_without_a_fabric_other_machines_or_a_word_of_nccl(
 def test_too_little_lockable_memory_is_found_where_network_cards_need_it(
     devices: dict[str, str], memlock: object, found: bool
 ) -> None:
-    spec = replace(SPEC, kubernetes=replace(SPEC.kubernetes, devices=devices))
+    spec = replace(SPEC, engine="kubernetes", kubernetes=replace(SPEC.pods, devices=devices))
     facts: dict[str, Any] = {} if memlock is None else {"memlock_bytes": memlock}
     told = event("environment", **facts)
     judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "completed"}, spec, before=told)
@@ -87,7 +87,7 @@ def test_too_little_lockable_memory_is_found_where_network_cards_need_it(
 
 
 def test_the_judge_finds_it_in_the_ranks_events() -> None:
-    spec = replace(SPEC, kubernetes=replace(SPEC.kubernetes, fabric=EFA))
+    spec = replace(SPEC, engine="kubernetes", kubernetes=replace(SPEC.pods, fabric=EFA))
     fell_back = event("environment", nccl={"network": "Socket", "interfaces": "[0]eth0:10.0.0.1<0>"})
     judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "completed"}, spec, before=fell_back)
     conditions = judgement.result["conditions"]
@@ -96,10 +96,6 @@ def test_the_judge_finds_it_in_the_ranks_events() -> None:
     fast = event("environment", nccl={"network": "Libfabric"})
     judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "completed"}, spec, before=fast)
     assert judgement.result["conditions"]["slow_network"] is None
-
-
-def test_specs_without_a_fabric_have_the_hash_that_they_had() -> None:
-    assert "fabric" not in spec_on({}).to_dict()["kubernetes"]
 
 
 def test_workers_with_efa_get_cards_huge_pages_and_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,4 +116,4 @@ def test_workers_with_efa_get_cards_huge_pages_and_locked_memory(monkeypatch: py
     (spec,) = resolve(Request(name="r", workers=(2,), task="allreduce", gpu=True), plain)
     (container,) = manifests(spec, "default")[0]["spec"]["template"]["spec"]["containers"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert spec.kubernetes.fabric == EFA
+    assert spec.pods.fabric == EFA

@@ -87,14 +87,14 @@ def test_others_may_use_a_tenth_of_the_cpus(row: dict[str, Any], other: float | 
 )
 def test_a_network_of_the_kernel_is_slow_where_there_is_a_faster_one(networks: list[Any], reason: str | None) -> None:
     run = spec(engine="kubernetes", cluster="c")
-    run = replace(run, kubernetes=replace(run.kubernetes, fabric={"gbits": 100, "name": "EFA"}))
+    run = replace(run, engine="kubernetes", kubernetes=replace(run.pods, fabric={"gbits": 100, "name": "EFA"}))
     environments = {rank: {"nccl": {"network": network}} for rank, network in enumerate(networks)}
     found = check_fabric(run, environments)
     assert (found.reason if found else None) == reason
     if found:
         assert found.figures == {"slow_ranks": sum("Socket" in str(each) for each in networks), "nominal_gbits": 100.0}
     single = replace(run, workers=1)
-    unknown = replace(run, kubernetes=replace(run.kubernetes, fabric={"gbits": "many", "name": "EFA"}))
+    unknown = replace(run, engine="kubernetes", kubernetes=replace(run.pods, fabric={"gbits": "many", "name": "EFA"}))
     for other in (single, unknown, spec(engine="kubernetes", cluster="c")):
         assert check_fabric(other, environments) is None
 
