@@ -36,7 +36,7 @@ from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
-from mlbench_cli.server.words import add_filters, facts_of, group_repeats
+from mlbench_cli.server.words import SORTS, add_filters, arrange, facts_of, group_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parent / "pages"
 PAGE_SIZE = 50
+SORTED_SIZE = 200  # runs of a page that is sorted
 MAX_EXPERIMENTS = 20
 MAX_LISTED = 100  # experiments on their own page
 OPEN_STATES = ("pending", "running")
@@ -99,12 +100,33 @@ class _Listing:
     contains: str
     states: tuple[str, ...]
     tasks: tuple[str, ...]
+    sort: str  # a key of SORTS, "-" before it for the other direction; empty: newest first, by experiment
 
     @classmethod
     def parse(cls, request: Request) -> "_Listing":
         query = request.query_params
         states, tasks = (tuple(word for word in query.getlist(name) if word) for name in ("state", "task"))
-        return cls(whole_number(query.get("offset"), "offset"), query.get("contains", "")[:100], states, tasks)
+        sort = query.get("sort", "")
+        if sort and sort.removeprefix("-") not in SORTS:
+            raise UsageError(f'The list cannot be sorted by "{sort[:40]}".', hint=f"It can by {', '.join(SORTS)}.")
+        offset, contains = whole_number(query.get("offset"), "offset"), query.get("contains", "")[:100]
+        return cls(offset, contains, states, tasks, sort)
+
+    @property
+    def size(self) -> int:
+        """The number of runs of a page."""
+        return SORTED_SIZE if self.sort else PAGE_SIZE
+
+    @property
+    def values(self) -> JsonObject:
+        """What links to other pages and orders of the list need."""
+        return {
+            "offset": self.offset,
+            "size": self.size,
+            "contains": self.contains,
+            "state": "".join(self.states[:1]),
+            "sort": self.sort,
+        }
 
     def read(self, config: ServerConfig) -> list[RunHandle]:
         """One run more than a page, if there are more."""
@@ -113,7 +135,7 @@ class _Listing:
             states=self.states,
             tasks=self.tasks,
             contains=self.contains,
-            limit=PAGE_SIZE + 1,
+            limit=self.size + 1,
             offset=self.offset,
         )
 
@@ -127,25 +149,27 @@ class _Pages:
         asked = _Listing.parse(request)
         unknown = dict.fromkeys(("goal", "seconds", "conditions", "problem"))
         rows = [{**handle.describe(), **unknown} for handle in asked.read(self._config)]
-        values: JsonObject = {"offset": asked.offset, "size": PAGE_SIZE, "contains": asked.contains}
-        rows, has_more = rows[:PAGE_SIZE], len(rows) > PAGE_SIZE
-        values |= {"runs": rows, "rows": rows, "has_more": has_more, "total": count_runs(self._config)}
-        values |= {"state": "".join(asked.states[:1]), "experiments": [], "is_whole": False, "is_open": True}
+        rows, has_more = rows[: asked.size], len(rows) > asked.size
+        values: JsonObject = {"runs": rows, "has_more": has_more, "total": count_runs(self._config), **asked.values}
+        values |= {"groups": arrange(rows, asked.sort), "experiments": [], "is_whole": False, "is_open": True}
         return render(request, self._config, "overview.html.j2", "Runs", **values)
 
     def listing(self, request: Request) -> Response:
         """The slow part of the overview: experiments, and runs with their current results."""
         asked = _Listing.parse(request)
-        handles = asked.read(self._config)[:PAGE_SIZE]
+        handles = asked.read(self._config)[: asked.size]
         document = client_of(self._config).status(handles)
         runs = document["runs"]
+        names = {handle.run.id: getattr(handle.experiment, "name", None) for handle in handles}
+        for run in runs:
+            run["experiment"] = names.get(run["id"])
         _add_progress(handles, runs)
         newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
         experiments = [item.status() for item in newest]
         under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
         is_open = bool(under_way) or any(run["state"] != "finished" for run in runs)
         values: JsonObject = {"runs": runs, "experiments": under_way or experiments[:3], "is_open": is_open}
-        values["rows"] = group_repeats(document)
+        values |= {"groups": arrange(group_repeats(document), asked.sort), **asked.values}
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
     def run(self, request: Request) -> Response:
@@ -205,7 +229,7 @@ class _Pages:
                 archives.append(open_checked(handle))
         report = collect(archives) if archives else None
         values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report}
-        values["rows"] = group_repeats(document)
+        values["groups"] = [{"experiment": None, "runs": group_repeats(document)}]
         return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
     def new(self, request: Request) -> Response:

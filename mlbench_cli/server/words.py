@@ -1,6 +1,7 @@
 """Formatting for the dashboard's pages: outcomes and progress in words, ratios."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.model.goals import name_metric
@@ -115,6 +116,41 @@ def _together(name: str, runs: Sequence[JsonObject], found: JsonObject) -> JsonO
     good = next((run for run in runs if run["name"] in found["counted"]), runs[0])
     outcomes = list(dict.fromkeys(run["outcome"] or run["state"] for run in runs))
     return {**good, **same, "outcomes": outcomes}
+
+
+# What a list of runs can be sorted by: the key of a row.
+SORTS: Mapping[str, Callable[[JsonObject], Any]] = {
+    "run": lambda row: row["name"],
+    "method": lambda row: row["method"] or "",
+    "workers": lambda row: row["workers"],
+    "time": lambda row: row["mean"]["mean"] if row.get("mean") else row["seconds"],
+    "outcome": lambda row: row["outcome"] or row["state"],
+    "task": lambda row: row["title"],
+    "where": lambda row: row["cluster"],
+    "created": lambda row: row["created"],
+}
+
+
+def arrange(rows: Sequence[JsonObject], sort: str) -> list[JsonObject]:
+    """Rows in groups: those of an experiment with several under its name, in the order of the rows; or, by a key of
+    SORTS, all in one, those without a value last."""
+    if sort:
+        key = SORTS[sort.removeprefix("-")]
+        known = sorted((row for row in rows if key(row) is not None), key=key, reverse=sort.startswith("-"))
+        return [{"experiment": None, "runs": [*known, *(row for row in rows if key(row) is None)]}]
+    several = Counter(row.get("experiment") for row in rows)
+    groups: list[JsonObject] = []
+    named: dict[str, JsonObject] = {}
+    for row in rows:
+        name = row.get("experiment")
+        name = name if name and several[name] > 1 else None
+        group = groups[-1] if name is None and groups and groups[-1]["experiment"] is None else named.get(name or "")
+        if group is None:
+            group = {"experiment": name, "runs": []}
+            groups.append(group)
+            named |= {name: group} if name else {}
+        group["runs"].append(row)
+    return groups
 
 
 def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:

@@ -37,9 +37,14 @@ def test_a_file_of_runs_is_one_experiment_with_its_progress(tmp_path: Path, monk
         assert (page.status, b"/experiment-list" in page.body) == (200, True)
         text = dashboard.ask("/experiment-list").body.decode()
         whole = dashboard.ask("/experiments/study").body.decode()
+        rows = dashboard.ask("/listing").body.decode().partition('<table class="rows runs">')[2]
     newest, _, other = text.partition("/experiments/study")
     assert "/experiments/alone" in newest
     assert "2 of 2 runs finished, 1 failed" in other
+    group = rows.partition('<tr class="group">')[2].partition("</tbody>")[0]
+    assert '<a href="/experiments/study">study</a>' in group
+    assert ("study-good-1" in group, "study-bad-1" in group, "alone-1" in group) == (True, True, False)
+    assert rows.count('class="group"') == 1
     assert ("study-good-1" in whole, "study-bad-1" in whole, "alone" in other) == (True, True, False)
 
 

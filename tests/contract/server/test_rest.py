@@ -173,6 +173,21 @@ def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboar
     assert "alpha-4" not in part
 
 
+def names_in(part: str) -> list[str]:
+    return re.findall(r'name="run" value="([^"]+)"', part)
+
+
+def test_a_heading_sorts_the_list_and_sorts_it_the_other_way_the_second_time(dashboard: Dashboard) -> None:
+    def ask(sort: str) -> str:
+        return dashboard.ask(f"/listing?contains=alpha{sort}", headers={"Accept": "text/html"}).body.decode()
+
+    assert '<a href="/?sort=time&amp;contains=alpha&amp;state=">time</a>' in ask("")
+    assert names_in(ask("&sort=time")) == ["alpha-4", "alpha-2", "alpha-1"]
+    assert 'aria-sort="ascending"><a href="/?sort=-time' in ask("&sort=time")
+    assert names_in(ask("&sort=-time")) == names_in(ask("&sort=workers")) == ["alpha-1", "alpha-2", "alpha-4"]
+    assert dashboard.ask("/listing?sort=color").status == 400
+
+
 def test_the_overview_shows_runs_whose_folders_are_gone(acting: Dashboard) -> None:
     acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
     from tests.contract.local_runs import until
