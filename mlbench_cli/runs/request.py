@@ -6,6 +6,7 @@ decided in `launch`.
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -323,6 +324,30 @@ def take_rare(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Request]:
             raise UsageError(f'There is no setting "{shorten(RARE + name)}".{near}', hint=hint)
         given[name] = {"true": "yes", "false": "no"}.get(text, text) if _KINDS[name] == "switch" else text
     return own, parse_flags(given)
+
+
+def parse_line(text: str) -> Request:
+    """The request in the options of a command line, e.g. "--repeat 3 --set batch_size=16". Raises UsageError."""
+    known = {flag(item.name): item.name for item in OPTIONS if not item.metadata["rare"]}
+    known |= {f"-{item.metadata['letter']}": item.name for item in OPTIONS if item.metadata["letter"]}
+    known |= {flag(f"no_{name}"): name for name, kind in _KINDS.items() if kind == "switch"}
+    try:
+        words = iter(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"The options cannot be read: {error}.") from None
+    given: dict[str, list[str]] = {}
+    for whole in words:
+        word, equals, value = whole.partition("=")
+        if word not in known:
+            raise UsageError(f'Unknown option "{shorten(word)}".{did_you_mean(word, list(known))}')
+        if _KINDS[known[word]] == "switch":
+            value = "no" if word.startswith("--no-") else "yes"
+        elif not equals and (value := next(words, "")) == "":
+            raise UsageError(f"{word} needs a value.")
+        given.setdefault(known[word], []).append(value)
+    own, rare = take_rare(pairs(given.pop("set", []), "set"))
+    texts = {name: "\n".join(values) if _KINDS[name] in REPEATABLE else values[-1] for name, values in given.items()}
+    return merge(rare, replace(parse_flags(texts), set=own))
 
 
 def describe_rare() -> list[tuple[str, str]]:

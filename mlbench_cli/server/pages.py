@@ -56,11 +56,6 @@ MAX_REPORT_RUNS = 100
 MAX_NAMES = 500  # completed on the comparison page
 MAX_CARDS = 12  # running runs with a progress card
 MAX_LAST_LINES = 20
-# Options of `mlbench run` that the steps of the form ask for.
-ASKED = (
-    *("task", "image", "command", "preset", "data_dir", "repeat", "method", "backend", "custom_backend", "run_on_all"),
-    *("cluster", "gpu", "network", "share_machine", "timeout", "light"),
-)
 # Name in the URL -> file and content type.
 ASSETS = {
     "figures.css": (STYLE, "text/css"),
@@ -235,11 +230,7 @@ class _Pages:
     def new(self, request: Request) -> Response:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
-        from task_images.methods import FILES
-
-        questions = read_questions(self._config)
-        values: JsonObject = {"questions": questions, "methods": sorted(FILES), "panels": _other_options()}
-        return render(request, self._config, "new.html.j2", "New run", **values)
+        return render(request, self._config, "new.html.j2", "New run", questions=read_questions(self._config))
 
     def compare(self, request: Request) -> Response:
         """Compare the names `a` and `b`, or the first two runs selected in a list."""
@@ -372,20 +363,6 @@ async def _serve_asset(request: Request) -> Response:
 
 async def _no_icon(request: Request) -> Response:
     return Response(status_code=204)
-
-
-def _other_options() -> dict[str, list[JsonObject]]:
-    """The options of `mlbench run` that the form does not ask for in its steps, by their panel."""
-    from mlbench_cli.runs.request import COMMON, OPTIONS, REPEATABLE, flag
-
-    found: dict[str, list[JsonObject]] = {COMMON: []}
-    for item in OPTIONS:
-        facts = item.metadata
-        if item.name not in ASKED and item.metadata["kind"] != "cluster":  # who creates a cluster stays to delete it
-            kind = "lines" if facts["kind"] in REPEATABLE else facts["kind"]
-            fields = {"name": item.name, "flag": flag(item.name), "kind": kind}
-            found.setdefault(facts["panel"], []).append({**fields, "help": facts["help"], "value": facts["metavar"]})
-    return found
 
 
 @cache

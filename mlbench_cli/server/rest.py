@@ -178,9 +178,9 @@ class _Rest:
         return JSONResponse(await run_in_threadpool(begin), 201 if check not in ("true", "try") else 200)
 
     def _parse(self, data: bytes) -> "Asked":
-        """The request in a body: keys of a spec file, and command-line options as strings in "flags". Raises
+        """The request in a body: keys of a spec file, and command-line options as one text in "options". Raises
         UsageError."""
-        from mlbench_cli.runs.request import merge, parse_file, parse_flags
+        from mlbench_cli.runs.request import merge, parse_file, parse_line
 
         try:
             document = json.loads(data)
@@ -188,10 +188,10 @@ class _Rest:
             raise UsageError("The request is not JSON.") from None
         if not isinstance(document, dict):
             raise UsageError("The request is not a JSON object of options and values.")
-        given = document.pop("flags", {})
-        if not (isinstance(given, dict) and all(isinstance(text, str) for text in given.values())):
-            raise UsageError('"flags" is not an object of options and texts.')
-        asked = merge(parse_flags(given), parse_file(json.dumps(document)))
+        options = document.pop("options", "")
+        if not isinstance(options, str):
+            raise UsageError('"options" is not a text of command-line options.')
+        asked = merge(parse_line(options), parse_file(json.dumps(document)))
         if not asked.name or not asked.workers or not (asked.task or asked.command):
             raise UsageError("A run needs name, workers, and task or command.")
         own = self._config.cluster

@@ -81,36 +81,26 @@
       row("command", !task);
       row("preset", Boolean(task));
       row("light", Boolean(task));
-      row("method", Boolean(task));
       if (task) fill(fields.preset, task.presets.map(function (item) { return item.name; }), task.name === answers.task ? answers.preset : "spec");
       var preset = task && find(task.presets, fields.preset.value), lack = preset && cluster.is_local ? preset.lack : "";
-      byId("preset-note").textContent = preset ? preset.note + (lack ? " – " + lack : "") : "";
-      row("data_dir", lack !== "" && Boolean(task && task.data));
-      byId("data-note").textContent = task && task.data ? task.name + " needs: " + task.data : "";
+      byId("preset-note").textContent = preset ? preset.note + (lack ? " – " + lack + (task.data ? " (--data-dir DIR): " + task.data : "") : "") : "";
       row("device", cluster.has_gpus && (!task || task.has_gpu));
       var gpu = !fields.device.disabled && fields.device.value === "gpu";
       var backends = (task ? task.backends : known.own_backends).filter(function (name) { return name !== "nccl" || gpu; });
       fill(fields.backend, backends.concat([CUSTOM]), gpu ? "nccl" : answers.backend);
-      var isCustom = fields.backend.value === CUSTOM;
-      row("custom_backend", isCustom);
-      row("run_on_all", isCustom && !task);
+      row("custom_backend", fields.backend.value === CUSTOM);
       same.hidden = true;
     }
     function read() {
       var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number), cluster: fields.cluster.value };
-      ["task", "image", "command", "preset", "data_dir", "timeout", "method", "network"].forEach(function (name) {
+      ["task", "image", "command", "preset", "options"].forEach(function (name) {
         if (!fields[name].disabled && fields[name].value.trim()) wanted[name] = fields[name].value.trim();
       });
       if (fields.custom_backend.disabled) wanted.backend = fields.backend.value;
       else wanted.custom_backend = fields.custom_backend.value;
-      if (!fields.run_on_all.disabled) wanted.run_on_all = fields.run_on_all.value === "yes";
       if (!fields.device.disabled) wanted.gpu = fields.device.value === "gpu";
-      if (Number(fields.repeat.value) > 1) wanted.repeat = Number(fields.repeat.value);
+      if (fields.num_cpus.value) wanted.num_cpus = Number(fields.num_cpus.value);
       if (fields.light.checked && !fields.light.disabled) wanted.light = true;
-      if (fields.share_machine.checked) wanted.share_machine = true;
-      questions.querySelectorAll("[data-flag]").forEach(function (field) {
-        if (field.value.trim()) (wanted.flags = wanted.flags || {})[field.dataset.flag] = field.value;
-      });
       return wanted;
     }
     function send(target, text, done) {

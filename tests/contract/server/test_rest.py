@@ -121,26 +121,27 @@ def test_a_bad_request_starts_nothing(idle: Dashboard, document: object, status:
     assert idle.ask("/api/v1/runs").document["runs"] == []
 
 
-def test_a_form_gives_any_option_as_the_text_of_its_flag(idle: Dashboard) -> None:
+def test_a_form_gives_any_option_as_on_a_command_line(idle: Dashboard) -> None:
     wanted = {"name": "x", "workers": [2], "task": "digits_resnet", "preset": "tiny"}
-    flags = {"set": "batch_size=16\n\ndepth=14\n", "seed": " 7", "pin": "no", "matrix": "set.shift=0,1", "env": ""}
-    planned = idle.post("/api/v1/runs?check=true", {**wanted, "flags": flags}).document
+    options = "--set batch_size=16 --set=depth=14 --seed 7 -l --set run.pin=no --matrix 'set.shift=0,1' --seed=8"
+    planned = idle.post("/api/v1/runs?check=true", {**wanted, "options": options}).document
     assert len(planned["runs"]) == 2
-    assert planned["command"].endswith(
-        "--set batch_size=16 --set depth=14 --seed 7 --matrix set.shift=0,1 --set run.pin=no"
-    )
+    command = planned["command"]
+    assert command.endswith(
+        "--set batch_size=16 --set depth=14 --light --seed 8 --matrix set.shift=0,1 --set run.pin=no"
+    ), command
     for wrong, reason in (
-        ({"seed": "x"}, "--seed"),
-        ({"sede": "1"}, 'Did you mean "seed"?'),
-        ({"pin": "true"}, "yes or no"),
-        ({"seed": 1}, "flags"),
-        ([], "flags"),
+        ("--seed x", "--seed"),
+        ("--sede 1", 'Did you mean "--seed"?'),
+        ("--seed", "needs a value"),
+        ("--set run.pin=maybe", "yes or no"),
+        ("--create kind", "only on the command line"),
+        ("'", "cannot be read"),
+        ("more", "Unknown option"),
+        ({"seed": 1}, "options"),
     ):
-        answer = idle.post("/api/v1/runs?check=true", {**wanted, "flags": wrong})
-        assert (answer.status, reason in answer.document["message"]) == (400, True), wrong
-    page = idle.ask("/new").body.decode()
-    assert 'data-flag="memory"' in page
-    assert 'data-flag="task"' not in page
+        answer = idle.post("/api/v1/runs?check=true", {**wanted, "options": wrong})
+        assert (answer.status, reason in answer.document["message"]) == (400, True), (wrong, answer.document)
 
 
 def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> None:
