@@ -149,6 +149,8 @@ class Agent:
         self.port = machine.free_port()
         self.stop_at: float | None = None  # when TERM becomes KILL
         self.give_up_at: float | None = None
+        # Else the run starts without nodes that are missing, and survives the ends of ranks other than 0.
+        self.needs_all = plan.get("absent_seconds") is None
         self.next_sample = 0.0
         self.first_sample = 0.0
         self.sampler = machine.Sampler()
@@ -489,7 +491,7 @@ class Agent:
         last = self.sampler.last(rank.number, usage)
         rank.facts["peak_rss_bytes"] = last["peak_rss_bytes"]
         self._write_resources(self._with_log_sizes([last]))
-        if code and self.state["ended"] is None:
+        if code and self.state["ended"] is None and (self.needs_all or rank.number == 0):
             self.state["first_failed"] = rank.number
             if number == signal.SIGKILL:
                 rank.facts["out_of_memory"] = machine.risen(self.out_of_memory_before, machine.memory_kills())

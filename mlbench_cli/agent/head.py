@@ -50,8 +50,9 @@ MAX_OFFSET = 1 << 50
 class Head:
     """The run's folder, and what this process knows of its nodes."""
 
-    def __init__(self, folder: str, count: int, token: str, idle_seconds: float) -> None:
+    def __init__(self, folder: str, count: int, token: str, idle_seconds: float, *, needs_all: bool = True) -> None:
         self.folder, self.count, self.token = folder, count, token
+        self.needs_all = needs_all  # else nodes that never came are not waited for
         self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
         self.heard = time.monotonic()  # when a message last came
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
@@ -69,7 +70,9 @@ class Head:
             return True
         ends = ("results.json", "gone")
         return all(
-            any(os.path.exists(f"{self.place(node)}/.state/{name}") for name in ends) for node in range(self.count)
+            any(os.path.exists(f"{self.place(node)}/.state/{name}") for name in ends)
+            or (node and not self.needs_all and not os.path.exists(f"{self.place(node)}/.state/courier"))
+            for node in range(self.count)
         )
 
     def look_for_notes(self) -> None:
@@ -200,7 +203,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
             return 0
         known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
         token = str(known["token"]) if known else link.new_token()
-        head = Head(folder, len(plan["nodes"]), token, idle_seconds)
+        head = Head(folder, len(plan["nodes"]), token, idle_seconds, needs_all=plan.get("absent_seconds") is None)
         server = open_server(folder, head, int(known["port"]) if known else 0)
         own = plan["nodes"][0]["address"]
         addresses = [own] if own else list_addresses(plan["interface"]) or ["127.0.0.1"]

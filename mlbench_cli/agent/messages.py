@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         environment: Mapping[str, str]  # of all ranks
         defaults: Mapping[str, str]  # where the user's environment has no such variable
         pin: NotRequired[bool]
+        absent_seconds: NotRequired[float]  # after which the run starts without nodes that are missing
         faults: NotRequired[FaultPlan]
         hub: NotRequired[HubPlan]
 

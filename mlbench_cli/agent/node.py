@@ -159,6 +159,8 @@ class NodeAgent(Agent):
         self._pack()
         self._linger()
         code = max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
+        if self.node and not self.needs_all:
+            return 0  # Kubernetes ends the others if a pod fails
         return code or int(self.state["ended"] == "never_started")
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -187,7 +189,9 @@ class NodeAgent(Agent):
                 key.data()
             now = time.monotonic()
             self._take_lock(now)
-            if self.node == 0 and len(self._present()) == self.count - 1 and len(self.lock_words) == self.count:
+            absent = self.plan.get("absent_seconds")
+            nodes = self.count if absent is None or now < begun + absent else 1 + len(self._present())
+            if self.node == 0 and len(self._present()) == nodes - 1 and len(self.lock_words) == nodes:
                 if problem := self._find_busy():
                     return problem
                 self._go()
@@ -259,7 +263,8 @@ class NodeAgent(Agent):
     def _go(self) -> None:
         """All are there: give the others what all must know, from node 0."""
         present = self._present()
-        names = {0: self.name, **{node: link.name for node, link in present.items()}}
+        names = {node: str(entry["name"] or f"node-{node}") for node, entry in enumerate(self.plan["nodes"])}
+        names |= {0: self.name, **{node: link.name for node, link in present.items()}}
         hosts = [names[node] for _, node in sorted(self.node_of_worker.items())]
         self.port = machine.free_port()
         if present:
@@ -323,6 +328,8 @@ class NodeAgent(Agent):
             link.node, link.name = node, str(message.get("name"))
             link.lock_identity = None if message.get("lock") is None else str(message["lock"])
             link.clock_offset = time.time() - float(message.get("time") or 0.0)
+            if self.hosts is not None:  # it is late
+                link.send({"go": self.hosts, "port": self.port})
         elif "go" in message and self.hosts is None:
             self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
         elif "faults" in message and self.faults is not None and link.node is not None:
@@ -372,6 +379,8 @@ class NodeAgent(Agent):
             self.is_lock_told = False
             self.links = [other for other in self.links if other is not link]
             return
+        if self.node == 0 and not self.needs_all:
+            return
         self.gone.append(link.node)
         lost: Cause = {"why": "lost", "node": link.node, "rank": None, "time": time.time()}
         self.state["first"] = self.state["first"] or lost
@@ -403,7 +412,8 @@ class NodeAgent(Agent):
         if own and not self.state["ended"] and not self.state["first"]:
             rank = self.state["first_failed"]
             self.state["first"] = {"why": why, "node": self.node, "rank": rank, "time": time.time()}
-            self._send_stop()
+            if self.needs_all or self.node == 0:
+                self._send_stop()
         super()._stop(why, min(grace, self.plan["grace"]) if grace else 0)
 
     def _on_exit(self, rank: Rank) -> None:

@@ -112,8 +112,7 @@ class _Judge:
             "is_partial": self.samples.ended is None,
             "scope": {
                 "asked": len(self.names),
-                "answered": sum(state is not State.MISSING for state in self.states.values())
-                - len({self.node_of(rank) for rank, stage in self.samples.silent.items() if stage == "start"}),
+                "answered": len(self._answered()),
                 "ranks_per_node": self.samples.per_node,
                 "shares_machine": self.samples.shares_machine,
                 "measured": [stage for stage in STAGES if stage in measured],
@@ -155,6 +154,11 @@ class _Judge:
             self.states[number] = min(self.states[number], state, key=order.index)
         names = [self.names[number] for number in nodes]
         self.findings.append({"reason": reason, "nodes": names, "state": str(state), "summary": summary, **facts})
+
+    def _answered(self) -> set[int]:
+        """The nodes that came to the start."""
+        late = {self.node_of(rank) for rank, stage in self.samples.silent.items() if stage == "start"}
+        return {number for number, state in self.states.items() if state is not State.MISSING} - late
 
     def _judge_presence(self) -> None:
         heard = {self.node_of(rank) for rank in self.samples.inventories}

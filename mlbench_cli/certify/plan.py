@@ -9,7 +9,6 @@ from mlbench_cli.errors import UsageError
 from task_images.certify import rules
 from task_images.certify.rules import TESTS
 
-_START_SECONDS = {True: 12.0, False: 30.0}  # on one machine, on several
 _DISK_MBPS = 400.0  # assumed
 _RESERVE = 1.25  # of the time of the plan
 _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
@@ -60,8 +59,9 @@ def make_plan(
     rounds = nodes - 1 + nodes % 2
     rounds = rounds if nodes <= 16 or not parameters["matchings"] else min(rounds, int(parameters["matchings"]))
     group = 3.0 if gpu else 0.1
+    start = 8.0 + 1.5 * nodes if one_machine else 30.0  # libraries are loaded; on one machine in turns
     stages = {
-        "drift": _START_SECONDS[one_machine],
+        "drift": start,
         "node": float(parameters["rounds"]) * node * turns,
         "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
         "collectives": 4 * len(parameters["sizes"]) * (group + 0.05 * float(parameters["samples"])),

@@ -64,6 +64,8 @@ def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], default
     }
     if spec.pin:
         plan["pin"] = True
+    if spec.absent_seconds is not None:
+        plan["absent_seconds"] = spec.absent_seconds
     if (faults := plan_faults(spec)) is not None:
         plan["faults"] = faults
     return plan

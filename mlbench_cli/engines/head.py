@@ -127,6 +127,7 @@ class HeadEngine(ABC):
             bool(answer.get("cancel")),
             bool(answer.get("served", True)),
             answer.get("free_bytes"),
+            run.spec.absent_seconds is None,
         )
 
     def _copy_logs(self, run: Run) -> Document:

@@ -63,11 +63,14 @@ class Snapshot:
     is_cancelled: bool = False
     is_served: bool = True  # the head that nodes with disks of their own send to is running
     free_bytes: int | None = None  # of the disk of the run's folder
+    needs_all: bool = True  # else nodes that never came are not waited for once node 0 is done
 
     @property
     def is_over(self) -> bool:
         """Whether all nodes are done."""
-        return self.exists and bool(self.nodes) and all(report.is_over for report in self.nodes.values())
+        waited = [report for report in self.nodes.values() if self.needs_all or report.state is not None]
+        is_begun = self.needs_all or self.nodes.get(0, NodeReport()).state is not None
+        return self.exists and bool(waited) and is_begun and all(report.is_over for report in waited)
 
     @property
     def is_begun(self) -> bool:
@@ -95,7 +98,8 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
         for rank, own in enumerate(facts["ranks"])
     )
     states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
-    seconds = [None if report.state is None else report.state.get("seconds") for report in snapshot.nodes.values()]
+    waited = [report for report in snapshot.nodes.values() if snapshot.needs_all or report.state is not None]
+    seconds = [None if report.state is None else report.state.get("seconds") for report in waited]
     known = ended is not None and bool(seconds) and None not in seconds
     return Observation(
         time=snapshot.time,

@@ -72,7 +72,7 @@ def make_plan(
         "launcher": list(launcher),
         "interface": details.interface,
         "interface_variables": list(INTERFACE_VARIABLES),
-        "meeting_seconds": MEETING_SECONDS,
+        "meeting_seconds": MEETING_SECONDS + (spec.absent_seconds or 0.0),
         "grace": grace,
         "lock": lock,
         "hold_seconds": MACHINES_HOLD_SECONDS,

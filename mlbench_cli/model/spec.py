@@ -239,6 +239,16 @@ class RunSpec:
         return self.workers + beyond if beyond >= 0 else rank // self.processes_per_worker
 
     @property
+    def absent_seconds(self) -> float | None:
+        """How long workers may be missing before the others start without them; None: the run needs all of them.
+
+        Only ranks that do not meet can do so: those of a task with the parameter join_seconds, such as certify. The end
+        of one of them does not end the others, unless it is rank 0.
+        """
+        seconds = self.parameters.get("join_seconds") if self.runs_task_program else None
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    @property
     def runs_task_program(self) -> bool:
         """Whether the ranks run a catalog task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN

@@ -21,10 +21,10 @@ from task_images.contract import Contract, emit
 from task_images.errors import PeerLostError
 from task_images.facts import code_facts, machine_facts
 from task_images.parameters import read_parameters
-from task_images.ranks import name_place
 
 _SLACK = 15.0  # seconds beyond a job's limit at most, for its process to be killed and to say so
 _WATCH_SECONDS = 5.0  # between two looks at healthy peers, at least
+_LATE_SECONDS = 60.0
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -76,13 +76,14 @@ class Coordinator:
     # --- the others -------------------------------------------------------------------------------------------------
 
     def gather(self, listener: socket.socket) -> None:
-        """Accept ranks until all are there, or `join_seconds` after the first have loaded their libraries."""
+        """Accept ranks until all are there, or for a while after the first have loaded their libraries: the agents of
+        several machines have waited for `join_seconds` already."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         deadline = time.monotonic() + self.settings.join_seconds + START_SECONDS
         with self._told:
             while len(self.members) < self.contract.world_size and time.monotonic() < deadline:
                 if self.members:
-                    deadline = min(deadline, time.monotonic() + self.settings.join_seconds)
+                    deadline = min(deadline, time.monotonic() + min(_LATE_SECONDS, self.settings.join_seconds))
                 self._told.wait(max(0, deadline - time.monotonic()))
         for rank in set(range(self.contract.world_size)) - set(self.members):
             self._lose(rank, "start", self.settings.join_seconds)
@@ -166,7 +167,7 @@ class Coordinator:
         """The job for each rank of a group; only the first one's line counts for the group."""
         self._next += 1
         first = self.members[ranks[0]]
-        host = name_place(self.contract, first.node, first.address, int(first.port)).rpartition(":")[0]
+        host = self.contract.master_addr if first.node == 0 else first.address
         shared = {**job, "group": f"group-{self._next}", "store": [host, first.port], "size": len(ranks)}
         shared["limit"] = self.settings.limit_seconds
         return {

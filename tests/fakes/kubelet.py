@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,12 @@ class Container:
 class Kubelet:
     """Runs the pods of every released Job in folders below `folder`; `with Kubelet(server, folder):` ends all of them.
 
-    `broken` are names of pods whose nodes do not start them.
+    The file `down` in it has the indices of pods whose nodes do not start them.
     """
 
     server: KubeApi
     folder: Path
     has_python: bool = True  # whether images do
-    broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._containers: dict[str, Container] = {}
@@ -117,12 +116,13 @@ class Kubelet:
             return
         if "startTime" not in job.get("status", {}):
             job = self.server.put("jobs", {**job, "status": {**job.get("status", {}), "startTime": self.server.now}})
+        down = (self.folder / "down").read_text().split() if (self.folder / "down").exists() else []
         for index in range(spec["completions"]):
             tries = [pod for pod in own if pod.startswith(f"{name}-{index}-")]
             have_failed = all(own[pod].code not in (None, 0) for pod in tries)
             may_retry = len(tries) <= spec.get("backoffLimit", 6) and have_failed
             pod = f"{name}-{index}-{'xyzuvw'[len(tries)]}" if len(tries) < 6 else ""
-            if pod and (not tries or may_retry) and pod not in self.broken:
+            if pod and (not tries or may_retry) and str(index) not in down:
                 self._start(job, pod, index)
         codes = {key: item.code for key, item in own.items() if item.code is not None}
         if "successPolicy" in spec and codes.get(f"{name}-0-x") == 0:

@@ -84,6 +84,11 @@ def srun(words: list[str]) -> int:
         return allocate(options_of(words[:count]), words[count:])
     cut = words.index("--")
     options, command = options_of(words[:cut]), words[cut + 1 :]
+    dead = jobs_folder() / "down"
+    down = dead.read_text().split() if dead.exists() else []
+    if down and "no-kill" not in options:
+        print("srun: error: Node failure", file=sys.stderr)
+        return 1
     with open(options["output"], "ab") as output:
         tasks = [
             subprocess.Popen(
@@ -93,6 +98,7 @@ def srun(words: list[str]) -> int:
                 stderr=output,
             )
             for node in range(int(options["ntasks"]))
+            if str(node) not in down
         ]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun forwards signals; here scancel sends them to all
     return max(abs(task.wait()) for task in tasks)

@@ -15,7 +15,7 @@ from mlbench_cli.agent.link import HEAD
 from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine, do_all, run_in_parallel
+from mlbench_cli.engines.machines.engine import MachinesEngine, run_in_parallel
 from mlbench_cli.engines.observe import Snapshot
 from mlbench_cli.engines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.plan import make_plan, start_command
@@ -51,8 +51,7 @@ class HostsEngine(MachinesEngine):
         (plan,) = submission.documents
         data = json.dumps(plan, sort_keys=True).encode()
         answers = run_in_parallel(lambda channel: self._prepare(run, channel, data), channels)
-        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
-        if errors:
+        if errors := _find_errors(run, answers):
             self._remove_claims(run, channels, answers)
             raise errors[0]
         self._start_head(run)
@@ -65,11 +64,14 @@ class HostsEngine(MachinesEngine):
             return
         if not snapshot.is_served:
             self._start_head(run)
-        if snapshot.is_cancelled or all((report.state or {}).get("started") for report in snapshot.nodes.values()):
+        started = [bool((report.state or {}).get("started")) for report in snapshot.nodes.values()]
+        if snapshot.is_cancelled or all(started) or (started[0] and run.spec.absent_seconds is not None):
             return
         (plan,) = self.render(run.spec).documents
         data = json.dumps(plan, sort_keys=True).encode()
-        do_all(lambda channel: self._prepare(run, channel, data), self._channels(run))
+        answers = run_in_parallel(lambda channel: self._prepare(run, channel, data), self._channels(run))
+        if errors := _find_errors(run, answers):
+            raise errors[0]
         self._start_head(run)
         self._start_agents(run)
 
@@ -106,14 +108,17 @@ class HostsEngine(MachinesEngine):
                 hint=f"mlbench cancel {run.name}",
             )
         text = str(note["text"]).encode()
-        do_all(lambda channel: channel.call("put", text, path=f"{folder}/{HEAD}"), others)
+        answers = run_in_parallel(lambda channel: channel.call("put", text, path=f"{folder}/{HEAD}"), others)
+        if errors := _find_errors(run, [note, *answers]):
+            raise errors[0]
 
     def _start_agents(self, run: Run) -> None:
         """Start each host's agent. Raises NeverStartedError, after cancelling, if one cannot be started."""
         places = list(enumerate(self._channels(run)))
         answers = run_in_parallel(lambda place: self._start(run, *place), places)
+        errors = _find_errors(run, answers)
         for (_, channel), answer in zip(places, answers, strict=True):
-            if isinstance(answer, MlbenchError):
+            if isinstance(answer, MlbenchError) and answer in errors:
                 self.cancel(run)
                 raise NeverStartedError(
                     f"{channel.target.name} could not start {run.name}: {answer.message}", hint=answer.hint
@@ -155,7 +160,8 @@ class HostsEngine(MachinesEngine):
         begun = [report for report in snapshot.nodes.values() if report.state is not None]
         if snapshot.is_cancelled and all(report.is_over for report in begun):
             return replace(observation, ended=Ending.CANCELLED)
-        if len(begun) < len(snapshot.nodes) and begun and all(report.is_over for report in begun):
+        is_short = len(begun) < len(snapshot.nodes) and run.spec.absent_seconds is None
+        if is_short and begun and all(report.is_over for report in begun):
             return replace(observation, ended=Ending.NEVER_STARTED)
         return observation
 
@@ -170,6 +176,16 @@ class HostsEngine(MachinesEngine):
             if not snapshot.nodes[node].has_ended:
                 with suppress(UnreachableError):
                     channel.call("end_processes", folder=self._run_place(run))
+
+
+def _find_errors(run: Run, answers: Sequence[Document | MlbenchError]) -> list[MlbenchError]:
+    """The errors of hosts, of the first one first. Some runs start without hosts that cannot be reached."""
+    return [
+        answer
+        for number, answer in enumerate(answers)
+        if isinstance(answer, MlbenchError)
+        and (number == 0 or run.spec.absent_seconds is None or not isinstance(answer, UnreachableError))
+    ]
 
 
 def _allow_open_files(count: int) -> None:

@@ -87,11 +87,11 @@ def _has_just_ended(states: Sequence[WorkerState], now: float) -> bool:
 
 
 def start_limit(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState]) -> float | None:
-    """When a run is given up unless all its workers have started, in seconds since 1970; None once they have.
+    """When a run is given up unless all workers that it needs have started, in seconds since 1970; None once they have.
 
     Counted from the release of the Job; where a queue releases it, from its creation.
     """
-    if all(state.started is not None for state in states):
+    if all(state.started is not None for state in states[: None if spec.absent_seconds is None else 1]):
         return None
     begun = seconds(job.get("status", {}).get("startTime"))
     if queue_of(job) is not None:

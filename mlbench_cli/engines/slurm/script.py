@@ -135,6 +135,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
         f"--time={format_time(wall_seconds(spec, details))}",
         *(["--exclusive"] if details.exclusive else []),
         *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+        *([] if spec.absent_seconds is None else ["--no-kill"]),  # a node that fails does not end the job
         "--no-requeue",
         "--export=ALL",
         "--open-mode=append",
@@ -146,6 +147,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
 def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
     """srun's options: every rank's end is our agents' business, and no CPU of a node is taken from its ranks."""
     words = [f"--nodes={spec.workers}", f"--ntasks={spec.workers}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    words += [] if spec.absent_seconds is None else ["--no-kill"]
     words += ["--cpu-bind=none", "--export=ALL", f"--output={details.folder}/runs/{spec.name}/step.log"]
     words += [] if spec.cpus is None else [f"--cpus-per-task={int(spec.cpus)}"]
     if spec.image is not None and details.container == "pyxis":

@@ -33,6 +33,9 @@ case " $* " in
   *" stranger "*) echo "Host key verification failed." >&2; exit 255 ;;
 esac
 for word; do host=$command command=$word; done
+if [ -e "$LAB_HOMES/$host.down" ]; then
+  echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255
+fi
 export HOME="$LAB_HOMES/$host"
 mkdir -p "$HOME"
 exec sh -c "$command"
@@ -56,6 +59,16 @@ class EngineLab(Lab):
         if self.kind == "kubernetes":
             return [pod_folder(run.name, unit) / "nodes" for unit in range(run.spec.workers)]
         return [folder / "runs" / run.name / "nodes" for folder in self._folders]
+
+    def take_down(self, node: int) -> None:
+        """A machine on which nothing starts."""
+        if self.kind == "hosts":
+            Path(os.environ["LAB_HOMES"]).mkdir(exist_ok=True)
+            Path(os.environ["LAB_HOMES"], f"{HOSTS[node]}.down").touch()
+        else:
+            folder = os.environ["LAB_PODS"] if self.kind == "kubernetes" else Path(os.environ["SLURM_CONF"]).parent
+            Path(folder).mkdir(exist_ok=True)
+            Path(folder, "down").write_text(str(node))
 
     def processes(self, run: Run) -> list[int]:
         """Live processes of the run's ranks, by node."""

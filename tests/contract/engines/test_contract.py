@@ -334,3 +334,19 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     assert document["nodes"][2]["reasons"][0] == "no_answer"
     assert finished.result is not None
     assert find_problems(run.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"])
+def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_measured(lab: EngineLab) -> None:
+    lab.take_down(2)
+    changes = {"stages": ["drift", "pairs"], "join_seconds": 10.0, "rounds": 1}
+    parameters = load_task("certify").resolve("tiny", changes)
+    argv = ("python", "-m", "task_images.certify")
+    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
+    supervise.follow(run, lab.engine, lab.store)
+    document = json.loads((run.folder / "certificate.json").read_text())
+    assert [(node["state"], node["reasons"]) for node in document["nodes"]][2] == ("missing", ["no_answer"])
+    assert (document["scope"]["answered"], document["is_partial"]) == (2, False)
+    assert "pairs" in document["scope"]["measured"]
+    assert find_problems(run.folder) == []
