@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.engines.environment import contract_environment, thread_variables
-from mlbench_cli.engines.kubernetes.fabrics import CLAIM, PodFabric, choose_fabric
+from mlbench_cli.engines.kubernetes.fabrics import claims_cards, fabric_patch
 from mlbench_cli.engines.kubernetes.pods import (
     HEAD,
     LOST_NODE,
@@ -93,11 +93,19 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     documents = (
         document for kind, given in wanted for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given)
     )
-    return tuple(_patch_pods(document, spec.pods.pod_patch) for document in documents)
+    fabric = fabric_patch(spec)
+    return tuple(_patch_pods(_add_fabric(document, fabric), spec.pods.pod_patch) for document in documents)
 
 
 # What of a patch also holds for the head, which has another container, and runs on another sort of machine.
 OF_ALL_PODS = ("securityContext", "priorityClassName", "imagePullSecrets", "serviceAccountName")
+
+
+def _add_fabric(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with what the pods of workers need for their fast network; servers and the head need none of it."""
+    if not patch or document["kind"] != "Job" or role_of(document) is not None:
+        return document
+    return {**document, "spec": {**document["spec"], "template": _merge(document["spec"]["template"], patch)}}
 
 
 def _patch_pods(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
     # Kueue books machines itself, for the runs of its queues.
     optional = {
         "networkpolicy": options.network_policy,
-        "claim": choose_fabric(spec).claimed_cards > 0,
+        "claim": claims_cards(spec),
         "provisioning": options.provisioning_class is not None and options.queue is None,
     }
     return optional.get(kind, True)
@@ -223,7 +231,7 @@ def holders(spec: RunSpec) -> tuple[int, ...]:
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
-    options, fabric = spec.pods, choose_fabric(spec)
+    options = spec.pods
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
@@ -246,7 +254,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
             **SAFE_TO_EVICT,
             **NO_MESH_ANNOTATIONS,
             **_booking(spec),
-            **fabric.annotations,
         },
         "runtime_class": options.runtime_class,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
@@ -271,15 +278,9 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "tolerations": list_tolerations(spec),
         "anti_affinity": anti_affinity(spec),
         "pod_security": pod_security(spec),
-        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if fabric.pins_memory else {})},
-        "sidecars": fabric.sidecars,
-        "fabric_volumes": fabric.volumes,
-        "fabric_mounts": fabric.mounts,
-        "claim": CLAIM if fabric.claimed_cards else None,
-        "claimed_cards": fabric.claimed_cards,
         "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],
-        "environment": _literals(_environment(spec, fabric, thread_variables(spec))),
+        "environment": _literals(_environment(spec, thread_variables(spec))),
         "requests": resource_requests(spec),
         "limits": resource_limits(spec),
         "shm": options.shm,
@@ -323,13 +324,8 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
         "data_claim": None,
         "runtime_class": None,
         "anti_affinity": anti_affinity(spec, of_server=True),
-        "capabilities": {"drop": ["ALL"]},
-        "sidecars": (),
-        "fabric_volumes": (),
-        "fabric_mounts": (),
-        "claim": None,
         "environment": {
-            **_literals(_environment(spec, PodFabric(), thread_variables(server))),
+            **_literals(_environment(spec, thread_variables(server))),
             "MLBENCH_FIRST_UNIT": str(spec.workers),
         },
         "requests": resource_requests(server),
@@ -392,7 +388,7 @@ def _check(spec: RunSpec) -> None:
         )
 
 
-def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -> dict[str, str]:
+def _environment(spec: RunSpec, threads: Mapping[str, str]) -> dict[str, str]:
     """Defaults, then the user's variables, then the contract, which cannot be overridden.
 
     The agent adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
@@ -405,7 +401,6 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         "TRITON_CACHE_DIR": "/tmp/.cache/triton",
         "PYTHONUNBUFFERED": "1",
         **threads,
-        **fabric.environment,
         **_nominal_fabric(spec),
         **spec.env,
         **contract_environment(spec, None, pod_host(spec, 0), str(PORT)),
