@@ -50,6 +50,7 @@ AT_START = "chosen at start"  # placeholder in render() for facts known only at 
 # servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
 FOREIGN_PREFIXES = (
     *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "HYDRA_", "JSM_NAMESPACE_"),
+    *("HYDI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
     *("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MPI_", "SLURM_PMI", "SRUN_", "FLUX_TASK_", "ALPS_APP_"),
 )
 FOREIGN_VARIABLES = frozenset(
@@ -58,6 +59,7 @@ FOREIGN_VARIABLES = frozenset(
         *("SLURM_NTASKS_PER_NODE", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_DISTRIBUTION", "SLURM_LAUNCH_NODE_IPADDR"),
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CROSS_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
         *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "PMI2_RANK", "MPIRUN_RANK"),
+        "TF_CONFIG",
     )
 )
 

@@ -282,6 +282,7 @@ class Server:
         self.version: str | None = None  # MAJOR.MINOR
         self.allocatable: dict[str, str] = {}
         self.runtime_class: str | None = None
+        self.device_classes: list[str] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -300,6 +301,10 @@ class Server:
                 if self.path == "/version" and server.version:
                     major, _, minor = server.version.partition(".")
                     self._answer(200, {"major": major, "minor": minor, "gitVersion": f"v{server.version}.1"})
+                elif server.device_classes and self.path == "/apis/resource.k8s.io":
+                    self._answer(200, {"preferredVersion": {"groupVersion": "resource.k8s.io/v1"}})
+                elif self.path == "/apis/resource.k8s.io/v1/deviceclasses":
+                    self._answer(200, {"items": [{"metadata": {"name": name}} for name in server.device_classes]})
                 elif self.path == f"/apis/node.k8s.io/v1/runtimeclasses/{server.runtime_class}":
                     self._answer(200, {"kind": "RuntimeClass", "metadata": {"name": server.runtime_class}})
                 elif self.path.partition("?")[0] != "/api/v1/nodes":
@@ -480,6 +485,17 @@ def test_workers_with_gpus_get_the_runtime_class_of_the_cluster(
     run = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
     job = mlbench(*run, *words).json["submissions"][0]["documents"][0]
     assert job["spec"]["template"]["spec"].get("runtimeClassName") == expected
+
+
+def test_gpus_that_are_offered_by_dynamic_resource_allocation_only_are_named(mlbench: Any, api: Server) -> None:
+    api.provider_id, api.version, api.allocatable = "aws:///a/i-1", "1.35", {"cpu": "8"}
+    api.device_classes = ["cpu.example.com", "gpu.nvidia.com"]
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert done.code == 0
+    assert "offer GPUs only by dynamic resource allocation (gpu.nvidia.com)" in done.err
+    api.allocatable = {"cpu": "8", "nvidia.com/gpu": "1"}  # a device plugin beside it will do
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert "dynamic resource allocation" not in done.err
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
