@@ -246,6 +246,7 @@ def _log_edits() -> Iterator[Edit]:
         lambda f: f.append(
             0, {"v": 1, "event": "metric", "rank": 0, "time": time(f), "name": "train_loss", "value": 0.0}
         ),
+        reason="a program may go on reporting, and no figure rests on it",
     )
     yield Edit("log: a year before the run", shift(-YEAR))
     yield Edit("log: a day after the run", shift(86400.0))
@@ -300,7 +301,8 @@ def _observation_edits() -> Iterator[Edit]:
         "observation: 64 workers", of(lambda d: d.update(workers=[{**d["workers"][0], "rank": r} for r in range(64)]))
     )
     yield Edit("observation: rank 0 twice", lambda f: f.worker(1, rank=0))
-    yield Edit("observation: failed with exit code 0", lambda f: f.worker(1, phase="failed"))
+    why = "the exit code decides; the phase is only shown"
+    yield Edit("observation: failed with exit code 0", lambda f: f.worker(1, phase="failed"), reason=why)
     yield Edit("observation: exit code 1", lambda f: f.worker(1, exit_code=1, phase="failed"))
     for seconds in (3600.0, -3600.0, 5.0, -5.0):
         yield Edit(f"observation: the clock stepped by {seconds:+g} s", of(step(seconds)))
@@ -390,7 +392,8 @@ def _combined_edits() -> Iterator[Edit]:
 
     yield Edit("a small run relabeled as the benchmark's", relabel)
     yield Edit("two lines of log, nothing else", two_lines)
-    yield Edit("half the time in every field of the result", halve)
+    why = "a clock may stop at the goal while the training and its metrics go on"
+    yield Edit("half the time in every field of the result", halve, reason=why)
 
 
 def _reported(change: Callable[[Document], object]) -> Callable[[Forged], object]:
