@@ -29,4 +29,5 @@ def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable
         started,
         parse_expected(str(spec.parameters.get("expect") or "")),
         least_dip=float(dip) if isinstance(dip, int | float) else rules.LEAST_DIP,
+        recheck=rules.read_recheck(str(spec.parameters.get("recheck") or "")),
     )

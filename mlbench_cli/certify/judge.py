@@ -54,6 +54,7 @@ REASONS = (
     *("link_slow", "boundary_slow", "transport_fallback", "below_expected"),
 )
 Document = dict[str, Any]
+_NOBODY = rules.Recheck()
 
 
 def judge(
@@ -63,12 +64,14 @@ def judge(
     expected: Sequence[Mapping[str, Any]] = (),
     *,
     least_dip: float = rules.LEAST_DIP,
+    recheck: rules.Recheck = _NOBODY,
 ) -> Document:
     """The certificate of nodes with these `names`, in the order of their numbers; `started`: whether their workers did.
 
-    `expected` are published figures of such a cluster. `least_dip` is the shortest disturbance to outlast in seconds.
+    `expected` are published figures of such a cluster. `least_dip` is the mean length of disturbances to outlast, in
+    seconds. `recheck`: who was suspected before.
     """
-    return _Judge(samples, names, started, expected, least_dip).document()
+    return _Judge(samples, names, started, expected, least_dip, recheck).document()
 
 
 class _Judge:
@@ -79,8 +82,10 @@ class _Judge:
         started: Sequence[bool],
         expected: Sequence[Mapping[str, Any]],
         least_dip: float,
+        recheck: rules.Recheck,
     ) -> None:
         self.samples, self.names, self.expected, self.least_dip = samples, names, expected, least_dip
+        self.recheck = recheck
         self.states = {number: State.OK if started[number] else State.MISSING for number in range(len(names))}
         self.findings: list[Document] = []
         self.notes: list[str] = []  # why the cluster cannot be accepted
@@ -89,6 +94,9 @@ class _Judge:
         self.explained: pairs.Explanation | None = None
         self.dip = least_dip
         self.rejected: list[str] = []
+
+    def _name_of(self, test: str, unit: int) -> str:
+        return self.names[unit if test == "network" else self.node_of(unit)]
 
     def node_of(self, rank: int) -> int:
         return rank // self.samples.per_node
@@ -335,6 +343,8 @@ class _Judge:
         needed = rules.span_needed(self.dip, len(suspects))
         for test, who, effect in suspects:
             moments = series[(test, who)]
+            if [self._name_of(test, unit) for unit in who] == [self.recheck.node] and test in self.recheck.tests:
+                moments = [(since + self.recheck.seconds, is_slow) for since, is_slow in moments]
             found = rules.confirm(moments, len(suspects), needed)
             span = moments[found.of - 1][0] if found.of else 0.0
             self._conclude(test, who, effect, found, span, needed)

@@ -13,6 +13,7 @@ span       A disturbance that lasts makes moments dependent. If it ends after a 
 """
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,24 @@ def need(moments: int, level: float) -> int:
         if tail > level:
             return heads + 1
     return 0
+
+
+class Recheck(NamedTuple):
+    """Who was a suspect in which tests some seconds before this certificate: that counts for the span."""
+
+    node: str = ""
+    tests: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def read_recheck(text: str) -> Recheck:
+    """The parameter of a run; nobody if it says nothing sensible."""
+    try:
+        row = json.loads(text) if text else {}
+        seconds = float(row.get("seconds", 0.0))
+        return Recheck(str(row.get("node", "")), tuple(map(str, row.get("tests", ()))), max(0.0, min(seconds, 1e9)))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return Recheck()
 
 
 class Confirmation(NamedTuple):

@@ -323,7 +323,8 @@ class Coordinator:
             for series in by_peer.values()
         ]
         back = map(rules.way_back, self._moments.values())
-        return rules.span_needed(max([self.settings.least_dip_seconds, *dips, *back]), len(self._cases))
+        needed = rules.span_needed(max([self.settings.least_dip_seconds, *dips, *back]), len(self._cases))
+        return max(0.0, needed - rules.read_recheck(self.settings.recheck).seconds)
 
     @property
     def _pause(self) -> float:
