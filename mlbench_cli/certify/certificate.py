@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from mlbench_cli.results.report.render import make_environment, render_page
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
-from mlbench_cli.util.text import counted
-from task_images.certify.rules import LEAST_DIP, TESTS
+from mlbench_cli.util.text import counted, shorten
+from mlbench_cli.util.times import parse_timestamp
+from task_images.certify.rules import LEAST_DIP, PEERS, TESTS, read_recheck, span_needed
 
 ARCHIVE = "archive.zip"
+RECHECK_SECONDS = 240.0  # that the confirmation of a recheck takes at least
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
 _HEADLINES = {
     "accepted": "Accepted",
@@ -52,6 +55,12 @@ class Certificate:
         return cls(document, archive.run, archive_digest(archive))
 
     @property
+    def rechecked(self) -> Mapping[str, Any] | None:
+        """The node that was measured again after an earlier certificate, if this certificate is about one."""
+        asked = read_recheck(str(self.run["spec"]["parameters"].get("recheck") or "")).node
+        return next((node for node in self.document["nodes"] if node["node"] == asked), None)
+
+    @property
     def bad(self) -> list[Mapping[str, Any]]:
         """The nodes to return."""
         return [node for node in self.document["nodes"] if State(node["state"]).is_bad]
@@ -68,6 +77,8 @@ class Certificate:
             return NeverStartedError.exit_code
         if self.bad or self.document["verdict"] == "rejected":
             return TaskFailedError.exit_code
+        if self.rechecked is not None and not self.document["is_partial"]:
+            return 0 if self.rechecked["state"] == "ok" else CannotTellError.exit_code
         return 0 if self.document["verdict"] == "accepted" else CannotTellError.exit_code
 
     @property
@@ -75,6 +86,8 @@ class Certificate:
         """The verdict as a sentence."""
         word = _HEADLINES[self.document["verdict"]]
         partial = "partial: " if self.document["is_partial"] else ""
+        if self.rechecked is not None:
+            return f"{partial}{self.rechecked['node']} is {self.rechecked['state'].replace('_', ' ')}"
         if self.document["verdict"] == "accepted_without":
             return f"{word} {len(self.bad)} of {counted(len(self.document['nodes']), self.unit)}"
         return f"{partial}{word}: {self.document['reason']}"
@@ -138,12 +151,13 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
-    """What has changed for each node since an earlier certificate of the same hardware."""
+    """What has changed for each node since an earlier certificate of the same hardware; after a recheck, for those that
+    were measured again."""
     before = {node["node"]: node["state"] for node in old.document["nodes"]}
     after = {node["node"]: node["state"] for node in new.document["nodes"]}
     rows = []
     order = [str(state) for state in State]
-    for name in sorted(before.keys() | after.keys()):
+    for name in sorted(after.keys() if new.rechecked is not None else before.keys() | after.keys()):
         was, now = before.get(name), after.get(name)
         if was == now:
             continue
@@ -153,6 +167,32 @@ def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
             change = "worse" if order.index(now) < order.index(was) else "recovered"
         rows.append({"node": name, "change": change, "before": was, "now": now})
     return rows
+
+
+def plan_recheck(earlier: Certificate, node: str) -> dict[str, Any]:
+    """The parameter recheck: `node`, the tests in which it was a suspect, for how long that counts, and the machines to
+    measure. Raises UsageError if it is not in the certificate, or too few healthy nodes are."""
+    if earlier.run["spec"]["engine"] == "local":
+        raise UsageError("The earlier certificate is of workers on this machine: none of them can be measured again.")
+    names = [item["node"] for item in earlier.document["nodes"]]
+    if node not in names:
+        raise UsageError(
+            f"The earlier certificate has no node {shorten(node)}.",
+            hint=f"It has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}",
+        )
+    healthy = [item["node"] for item in earlier.document["nodes"] if item["state"] == "ok" and item["node"] != node]
+    if len(healthy) < PEERS:
+        raise UsageError(f"{len(healthy)} nodes of the earlier certificate are ok, and {PEERS} are needed beside it.")
+    found = [item for item in earlier.document["findings"] if node in item["nodes"] and "confirmed" in item]
+    ended = parse_timestamp(earlier.run["created"]) + float(earlier.document["scope"]["seconds"] or 0.0)
+    most = span_needed(earlier.document["method"]["least_dip_seconds"], 1) - RECHECK_SECONDS
+    return {
+        "node": node,
+        "tests": sorted({item["test"] for item in found}),
+        "seconds": round(max(0.0, min(time.time() - ended, most))) if found else 0,
+        "nodes": [*healthy[:PEERS], node],
+        "certificate": earlier.digest,
+    }
 
 
 def require_same_hardware(old: Certificate, new: Certificate) -> None:

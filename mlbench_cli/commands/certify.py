@@ -1,7 +1,8 @@
 """`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
 
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
+RECHECKED = ("node", "pairs")
 PARTIAL_SECONDS = 60.0  # for a run that was stopped here to complete its archive; Ctrl-C again does not wait
 
 
@@ -51,6 +53,10 @@ def certify(
     like: Annotated[
         Path | None,
         typer.Option("--like", metavar="ARCHIVE", help="archive of an earlier certificate to compare nodes with"),
+    ] = None,
+    recheck: Annotated[
+        str | None,
+        typer.Option("--recheck", metavar="NODE", help="measure NODE of --like again, beside three nodes that were ok"),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -91,8 +97,9 @@ def certify(
         return _conclude(_find_archive(client, archive), out, key, _read_earlier(like), output)
     if cluster is None:
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
-    request, plan = _plan(client, cluster, level, nodes, hours, budget, expect, only, gpu)
     earlier = _read_earlier(like)
+    suspect = None if recheck is None else _plan_recheck(recheck, earlier, cluster, nodes)
+    request, plan = _plan(client, cluster, level, nodes, hours, budget, expect, only, gpu, suspect)
     launch = client.prepare(request)
     launch.render()
     console.note(_describe(plan, cluster, level))
@@ -125,6 +132,21 @@ def _read_earlier(path: Path | None) -> "Certificate | None":
     return None if path is None else read_certificate(path)
 
 
+def _plan_recheck(node: str, earlier: "Certificate | None", cluster: str, nodes: int | None) -> Mapping[str, Any]:
+    from mlbench_cli.certify.certificate import plan_recheck
+
+    if earlier is None:
+        raise UsageError(
+            "--recheck needs the certificate in which the node was a suspect.",
+            hint=f"mlbench certify {cluster} --recheck {node} --like certificate/archive.zip",
+        )
+    if nodes is not None:
+        raise UsageError("--recheck measures the node and three others: leave out --nodes.")
+    if earlier.run["spec"]["cluster"] != cluster:
+        raise UsageError(f"The earlier certificate is of the cluster {earlier.run['spec']['cluster']}.")
+    return plan_recheck(earlier, node)
+
+
 def _plan(
     client: Client,
     cluster: str,
@@ -135,6 +157,7 @@ def _plan(
     expect: Path | None,
     only: Sequence[str] | None,
     gpu: bool,
+    suspect: Mapping[str, Any] | None,
 ) -> tuple[Request, Plan]:
     """What will run. Raises UsageError, NotFoundError for what contradicts itself."""
     from mlbench_cli.tasks.catalog import load_task
@@ -145,6 +168,8 @@ def _plan(
         raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
     if hours is not None and (level != "soak" or not 0 < hours <= 720):
         raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
+    if suspect is not None:
+        nodes, only = len(suspect["nodes"]), only or RECHECKED
     found = client.store.cluster(cluster)
     known = LOCAL_NODES if found.provider == "local" else cluster_nodes(found.details)
     if nodes is None and known is None:
@@ -155,6 +180,8 @@ def _plan(
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
     if only:
         changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
+    if suspect is not None:
+        changes["recheck"] = json.dumps(suspect, separators=(",", ":"))
     figures = expectations.read_expectations(expect) if expect is not None else []
     if figures:
         changes["expect"] = json.dumps(figures, separators=(",", ":"), default=str)
@@ -251,6 +278,10 @@ def _conclude(source: Path, out: Path | None, key: Path | None, earlier: "Certif
         others = "; ".join(f"{value or 'absent'} on {', '.join(names)}" for value, names in key_of["others"].items())
         console.note(f"drift:{key_of['key']}: {key_of['usual'] or 'absent'}, but {others}")
     console.note(certificate.sureness)
+    for node in certificate.watched if certificate.run["spec"]["engine"] != "local" else ():
+        archive = shlex.quote(str(folder / "archive.zip"))
+        words = f"mlbench certify {certificate.run['spec']['cluster']} --recheck {shlex.quote(node['node'])}"
+        console.note(f"To decide about {node['node']} later: {words} --like {archive}")
     for command in certificate.commands():
         console.note(f"For you to run: {command}")
     console.next_step(f"mlbench verify {folder / 'archive.zip'}")

@@ -37,10 +37,15 @@ def share_pods(spec: RunSpec) -> list[NodeShare]:
 
 
 def share_hosts(hosts: Sequence[HostRecord], spec: RunSpec) -> list[NodeShare]:
-    """Nodes on these hosts: as mpirun does, the slots of one host before those of the next.
+    """Nodes on these hosts: as mpirun does, the slots of one host before those of the next. Workers that test their
+    hosts have one each.
 
     Parameter servers run beside the workers, in turn. Raises CapacityError if there are not enough slots.
     """
+    if names := spec.chosen_nodes:
+        hosts = sorted((host for host in hosts if host["name"] in names), key=lambda host: names.index(host["name"]))
+    if spec.absent_seconds is not None:
+        hosts = [{**host, "slots": 1} for host in hosts]
     shares = _place_workers(hosts, spec.workers)
     return _add_servers(shares, spec, range(len(shares)))
 

@@ -249,6 +249,16 @@ class RunSpec:
         return float(seconds) if isinstance(seconds, int | float) else None
 
     @property
+    def chosen_nodes(self) -> tuple[str, ...]:
+        """The machines that the run must have, by name, its first worker on the first one; empty: any. Those of the
+        parameter recheck of the task certify."""
+        text = self.parameters.get("recheck") if self.runs_task_program else None
+        try:
+            return tuple(map(str, json.loads(str(text)).get("nodes", ()))) if text else ()
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return ()
+
+    @property
     def runs_task_program(self) -> bool:
         """Whether the ranks run a catalog task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN

@@ -277,6 +277,10 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "node_selector": dict(options.node_selector),
         "tolerations": list_tolerations(spec),
         "anti_affinity": anti_affinity(spec),
+        "chosen_nodes": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+            for name in spec.chosen_nodes
+        ],
         "pod_security": pod_security(spec),
         "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],

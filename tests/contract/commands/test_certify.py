@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
+from tests.contract.engines.labs import install_commands
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
@@ -153,6 +156,29 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
     assert "partial: Cannot tell" in (tmp_path / "cut/certificate.html").read_text()
 
 
+@pytest.mark.slow
+def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    names = [f"m{number}" for number in range(5)]
+    hosts = [{"name": name, "login": name, "slots": 8, "address": "127.0.0.1", "interface": "lo"} for name in names]
+    details = {"folder": "~/far", "python": sys.executable, "hosts": hosts}
+    Store().record_cluster(Cluster("lab", "hosts", details=details))
+    options = ["--set", "stages=drift", "--preset", "tiny", "--yes", "--share-machine"]
+    assert run(["run", "t", "5", "--cluster", "lab", "--task", "certify", *options]) == 0
+    assert run(["certify", "--archive", "t-5", "--out", "first"]) == 9
+    again = ["certify", "lab", "--like", "first/archive.zip", "--only", "drift", "--yes"]
+    assert run([*again, "--recheck", "m9"]) == 2
+    assert "no node m9" in capsys.readouterr().err
+    assert run([*again, "--recheck", "m1", "--out", "second"]) == 0
+    assert "m1 is ok" in capsys.readouterr().out
+    found = json.loads(Path("second/certificate.json").read_text())
+    assert [node["node"] for node in found["nodes"]] == ["m0", "m2", "m3", "m1"]
+    assert json.loads(Path("second/changes.json").read_text())["changes"] == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -170,6 +196,7 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
         (["local", "--key", "absent"], "There is no key absent."),
+        (["local", "--recheck", "n1"], "--recheck needs the certificate in which the node was a suspect."),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(capsys: Captured, words: list[str], said: str) -> None:
