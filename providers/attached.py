@@ -104,8 +104,8 @@ def _absolute_kubeconfig(kubeconfig: Path | None) -> Path | None:
     listed = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     if kubeconfig is None and (len(listed) > 1 or uses_service_account(None)):
         return None
-    found = kubeconfig or (Path(listed[0]) if listed else Path.home() / ".kube" / "config")
-    return found.expanduser().absolute()
+    found = kubeconfig or (Path(listed[0]) if listed else Path("~/.kube/config"))
+    return Path(os.path.expanduser(found)).absolute()
 
 
 def role_manifests(namespace: str) -> list[dict[str, object]]:

@@ -45,7 +45,7 @@ def data_folder(contract: Contract) -> Path:
     """The run's data folder, or mlbench's own below $XDG_CACHE_HOME (~/.cache). It may not exist yet."""
     if contract.data_dir:
         return Path(contract.data_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlbench", "datasets")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlbench", "datasets")
 
 
 def writable_folder(folder: Path) -> Path:

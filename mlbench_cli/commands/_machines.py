@@ -1,5 +1,6 @@
 """What the commands about machines without Kubernetes share."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,7 @@ def find_ssh_config(text: str | None) -> str | None:
     NotFoundError or UsageError."""
     if text is None:
         return None
-    path = Path(text).expanduser().absolute()
+    path = Path(os.path.expanduser(text)).absolute()
     read_text_file(path, "--ssh-config")
     return str(path)
 

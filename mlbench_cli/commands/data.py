@@ -107,7 +107,7 @@ def prepare(
     urls = [path for path in import_files or [] if "://" in path]
     for url in urls:
         _check_url(url, task)
-    paths = [Path(path).expanduser() for path in import_files or [] if path not in urls]
+    paths = [Path(os.path.expanduser(path)) for path in import_files or [] if path not in urls]
     if claim is not None:
         if paths:
             raise UsageError(
@@ -123,7 +123,7 @@ def prepare(
     if cluster is not None:
         raise UsageError("--cluster requires --claim; without --claim, data are prepared on this machine.")
     if data_dir is not None:
-        data_dir = data_dir.expanduser().absolute()
+        data_dir = Path(os.path.expanduser(data_dir)).absolute()
         make_folder(data_dir)
     for path in paths:
         _import_file(path, data_dir, task)

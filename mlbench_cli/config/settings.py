@@ -15,7 +15,7 @@ UNREACHABLE_SECONDS = 900.0  # longer than an upgrade of a zonal GKE control pla
 def data_dir() -> Path:
     """The folder of the store and the runs' archives; created if missing."""
     home = os.environ.get("MLBENCH_HOME")
-    path = Path(home).expanduser().absolute() if home else _user_dir("user_data_dir")
+    path = _named_dir(home) if home else _user_dir("user_data_dir")
     if not _is_text(str(path)):
         raise UsageError(
             f"The name of the data directory {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
@@ -33,7 +33,7 @@ def data_dir() -> Path:
 def config_dir() -> Path:
     """The folder of user-editable files: remembered answers, price table."""
     home = os.environ.get("MLBENCH_HOME")
-    return Path(home).expanduser().absolute() if home else _user_dir("user_config_dir")
+    return _named_dir(home) if home else _user_dir("user_config_dir")
 
 
 def store_patience() -> float:
@@ -78,10 +78,17 @@ def _is_text(name: str) -> bool:
     return True
 
 
+def _named_dir(home: str) -> Path:
+    path = os.path.expanduser(home)
+    if path.startswith("~"):
+        raise UsageError(f"MLBENCH_HOME is {home[:200]}, and there is no such home folder.", hint="Name a whole path.")
+    return Path(path).absolute()
+
+
 def _user_dir(kind: str) -> Path:
     import appdirs
 
-    if Path("~").expanduser() == Path("~") and not os.environ.get("XDG_DATA_HOME"):  # nor an entry in passwd
+    if os.path.expanduser("~") == "~" and not os.environ.get("XDG_DATA_HOME"):  # nor an entry in passwd
         raise UsageError(
             "This user has no home folder: HOME is not set, and there is no entry for the user in passwd.",
             hint="Set MLBENCH_HOME to a folder that you may write to.",

@@ -139,9 +139,9 @@ def _load(
 
 def _files(path: str | Path | None) -> list[Path]:
     if path is not None:
-        return [Path(path).expanduser()]
+        return [Path(os.path.expanduser(path))]
     listed = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return [file for file in listed if file.exists()] or listed[:1] or [Path.home() / ".kube" / "config"]
+    return [file for file in listed if file.exists()] or listed[:1] or [Path(os.path.expanduser("~/.kube/config"))]
 
 
 def _merge(files: list[Path]) -> _Merged:
@@ -172,7 +172,7 @@ def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, ob
 
 def _read_yaml(file: Path) -> dict[str, object]:
     try:
-        document = read_yaml(read_regular(file, MAX_BYTES), f"The kubeconfig {file}")
+        document = read_yaml(read_regular(file, MAX_BYTES), f"The kubeconfig {file}", repeated_keys=True)
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no kubeconfig {file}.", hint="Set KUBECONFIG, or name the file with --kubeconfig."

@@ -4,6 +4,7 @@ Name, cluster, task (or image and command), preset, data folder, device, numbers
 of one's own whether the command runs on all workers.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +209,7 @@ def _ask_folder(request: Request, is_local: bool) -> Request:
         return request
 
     def read(answer: str) -> str:
-        folder = str(Path(answer).expanduser().absolute())
+        folder = str(Path(os.path.expanduser(answer)).absolute())
         missing = files.list_missing(folder)
         if not Path(folder).is_dir() or missing:
             raise UsageError(f"There is no {missing[0]} in {folder}." if missing else f"There is no folder {folder}.")

@@ -51,7 +51,7 @@ class DataFiles(NamedTuple):
             return [Path(data_dir, folder) for folder in self.folders]
         if not self.default_folder:
             return []
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlbench", "datasets")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlbench", "datasets")
         return [cache / folder for folder in self.folders]
 
 

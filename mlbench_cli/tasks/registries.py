@@ -88,7 +88,7 @@ def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
 
 def docker_folder() -> Path:
     """The folder of Docker's settings and logins; it may not exist."""
-    return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    return Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"))
 
 
 def find_docker_login(host: str) -> Login | None:

@@ -49,7 +49,7 @@ def use_task_path(path: str | None) -> bool:
 def _require_tasks(path: str) -> Path:
     """The catalog in the folder, absolute."""
     try:
-        file = Path(path).expanduser().absolute() / CATALOG
+        file = Path(os.path.expanduser(path)).absolute() / CATALOG
         is_there = file.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, or the home of an unknown user
         raise UsageError(f"{path!r} is not a folder: {error}.") from None

@@ -7,11 +7,14 @@ from mlbench_cli.errors import UsageError
 MAX_DEPTH = 500  # of nested lists and mappings: the C parser is recursive and would overflow the stack
 
 
-def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: bool = False) -> Any:
+def read_yaml(
+    text: str | bytes, subject: str | None = None, *, dates_as_text: bool = False, repeated_keys: bool = False
+) -> Any:
     """The value of one YAML document. Uses libyaml if PyYAML was built with it, because it is ten times as fast.
 
     subject        what the text is, for the error: "values.yaml"
     dates_as_text  keep 2026-01-02 as a string, as Helm does, instead of parsing a date
+    repeated_keys  the last of several values of a key counts, as for kubectl; else they are refused
 
     Raises UsageError.
     """
@@ -34,7 +37,7 @@ def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: b
             return mapping
 
     try:
-        _refuse_depth(yaml.parse(text, base))
+        _check_events(yaml.parse(text, base), repeated_keys)
         return yaml.load(text, Loader)
     # PyYAML's constructors do not catch Python's errors for, say, "!!float ''" or a date in the year 0.
     except (
@@ -50,14 +53,25 @@ def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: b
         raise UsageError(f"{is_not}: {' '.join(str(error).split())[:200]}") from None
 
 
-def _refuse_depth(events: Any) -> None:
+def _check_events(events: Any, repeated_keys: bool) -> None:
     import yaml
 
-    depth = 0
+    known: list[tuple[set[str] | None, int]] = []  # of each open mapping (of a list None): its keys; nodes so far
     for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            known.pop()
+            continue
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        if known:
+            keys, nodes = known[-1]
+            known[-1] = keys, nodes + 1
+            if keys is not None and nodes % 2 == 0 and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
+                if event.value in keys and not repeated_keys:
+                    line = event.start_mark.line + 1 if event.start_mark else "?"
+                    raise ValueError(f'the key "{event.value[:60]}" is given twice, in line {line}')
+                keys.add(event.value)
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} lists or mappings inside each other")
+            known.append((set() if isinstance(event, yaml.MappingStartEvent) else None, 0))
+            if len(known) > MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DEPTH} lists or mappings inside each other")

@@ -296,7 +296,7 @@ def _is_enabled(subscription: Message) -> bool:
 def _subscription_of_cli() -> str | None:
     """The subscription selected by `az account set`, from the CLI's file."""
     folder = os.environ.get("AZURE_CONFIG_DIR")
-    file = (Path(folder) if folder else Path.home() / ".azure") / "azureProfile.json"
+    file = (Path(folder) if folder else Path(os.path.expanduser("~/.azure"))) / "azureProfile.json"
     try:
         profile = json.loads(file.read_text("utf-8-sig"))
         chosen = [item["id"] for item in profile["subscriptions"] if item.get("isDefault")]

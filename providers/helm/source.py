@@ -106,7 +106,7 @@ def parse_chart_reference(location: str) -> ChartReference:
 
 def _copy_folder(source: Path, folder: Path) -> Chart:
     """Copy the chart, so that the checked files are the ones installed later."""
-    source = source.expanduser()
+    source = Path(os.path.expanduser(source))
     if not source.is_dir():
         kind = UsageError if source.exists() else NotFoundError
         what = "is not a folder" if source.exists() else "does not exist"

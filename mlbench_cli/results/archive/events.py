@@ -209,6 +209,8 @@ class _EventCollector:
                 self.probes.append(event)
             elif kind == "result" and rank == number == 0:
                 found = parse_result(event)
+                if found is not None and self.reported is not None and found != self.reported:
+                    facts.counts.ignore("a result that differs from the last one")
                 self.reported = found or self.reported
                 if found is None:
                     facts.counts.ignore(f"the outcome of a result is not one of {', '.join(contract.OUTCOMES)}")

@@ -173,6 +173,10 @@ def test_a_store_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPa
     for command in ("status", "list-clusters", "doctor"):
         assert run([command]) == 2
     assert "Set MLBENCH_HOME to a folder that you may write to." in capsys.readouterr().err
+    monkeypatch.setenv("MLBENCH_HOME", "~nobody-of-this-name/x")
+    assert run(["status"]) == 2
+    assert "there is no such home folder" in capsys.readouterr().err
+    assert not Path("~nobody-of-this-name").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -314,6 +314,10 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
         "2 events of rank 0 were ignored. The first: the value of loss is 12 ms"
         in findings_of("nan-1")["event_ignored"]
     )
+    result = '@mlbench {"v":1,"event":"result","rank":0,"time":1700000000,"outcome":"completed","wall_seconds":%g}'
+    (project / "report.py").write_text("".join(f"print({result % seconds!r})\n" for seconds in (0.5, 0.0001)))
+    assert mlbench("run", "two", "1", "--command", "python report.py").returncode == 0
+    assert "a result that differs from the last one" in findings_of("two-1")["event_ignored"]
 
 
 def test_a_command_that_never_reports_the_metric_of_its_goal_says_so(project: Path) -> None:

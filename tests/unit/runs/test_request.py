@@ -62,6 +62,8 @@ def test_flags_go_before_the_file() -> None:
         ("timeout: 0x" + "f" * 4000, "a giant number, not a text"),
         ("set: [epochs]", "not a mapping"),
         ("num-cpus: 1\nnum_cpus: 2", "given twice"),
+        ("workers: 1\nname: a\nworkers: 2", 'the key "workers" is given twice, in line 3'),
+        ("set: {a: 1, b: 2, a: 3}", 'the key "a" is given twice'),
         ("[1, 2]", "not a mapping"),
         ("a: [", "Not valid YAML"),
         ("a: !!python/object/apply:os.system ['true']", "Not valid YAML"),
