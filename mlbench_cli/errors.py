@@ -138,10 +138,11 @@ class UnprovenArchive(CannotTellError):
 
     code = "unproven_archive"
 
-    def __init__(self, path: "Path | str", reasons: Sequence[str]) -> None:
+    def __init__(self, path: "Path | str", reasons: Sequence[str], *, can_be_shown: bool = True) -> None:
+        more = "; other commands show it, marked as unproven, with --unproven" if can_be_shown else ""
         super().__init__(
             f"{path}: not everything follows from the evidence. {reasons[0]}",
-            hint=f"mlbench verify {path}; other commands show it, marked as unproven, with --unproven",
+            hint=f"mlbench verify {path}{more}",
             details={"not_derived": list(reasons)},
         )
 

@@ -152,7 +152,7 @@ def _judge(path: Path, signers: Path | None) -> CheckedArchive:
     if checked.problems:  # a signature of what is damaged proves nothing
         return CheckedArchive(path, checked)
     with Archive.open(path) as archive:
-        preloaded = conditions_of(archive).preloaded
+        preloaded = None if checked.has_other_form else conditions_of(archive).preloaded
         remarks = () if preloaded is None else (preloaded.phrase,)
         try:
             signer = None if signers is None else check_origin(archive, signers)

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
-from mlbench_cli.errors import DamagedArchive, MlbenchError, UsageError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import SUCCESSFUL
 from mlbench_cli.results.figures.files import STYLE
@@ -220,7 +220,7 @@ class _Pages:
         _add_progress(handles, runs)
         archives: list[Archive] = []
         for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
-            with suppress(DamagedArchive):  # shown in its row
+            with suppress(DamagedArchive, UnprovenArchive):  # shown in its row
                 archives.append(open_checked(handle))
         report = collect(archives) if archives else None
         values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report}

@@ -56,10 +56,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm."""
+    """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm.
+
+    `has_other_form`: its documents are those of another mlbench, and this one cannot show them.
+    """
 
     problems: tuple[Problem, ...]
     not_derived: tuple[str, ...] = ()
+    has_other_form: bool = False
 
     @property
     def ok(self) -> bool:
@@ -112,8 +116,8 @@ def open_verified(path: Path, *, unproven: bool = False) -> Archive:
     if found.problems:
         first = found.problems[0]
         raise DamagedArchive(path, first.file, first.message, problem=first.code)
-    if found.not_derived and not unproven:
-        raise UnprovenArchive(path, found.not_derived)
+    if found.not_derived and (found.has_other_form or not unproven):
+        raise UnprovenArchive(path, found.not_derived, can_be_shown=not found.has_other_form)
     return Archive.open(path, not_derived=found.not_derived, is_shown=True)
 
 
@@ -156,7 +160,11 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
     except Exception as error:  # whatever a stranger wrote, it is the damage of this archive alone
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         found.append(Problem("schema", "", f"it cannot be judged: {reason}"))
-    return Verification(tuple(found), tuple(not_derived))
+    return Verification(tuple(found), tuple(not_derived), any(isinstance(item, _OtherForm) for item in not_derived))
+
+
+class _OtherForm(str):
+    """The sentence that the documents are of another form."""
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------
@@ -246,18 +254,28 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
         yield Problem("missing", name, "every archive must have it")
     if missing:
         return
-    violated = False
+    violations = list(_find_violations(archive))
+    judged_by = archive.document(run_folder.RESULT).get("judge")
+    if violations and type(judged_by) is int and judged_by != JUDGE_VERSION:
+        yield _OtherForm(
+            f"The documents are of another form (rules {judged_by}; this mlbench knows rules {JUDGE_VERSION}): only "
+            "checksums were checked. Use the mlbench that run.json names."
+        )
+        return
+    yield from violations
+    samples = _CheckedSamples(archive)
+    if not violations:
+        yield from _derivation_problems(archive, samples)
+    samples.check_rest()
+
+
+def _find_violations(archive: Archive) -> Iterator[Problem]:
     for name in DOCUMENTS:
         if name in archive.names:
             try:
                 check_document(name, archive.document(name))
             except ValueError as error:
-                violated = True
                 yield Problem("schema", name, str(error))
-    samples = _CheckedSamples(archive)
-    if not violated:
-        yield from _derivation_problems(archive, samples)
-    samples.check_rest()
 
 
 class _CheckedSamples:

@@ -54,6 +54,23 @@ def forged(folder: Path) -> str:
     return str(archive)
 
 
+def test_an_archive_of_another_form_is_not_derived_and_never_shown(folder: Path, capsys: Captured) -> None:
+    """As archives of earlier or later editions: they are not damaged, but nothing of them can be relied on."""
+    archive = sealed_run(folder / "other", name="demo-2")
+    result = json.loads((archive / run_folder.RESULT).read_text())
+    result["judge"] = JUDGE_VERSION + 2
+    result["conditions"] = {"labels": []}
+    (archive / run_folder.RESULT).write_text(json.dumps(result))
+    layout.write_sums(archive)
+    assert run(["verify", str(archive)]) == 9
+    assert "only checksums were checked" in capsys.readouterr().out
+    for words in (["report", "out.md", str(archive)], ["report", "out.md", str(archive), "--unproven"]):
+        assert run(words) == 9
+        assert "of another form" in capsys.readouterr().err
+    (archive / run_folder.OFFICIAL).write_text("edited")
+    assert run(["verify", str(archive)]) == 2
+
+
 COMMANDS = {
     "compare": ["compare", "ARCHIVE", "ARCHIVE"],
     "report": ["report", "out.md", "ARCHIVE"],
