@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 VICTIM = 1
+MLBENCH = (sys.executable, "-m", "mlbench_cli")
 REASONS = {
     "cpu": {"matmul_slow", "sustained_slow", "memory_slow"},
     "silent": {"no_answer"},
@@ -35,15 +36,18 @@ REASONS = {
     "network": {"node_network_slow"},
 }
 FAULTS = ("healthy", *REASONS, "edited")
-_GROUP = Path("/sys/fs/cgroup/cpu/mlbench-certify")
+_GROUP = Path(f"/sys/fs/cgroup/cpu/mlbench-certify-{os.getpid()}")
 _LIMIT_SECONDS = 600.0
 
 
-def run_trial(fault: str, workers: int, ranks: int, share: float, folder: Path) -> tuple[str, str]:
+def run_trial(
+    fault: str, workers: int, ranks: int, share: float, folder: Path, publish: Path | None = None
+) -> tuple[str, str]:
     """Whether the right node, nobody, or another one was named, and what the certificate says of nodes."""
-    words = [sys.executable, "-m", "mlbench_cli", "run", "t", str(workers), "--task", "certify", "--preset", "tiny"]
+    words = [*MLBENCH, "run", "certify", str(workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
     words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(ranks)]
-    words += ["--set", "limit_seconds=15", "--set", "sustained_seconds=0.3"]
+    if publish is None:
+        words += ["--preset", "tiny", "--set", "limit_seconds=15", "--set", "sustained_seconds=0.3"]
     if fault == "network":
         words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * share:g}mbit"]
         words += ["--set", "stages=drift,pairs", "--set", "confirm_seconds=300"]
@@ -53,10 +57,14 @@ def run_trial(fault: str, workers: int, ranks: int, share: float, folder: Path) 
         try:
             if fault in ("cpu", "silent", "killed"):
                 _harm(fault, folder, share)
-            client.wait(_LIMIT_SECONDS)
+            client.wait(_LIMIT_SECONDS if publish is None else 7200)
         finally:
             client.kill()
     run = next(folder.glob("runs/*/certificate.json")).parent
+    if publish is not None:
+        subprocess.run(
+            [*MLBENCH, "certify", "--archive", str(run), "--out", str(publish)], env=environment, check=False
+        )
     if fault == "edited":
         return ("right" if _is_edit_refused(run, environment) else "nobody"), ""
     document: dict[str, Any] = json.loads((run / "certificate.json").read_text())
@@ -110,7 +118,7 @@ def _is_edit_refused(run: Path, environment: dict[str, str]) -> bool:
     sums = (run / "SHA256SUMS").read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
     (run / "SHA256SUMS").write_text(re.sub(rf"[0-9a-f]{{64}}(?=  logs/rank-{VICTIM}\.log)", digest, sums))
-    words = [sys.executable, "-m", "mlbench_cli", "verify", str(run)]
+    words = [*MLBENCH, "verify", str(run)]
     return subprocess.run(words, env=environment, capture_output=True, check=False).returncode != 0
 
 
@@ -121,17 +129,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="per worker")
     parser.add_argument("--share", type=float, default=0.7, help="of a CPU or of the rate that the slow worker gets")
+    parser.add_argument("--publish", type=Path, help="folder of a certificate of the level quick, with its error rate")
     options = parser.parse_args(arguments)
     for fault in options.faults:
         counts: Counter[str] = Counter()
         for number in range(options.trials):
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 begun = time.monotonic()
-                word, said = run_trial(fault, options.workers, options.ranks, options.share, Path(folder))
+                word, said = run_trial(
+                    fault, options.workers, options.ranks, options.share, Path(folder), options.publish
+                )
             counts[word] += 1
             load, seconds = os.getloadavg()[0], time.monotonic() - begun
             print(f"{fault} {number + 1}: {word}, {seconds:.0f} s, load {load:.1f}; {said}", flush=True)
         print(f"{fault}: {dict(counts)}", flush=True)
+    with suppress(OSError):
+        _GROUP.rmdir()
 
 
 if __name__ == "__main__":

@@ -114,9 +114,9 @@ def certify(
                 with suppress(MlbenchError):
                     run.wait(PARTIAL_SECONDS)
             if run.is_finished:
-                _conclude(run.folder, out, key, earlier, output)
+                _conclude(run.folder, out, key, earlier, output, just_measured=True)
             raise
-    return _conclude(run.folder, out, key, earlier, output)
+    return _conclude(run.folder, out, key, earlier, output, just_measured=True)
 
 
 def _find_archive(client: Client, name: str) -> Path:
@@ -254,7 +254,15 @@ def _describe_confirmation(plan: Plan) -> str:
     return f"{text}, {plan.name / 60:.0f} min name it ({plan.longest / 60:.0f} min at most)."
 
 
-def _conclude(source: Path, out: Path | None, key: Path | None, earlier: "Certificate | None", output: Format) -> int:
+def _conclude(
+    source: Path,
+    out: Path | None,
+    key: Path | None,
+    earlier: "Certificate | None",
+    output: Format,
+    *,
+    just_measured: bool = False,
+) -> int:
     """Write the certificate and say what it says; its exit code."""
     from mlbench_cli.certify.certificate import read_certificate, require_same_hardware, write_files
 
@@ -262,7 +270,13 @@ def _conclude(source: Path, out: Path | None, key: Path | None, earlier: "Certif
     name = str(certificate.run["name"])
     folder = out or Path(f"certificate-{name}")
     if earlier is not None:
-        require_same_hardware(earlier, certificate)
+        try:
+            require_same_hardware(earlier, certificate)
+        except UsageError as error:
+            if not just_measured:
+                raise
+            console.warn(f"{error.message} The certificate is written without the comparison.")
+            earlier = None
     write_files(certificate, source, folder, key, earlier)
     document = certificate.document
     if output is Format.json:
