@@ -42,6 +42,7 @@ class Certificate:
     document: Mapping[str, Any]
     run: Mapping[str, Any]
     digest: str  # of the archive
+    obstacles: tuple[str, ...] = ()  # what the run itself says of its failure
 
     @classmethod
     def of(cls, archive: Archive) -> "Certificate":
@@ -52,7 +53,8 @@ class Certificate:
             )
         document = dict(archive.document(run_folder.CERTIFICATE))
         document.pop("schema_version", None)
-        return cls(document, archive.run, archive_digest(archive))
+        obstacles = tuple(str(found["summary"]) for found in archive.findings)
+        return cls(document, archive.run, archive_digest(archive), obstacles)
 
     @property
     def rechecked(self) -> Mapping[str, Any] | None:

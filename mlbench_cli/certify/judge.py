@@ -85,8 +85,9 @@ class _Judge:
         recheck: rules.Recheck,
     ) -> None:
         self.samples, self.names, self.expected, self.least_dip = samples, names, expected, least_dip
-        self.recheck = recheck
-        self.states = {number: State.OK if started[number] else State.MISSING for number in range(len(names))}
+        self.recheck, self.started = recheck, started
+        absent = State.MISSING if any(started) else State.NOT_TESTED  # a run that did not start blames nobody
+        self.states = {number: State.OK if started[number] else absent for number in range(len(names))}
         self.findings: list[Document] = []
         self.notes: list[str] = []  # why the cluster cannot be accepted
         self.screens: dict[str, rules.Screen] = {}
@@ -166,12 +167,14 @@ class _Judge:
     def _answered(self) -> set[int]:
         """The nodes that came to the start."""
         late = {self.node_of(rank) for rank, stage in self.samples.silent.items() if stage == "start"}
-        return {number for number, state in self.states.items() if state is not State.MISSING} - late
+        return {number for number, has_started in enumerate(self.started) if has_started} - late
 
     def _judge_presence(self) -> None:
         heard = {self.node_of(rank) for rank in self.samples.inventories}
         silent = {self.node_of(rank): stage for rank, stage in self.samples.silent.items()}
         for number, name in enumerate(self.names):
+            if self.states[number] is State.NOT_TESTED:
+                continue
             if self.states[number] is State.MISSING:
                 self._find("no_answer", [number], State.MISSING, f"{name} never started")
             elif number in silent:
@@ -286,19 +289,20 @@ class _Judge:
         suspects: list[tuple[str, tuple[int, ...], float]] = []
         for test, found in self.screens.items():
             if len(found.suspects) > rules.CROWD * len(found.levels):
-                self._tell_group(test, found)
+                self._tell_group(test, {self.node_of(int(unit)) for unit in found.suspects})
                 continue
             suspects += [(test, (int(unit),), found.median - found.levels[unit]) for unit in found.suspects]
         if self.explained is not None:
             causes = self.explained.causes
             if len(causes) > rules.most_causes(len(self.names)):
+                if slow := {cause[0] for cause in causes if len(cause) == 1}:
+                    self._tell_group("network", slow)
                 self.notes.append(f"{len(causes)} slow nodes or links are too many to name")
             else:
                 suspects += [("network", cause, effect) for cause, effect in causes.items()]
         return suspects
 
-    def _tell_group(self, test: str, found: rules.Screen) -> None:
-        slow = {self.node_of(int(unit)) for unit in found.suspects}
+    def _tell_group(self, test: str, slow: set[int]) -> None:
         key = self._splitting_key(slow)
         text = f"{len(slow)} of {len(self.names)} nodes are slow in {TESTS[test].title}: two groups, no outliers"
         if key is not None:
@@ -582,6 +586,8 @@ class _Judge:
             return Verdict.REJECTED, self.rejected[0]
         if len(bad) > max(1, rules.CROWD * len(self.names)):
             return Verdict.REJECTED, f"{len(bad)} of {len(self.names)} nodes are bad: {_list(bad)}"
+        if not any(self.started):
+            return Verdict.CANNOT_TELL, "no node started"
         if self.samples.ended is None:
             return Verdict.CANNOT_TELL, f"the measurement was cut short; not measured: {_list(missing) or 'its end'}"
         if len(self.names) < rules.LEAST_FLEET:

@@ -300,5 +300,5 @@ def _conclude(
         console.note(f"For you to run: {command}")
     console.next_step(f"mlbench verify {folder / 'archive.zip'}")
     if certificate.exit_code == NeverStartedError.exit_code:
-        console.warn("No node could start.")
+        console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
     return certificate.exit_code

@@ -120,6 +120,9 @@ def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_res
     assert document["delivers"]["nodes"] == [f"n{rank}" for rank in left]
     never = judge(healthy(), NAMES, [True] * 7 + [False])
     assert states(never)["n7"] == ("missing", ["no_answer"])
+    unstarted = judge(Samples(8), NAMES, [False] * 8)
+    assert (unstarted["verdict"], unstarted["reason"]) == ("cannot_tell", "no node started")
+    assert states(unstarted) == dict.fromkeys(NAMES, ("not_tested", []))
 
 
 def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
