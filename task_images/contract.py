@@ -216,8 +216,12 @@ def parse_event(line: str | bytes) -> dict[str, Any] | None:
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < HIGHEST:
         return None
     # A comparison, since an integer of many digits is no float; it refuses nan and infinities, too.
-    if isinstance(moment, bool) or not isinstance(moment, (int, float)) or not -HIGHEST < moment < HIGHEST:
+    if isinstance(moment, bool) or not isinstance(moment, (int, float)) or not -HIGHEST < moment < 1e20:
         return None
+    # 1e11 seconds are the year 5138: other reporters count milliseconds, microseconds or nanoseconds.
+    unit = next((unit for least, unit in ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3)) if moment >= least), None)
+    if unit is not None:
+        record["time"] = moment / unit
     return record
 
 

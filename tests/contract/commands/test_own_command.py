@@ -301,6 +301,14 @@ def emitting(*records: str) -> str:
     return "".join(f"print('''{start}{record}}}''')\n" for record in records)
 
 
+MILLISECONDS = """
+import json, time
+for name, value, moment in (("acc", 0.5, int(1000 * time.time())), ("loss", 0.25, time.time_ns())):
+    event = {"v": 1, "event": "metric", "rank": 0, "time": moment, "name": name, "value": value}
+    print("@mlbench " + json.dumps(event))
+"""
+
+
 def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
     script = emitting('"loss","value":1.9', '"loss","value":NaN', '"only","value":Infinity', '"loss","value":"12 ms"')
     (project / "report.py").write_text(script + "print('@mlbench {broken')\n")
@@ -314,6 +322,10 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
         "2 events of rank 0 were ignored. The first: the value of loss is 12 ms"
         in findings_of("nan-1")["event_ignored"]
     )
+    (project / "report.py").write_text(MILLISECONDS)
+    assert mlbench("run", "ms", "1", "--command", "python report.py").returncode == 0
+    assert json.loads(mlbench("status", "ms-1", "-o", "json").stdout)["metrics"] == {"acc": 0.5, "loss": 0.25}
+    assert findings_of("ms-1") == {}
     result = '@mlbench {"v":1,"event":"result","rank":0,"time":1700000000,"outcome":"completed","wall_seconds":%g}'
     (project / "report.py").write_text("".join(f"print({result % seconds!r})\n" for seconds in (0.5, 0.0001)))
     assert mlbench("run", "two", "1", "--command", "python report.py").returncode == 0
