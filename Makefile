@@ -22,7 +22,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ coverage: install ssh browser  ## tests with branches counted, in all their proc
 
 bugs: install  ## put each bug of tests/bugs into the product, and see whether the tests find it (BUGS: names)
 	$(BIN)/python -m tests.bugs $(BUGS)
+
+size: install  ## lines by package, commands, options of run, and words of the documentation
+	$(BIN)/python -m tools.size
 
 bench: install  ## every figure of docs/development/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench

@@ -323,7 +323,7 @@ Rows with \\* differ from the default settings, so that each row shows what is c
 
 {notes}
 
-*Bytes* are what a rank hands over to a collective or server; the formulas in [Methods](../reference/methods.md) give
+*Bytes* are what a rank hands over to a collective or server; the formula of each (`mlbench methods NAME`) gives
 the part that a ring sends. `dear` hands everything over twice; with gloo, whose reduce-scatter is an all-reduce, it
 sends 1.5 times as much as `bsp`. `dpsgd` and `choco` send to each neighbor. `localsgd` averages after every fourth
 update and at each validation. `topk` (without error feedback) and `noop` reach the goal only because the task is

@@ -22,7 +22,7 @@ from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
-from providers.pins import SOON_DAYS, list_pins, user_pin_file
+from providers.pins import SOON_DAYS, ends_soon, list_ends
 from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -87,12 +87,11 @@ def _document(check: Check) -> dict[str, str | None]:
 
 def _versions() -> Check:
     """The versions that mlbench chooses itself: which support has ended, or ends soon."""
-    ending = {f"{pin.group} {pin.kubernetes} ({pin.ends})": None for pin in list_pins() if pin.ends_soon()}
+    ending = [f"{what} ({day})" for what, day in list_ends().items() if ends_soon(day)]
     if not ending:
         return Check("versions", "ok", f"no support ends within {SOON_DAYS} days")
-    hint = f"Update mlbench, or pin newer versions in {user_pin_file()}"
-    listed = ", ".join(ending)
-    return Check("versions", "missing", f"support ends within {SOON_DAYS} days, or has ended: {listed}", hint)
+    found = f"support ends within {SOON_DAYS} days, or has ended: {', '.join(ending)}"
+    return Check("versions", "missing", found, "Update mlbench")
 
 
 def _python() -> Check:

@@ -176,6 +176,17 @@ def test_pictures_of_readme_exist_and_are_small() -> None:
     assert all((ROOT / picture).stat().st_size < 100_000 for picture in pictures)
 
 
+def test_links_between_pages_lead_to_files_of_the_repository() -> None:
+    """As GitHub shows them; the site has generated pages, too, and its links are checked where it is built."""
+    dead = [
+        f"{page_name(page)}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert dead == []
+
+
 # --- reference and site -------------------------------------------------------------------------------------------
 
 
