@@ -87,14 +87,11 @@ class Cluster:
                 found.nodes.append(NodeSample(node, at, rates, round=number))
                 for row, test in enumerate(NODE_TESTS):
                     values[row].setdefault(str(node), []).append(rates[test])
-        for row, test in enumerate(NODE_TESTS):
-            screen = rules.screen(values[row], TESTS[test].fail)
-            if screen is None or len(screen.suspects) > rules.CROWD * self.nodes:
-                continue
-            peers = tuple(map(int, rules.choose_peers(screen, screen.suspects)))
-            found.cases += [
-                Case(len(found.cases) + place, test, (int(unit),), peers) for place, unit in enumerate(screen.suspects)
-            ]
+        tests = {test: rules.screen(values[row], TESTS[test].fail) for row, test in enumerate(NODE_TESTS)}
+        screens = {test: screen for test, screen in tests.items() if screen is not None}
+        for test, rank in rules.worst_of_each_node(screens, 1):
+            peers = tuple(map(int, rules.choose_peers(screens[test], screens[test].suspects)))
+            found.cases.append(Case(len(found.cases), test, (rank,), peers))
         self._confirm(found)
         return found
 

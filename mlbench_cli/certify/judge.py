@@ -285,21 +285,25 @@ class _Judge:
             self.rejected.append(text)
 
     def _suspects(self) -> list[tuple[str, tuple[int, ...], float]]:
-        """(test, ranks or nodes, shortfall as a logarithm) of all that the screen suspects."""
+        """(test, ranks or nodes, shortfall as a logarithm) of what is to be confirmed: each suspected node in its worst
+        test, and the network where it touches none of them."""
+        worst = rules.worst_of_each_node(self.screens, self.samples.per_node)
         suspects: list[tuple[str, tuple[int, ...], float]] = []
+        for test, rank in worst:
+            found = self.screens[test]
+            suspects.append((test, (rank,), found.median - found.levels[str(rank)]))
         for test, found in self.screens.items():
             if len(found.suspects) > rules.CROWD * len(found.levels):
                 self._tell_group(test, {self.node_of(int(unit)) for unit in found.suspects})
-                continue
-            suspects += [(test, (int(unit),), found.median - found.levels[unit]) for unit in found.suspects]
         if self.explained is not None:
             causes = self.explained.causes
             if len(causes) > rules.most_causes(len(self.names)):
-                if slow := {cause[0] for cause in causes if len(cause) == 1}:
-                    self._tell_group("network", slow)
+                if crowd := {cause[0] for cause in causes if len(cause) == 1}:
+                    self._tell_group("network", crowd)
                 self.notes.append(f"{len(causes)} slow nodes or links are too many to name")
             else:
-                suspects += [("network", cause, effect) for cause, effect in causes.items()]
+                slow = {self.node_of(rank) for _, rank in worst}
+                suspects += [("network", cause, effect) for cause, effect in causes.items() if not slow & set(cause)]
         return suspects
 
     def _tell_group(self, test: str, slow: set[int]) -> None:

@@ -83,6 +83,20 @@ def screen(values: Mapping[str, Sequence[float]], fail: float) -> Screen | None:
     )
 
 
+def worst_of_each_node(screens: Mapping[str, Screen], per_node: int) -> list[tuple[str, int]]:
+    """The cases of a screen: of each node with suspects the test and rank that is the furthest beyond its margin. One
+    slow node is slow in many tests, and each case that is confirmed makes all of them take longer."""
+    worst: dict[int, tuple[float, str, int]] = {}
+    for test, found in screens.items():
+        if len(found.suspects) > CROWD * len(found.levels):
+            continue  # a group
+        for unit in found.suspects:
+            share = (found.median - found.levels[unit]) / -math.log1p(-TESTS[test].fail)
+            node = int(unit) // per_node
+            worst[node] = max(worst.get(node, (0.0, "", 0)), (share, test, int(unit)))
+    return [(test, rank) for _, test, rank in worst.values()]
+
+
 def choose_peers(found: Screen, taken: Sequence[str]) -> list[str]:
     """The units closest to the median, none of them `taken`."""
     others = [unit for unit in found.levels if unit not in taken]

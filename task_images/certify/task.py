@@ -216,20 +216,18 @@ class Coordinator:
     @property
     def pair_bytes(self) -> int:
         """Size of the all-reduce of a pair."""
-        return self.settings.pair_bytes or ((256 << 20) if self.contract.device == "gpu" else (1 << 20))
+        return self.settings.pair_bytes or ((256 << 20) if self.contract.device == "gpu" else (16 << 20))
 
     def screen_nodes(self) -> None:
         """Every node alone, several rounds; suspects become cases."""
         for number in range(self.settings.rounds):
             self._progress("node", number, self.settings.rounds)
             self.measure_nodes(list(rules.TESTS), self.nodes(), {"round": number})
-        for test, values in self._values.items():
-            found = rules.screen(values, rules.TESTS[test].fail)
-            if found is None or len(found.suspects) > rules.CROWD * len(found.levels):
-                continue
-            for suspect in found.suspects:
-                peers = rules.choose_peers(found, found.suspects)
-                self._open_case(test, (int(suspect),), [int(peer) for peer in peers])
+        tests = {test: rules.screen(values, rules.TESTS[test].fail) for test, values in self._values.items()}
+        screens = {test: found for test, found in tests.items() if found is not None}
+        for test, rank in rules.worst_of_each_node(screens, self.contract.local_world_size):
+            peers = rules.choose_peers(screens[test], screens[test].suspects)
+            self._open_case(test, (rank,), [int(peer) for peer in peers])
 
     def screen_pairs(self) -> None:
         """Every pair of nodes, or matchings of many; slow nodes and links become cases."""
@@ -250,10 +248,11 @@ class Coordinator:
         found = pairs.explain(times, rules.TESTS["network"].fail)
         if len(found.causes) > rules.most_causes(len(nodes)):
             return
-        touched = {node for cause in found.causes for node in cause}
+        slow = self.suspected
+        touched = {node for cause in found.causes for node in cause} | slow
         good = [node for node in nodes if node not in touched]
         for cause in found.causes:
-            if len(good) >= 2:
+            if len(good) >= 2 and not slow & set(cause):
                 self._open_case("network", cause, good)
 
     def _turns_of_pairs(self, matched: Sequence[pairs.Pair]) -> list[list[pairs.Pair]]:
