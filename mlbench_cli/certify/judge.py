@@ -594,9 +594,9 @@ class _Judge:
             return Verdict.CANNOT_TELL, "no node started"
         if self.samples.ended is None:
             return Verdict.CANNOT_TELL, f"the measurement was cut short; not measured: {_list(missing) or 'its end'}"
-        if len(self.names) < rules.LEAST_FLEET:
+        if (count := len(self._answered())) < rules.LEAST_FLEET:
             return Verdict.CANNOT_TELL, (
-                f"{len(self.names)} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
+                f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
             )
         if missing or untested:
             return Verdict.CANNOT_TELL, f"not tested: {_list([*missing, *untested])}"

@@ -26,7 +26,9 @@ class Settings:
     burst_seconds: float = parameter(0.25, "duration of a short measurement", min=0.01, max=600)
     sustained_seconds: float = parameter(1.0, "duration of a sustained matrix product", min=0.01, max=3600)
     disk_bytes: int = parameter(33554432, "size of the file that is written and removed; 0: none", min=0, max=1 << 40)
-    pair_bytes: int = parameter(0, "size of the all-reduce of two nodes; 0: 16 MiB, on GPUs 256 MiB", min=0, max=1 << 40)
+    pair_bytes: int = parameter(
+        0, "size of the all-reduce of two nodes; 0: 16 MiB, on GPUs 256 MiB", min=0, max=1 << 40
+    )
     matchings: int = parameter(8, "rounds of pairs of more than 16 nodes; 0: all", min=0, max=10000)
     sizes: list[int] = parameter(
         [1048576, 16777216], "bytes of collectives among all nodes, the larger side", kind="sizes"
