@@ -35,6 +35,7 @@ NEEDS = {
     "tensorflow": "the extra tensorflow",
     "lightning": "the package lightning",
     "accelerate": "the package accelerate",
+    "deepspeed": "the package deepspeed",
     "data": "data sets",
     "web": "a server with archives",
     "time": "more time than a test may take",

@@ -70,7 +70,7 @@ def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_pa
     assert json.loads(metrics)["value"] == 42
 
 
-@pytest.mark.parametrize("package", [None, "lightning", "accelerate"])
+@pytest.mark.parametrize("package", [None, "lightning", "accelerate", "deepspeed"])
 def test_scripts_of_other_launchers_form_one_world(package: str | None, tmp_path: Path) -> None:
     """Whoever has the package runs them; it is no part of what `make test` installs."""
     if package is not None and importlib.util.find_spec(package) is None:

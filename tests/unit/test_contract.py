@@ -120,7 +120,7 @@ def test_wrong_variables_are_named(name: str, value: str) -> None:
         ({"rank": 1.0}, False),
         ({"time": -(2**53) + 1}, True),
         ({"time": -(2**53)}, False),
-        ({"time": 2**53}, False),
+        ({"time": 1e20}, False),
         ({"time": float("inf")}, False),
         *(({"event": kind}, True) for kind in ("metric", "phase", "result", "environment", "network")),
     ],

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
-from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN, RunSpec, canonical_json, check_name
+from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN, KubernetesOptions, RunSpec, canonical_json, check_name
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.log_reader import without_event
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, pairs, parse_duration, parse_file
@@ -243,7 +243,9 @@ def test_the_unchanged_task_is_right() -> None:
 
 # --- run specs, names, durations -------------------------------------------------------------------------------------
 
-SPEC = RunSpec("a-1", "local", "local", "custom", "custom", ("true",), "gloo", 1).to_dict()
+SPEC = RunSpec(
+    "a-1", "k", "kubernetes", "custom", "custom", ("true",), "gloo", 1, image="i:1", kubernetes=KubernetesOptions()
+).to_dict()
 spec_changes = st.dictionaries(st.sampled_from(sorted(SPEC)) | texts, documents, max_size=3)
 option_changes = st.dictionaries(st.sampled_from(sorted(SPEC["kubernetes"])) | texts, documents, max_size=3)
 
