@@ -20,7 +20,7 @@ ACCEPTED_SHARE = 0.90  # of a published figure
 CLOCK_SECONDS = 1.0
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
-_SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 14 of 16
+_SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
 
 
 class Verdict(StrEnum):

@@ -71,7 +71,9 @@ def make_plan(
     span = rules.span_needed(float(parameters["least_dip_seconds"]), 1)
     used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
     longest = float(parameters["confirm_seconds"])
-    return Plan(used, nodes, nodes * per_node, rules.moment_due(2, span), span, longest, per_hour)
+    most = max(rules.LOOKS)
+    clear = rules.moment_due(most - rules.need(most, rules.ERROR / len(rules.LOOKS)), span)
+    return Plan(used, nodes, nodes * per_node, clear, span, longest, per_hour)
 
 
 def check_budget(plan: Plan, seconds: float) -> None:

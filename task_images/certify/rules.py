@@ -5,7 +5,7 @@ screen     The median of a unit's logarithms is 0.7 of the fail margin or more b
 confirm    A suspect and healthy peers are measured again at the same moments. A sign test counts the moments at
            which the suspect is below the median of its peers by more than the fail margin: for a suspect whose true
            shortfall is just the margin, each is a coin's toss at most.
-error      Looks after 8, 12 and 16 moments, at the level ERROR / (3 S) for S suspects: at most ERROR of clusters
+error      Looks after 12, 16 and 20 moments, at the level ERROR / (3 S) for S suspects: at most ERROR of clusters
            get a wrong name, whatever the distribution of the noise, if moments are independent.
 span       A disturbance that lasts makes moments dependent. If it ends after a mean time L, one that is under way
            at the screen still lasts after L ln(S / ERROR) in one of S cases with the probability ERROR. Moments
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 PREFIX = "certify "  # of a log line with one JSON object
 ERROR = 0.02
-LOOKS = (8, 12, 16)
+LOOKS = (12, 16, 20)
 LEAST_DIP = 300.0  # seconds: mean length of disturbances that every level outlasts
 PEERS = 3
 SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
@@ -153,13 +153,13 @@ class Confirmation(NamedTuple):
 
 def confirm(moments: Sequence[tuple[float, bool]], suspects: int, needed: float) -> Confirmation:
     """The sign test over `moments` in their order: seconds since the screen, and whether slow. Each look has the level
-    ERROR / (looks x suspects), and none before `needed` seconds names anybody. A suspect that no look can name any more
-    is dropped at once."""
+    ERROR / (looks x suspects), and none before `needed` seconds, or at a moment that is not slow, names anybody. A
+    suspect that no look can name any more is dropped at once."""
     level, slow = ERROR / (len(LOOKS) * max(1, suspects)), 0
     most = need(max(LOOKS), level)
     for count, (since, is_slow) in enumerate(moments[: max(LOOKS)], 1):
         slow += is_slow
-        if count in LOOKS and slow >= need(count, level) and since >= needed * _ALMOST:
+        if count in LOOKS and is_slow and slow >= need(count, level) and since >= needed * _ALMOST:
             return Confirmation(True, slow, count, level)
         if slow + max(LOOKS) - count < most:
             return Confirmation(False, slow, count, level)

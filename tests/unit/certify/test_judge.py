@@ -232,9 +232,11 @@ def test_a_boundary_between_two_groups_names_no_node() -> None:
 
 def test_the_level_of_a_sign_test_is_divided_by_looks_and_suspects() -> None:
     assert [rules.need(8, 0.02 / 3), rules.need(8, 0.02 / 6), rules.need(16, 0.02 / 3)] == [8, 9, 14]
+    assert [rules.need(12, 0.02 / 3), rules.need(12, 0.02 / 81), rules.need(12, 0.02 / 84)] == [11, 12, 13]
     slow = [(10.0 * number, True) for number in range(1, 17)]
-    assert rules.confirm(slow[:8], 1, 80.0).is_named is True
-    assert rules.confirm(slow[:8], 2, 80.0).is_named is None
-    assert rules.confirm([(since, False) for since, _ in slow[:8]], 1, 80.0).is_named is False
+    assert rules.confirm(slow[:12], 27, 120.0).is_named is True
+    assert rules.confirm(slow[:12], 28, 120.0).is_named is None
+    assert rules.confirm([*slow[:11], (120.0, False)], 1, 120.0).is_named is None  # it has recovered
+    assert rules.confirm([(since, False) for since, _ in slow[:5]], 1, 80.0)[:3] == (False, 0, 5)
     assert [rules.confirm(slow[:count], 1, 150.0).is_named for count in (8, 12, 16)] == [None, None, True]
     assert NodeSample(0, 0.0, {}).round is None
