@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from task_images.certify.rules import LEAST_DIP
+
 VICTIM = 1
 MLBENCH = (sys.executable, "-m", "mlbench_cli")
 REASONS = {
@@ -40,30 +42,30 @@ _GROUP = Path(f"/sys/fs/cgroup/cpu/mlbench-certify-{os.getpid()}")
 _LIMIT_SECONDS = 600.0
 
 
-def run_trial(
-    fault: str, workers: int, ranks: int, share: float, folder: Path, publish: Path | None = None
-) -> tuple[str, str]:
+def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> tuple[str, str]:
     """Whether the right node, nobody, or another one was named, and what the certificate says of nodes."""
-    words = [*MLBENCH, "run", "certify", str(workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
-    words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(ranks)]
-    if publish is None:
-        words += ["--preset", "tiny", "--set", "limit_seconds=15", "--set", "sustained_seconds=0.3"]
+    words = [*MLBENCH, "run", "certify", str(options.workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
+    words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks)]
+    if options.publish is not None:
+        words += ["--set", f"least_dip_seconds={options.least_dip:g}"]
+    else:
+        words += ["--preset", "tiny", "--set", "limit_seconds=20", "--set", "confirm_seconds=400"]
     if fault == "network":
-        words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * share:g}mbit"]
-        words += ["--set", "stages=drift,pairs", "--set", "confirm_seconds=300"]
+        words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * options.share:g}mbit"]
+        words += ["--set", "stages=drift,pairs"]
     environment = {**os.environ, "MLBENCH_HOME": str(folder), "OMP_NUM_THREADS": "1"}
     with open(folder / "client.txt", "wb") as output:
         client = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
         try:
             if fault in ("cpu", "silent", "killed"):
-                _harm(fault, folder, share)
-            client.wait(_LIMIT_SECONDS if publish is None else 7200)
+                _harm(fault, folder, options.share)
+            client.wait(_LIMIT_SECONDS if options.publish is None else 7200)
         finally:
             client.kill()
     run = next(folder.glob("runs/*/certificate.json")).parent
-    if publish is not None:
+    if options.publish is not None:
         subprocess.run(
-            [*MLBENCH, "certify", "--archive", str(run), "--out", str(publish)], env=environment, check=False
+            [*MLBENCH, "certify", "--archive", str(run), "--out", str(options.publish)], env=environment, check=False
         )
     if fault == "edited":
         return ("right" if _is_edit_refused(run, environment) else "nobody"), ""
@@ -129,16 +131,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="per worker")
     parser.add_argument("--share", type=float, default=0.7, help="of a CPU or of the rate that the slow worker gets")
-    parser.add_argument("--publish", type=Path, help="folder of a certificate of the level quick, with its error rate")
+    parser.add_argument("--publish", type=Path, help="folder of a certificate of the level quick")
+    parser.add_argument("--least-dip", type=float, default=LEAST_DIP, help="of it; less than the default is hurried")
     options = parser.parse_args(arguments)
     for fault in options.faults:
         counts: Counter[str] = Counter()
         for number in range(options.trials):
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 begun = time.monotonic()
-                word, said = run_trial(
-                    fault, options.workers, options.ranks, options.share, Path(folder), options.publish
-                )
+                word, said = run_trial(fault, options, Path(folder))
             counts[word] += 1
             load, seconds = os.getloadavg()[0], time.monotonic() - begun
             print(f"{fault} {number + 1}: {word}, {seconds:.0f} s, load {load:.1f}; {said}", flush=True)

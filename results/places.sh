@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the archives behind the published results: this machine's processes, emulated networks, hosts with sshd, Slurm, KIND.
 #
-#   results/places.sh local network hosts slurm kind    # or some of them; all but local need root, KIND also Docker
+#   results/places.sh local network hosts slurm kind certify    # or some of them; all but local need root, KIND also Docker
 #
 # Hosts and Slurm's nodes are this machine, too (tests/e2e/machines/machines.sh), and so is KIND: their archives show that
 # these ways work, not how fast they are. Each place has its own data folder, and its archives replace those in
@@ -59,8 +59,14 @@ run_at() {
         ${LAB_NODE_IMAGE:+--image "$LAB_NODE_IMAGE"}
       measure kind --cluster results-2 --matrix method=bsp,wfbp
       ;;
+    certify)
+      trials() { "$python" -m benchmarks.certify_trials "$@" --trials 1 --workers 5; }
+      trials healthy --publish results/certificates/healthy
+      trials cpu --share 0.1 --publish results/certificates/slow-node
+      return
+      ;;
     *)
-      echo "places.sh: $1 is none of local, network, hosts, slurm, kind" >&2
+      echo "places.sh: $1 is none of local, network, hosts, slurm, kind, certify" >&2
       exit 2
       ;;
   esac

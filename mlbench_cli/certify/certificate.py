@@ -87,7 +87,7 @@ class Certificate:
     def headline(self) -> str:
         """The verdict as a sentence."""
         word = _HEADLINES[self.document["verdict"]]
-        partial = "partial: " if self.document["is_partial"] else ""
+        partial = "Partial. " if self.document["is_partial"] else ""
         if self.rechecked is not None:
             return f"{partial}{self.rechecked['node']} is {self.rechecked['state'].replace('_', ' ')}"
         if self.document["verdict"] == "accepted_without":

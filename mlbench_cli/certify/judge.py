@@ -593,7 +593,8 @@ class _Judge:
         if not any(self.started):
             return Verdict.CANNOT_TELL, "no node started"
         if self.samples.ended is None:
-            return Verdict.CANNOT_TELL, f"the measurement was cut short; not measured: {_list(missing) or 'its end'}"
+            rest = f"; not measured: {_list(missing)}" if missing else " while suspects were measured again"
+            return Verdict.CANNOT_TELL, f"the measurement was cut short{rest}"
         if (count := len(self._answered())) < rules.LEAST_FLEET:
             return Verdict.CANNOT_TELL, (
                 f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"

@@ -153,7 +153,7 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
     found = certificate(tmp_path / "cut")
     assert found["is_partial"]
     assert found["verdict"] == "cannot_tell"
-    assert "partial: Cannot tell" in (tmp_path / "cut/certificate.html").read_text()
+    assert "Partial. Cannot tell" in (tmp_path / "cut/certificate.html").read_text()
 
 
 @pytest.mark.slow
