@@ -57,9 +57,15 @@ OPTIONS = {
     "--keep-storage": "Leave it out: the cluster keeps up to 10 GiB; larger output stays with its worker 15 minutes.",
     "--template-dir": "--pod-patch FILE, which is merged into the pods",
     "--policy": "The files providers/gke/policy.json, eks/policy.json and aks/policy.json of mlbench.",
+    "--format": "Leave it out: there is one form of archives.",
+    "--import": "Leave it out: tables of nccl-tests and OSU are not read; --task allreduce measures what they do.",
+    "--timestamps": "Leave it out: mlbench logs RUN --raw shows the events with their times.",
     "--first-day": "docs/tutorial/cluster.md has the commands.",
 }
 COMMANDS = {
+    "baselines": "mlbench gate RUN --baseline ARCHIVE",
+    "fabric": "mlbench run NAME N --task allreduce --preset collectives, then mlbench report OUT.html NAME",
+    "goodput": "mlbench status RUN, or mlbench report OUT.html RUN",
     "plan": "mlbench predict RUN --workers 2,4,8 --on MACHINE",
     "campaign": "mlbench run -f FILE",
     "discover": "mlbench status --refresh",
