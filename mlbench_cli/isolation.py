@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OWN_PACKAGES = ("providers", "task_images", "templates")  # of the project's, those besides mlbench_cli itself
@@ -43,8 +40,6 @@ class OwnPackageFinder:
         """Find one of our own top-level packages below `root`; None for every other module."""
         if name not in OWN_PACKAGES:
             return None
-        from importlib.machinery import PathFinder
-
         return PathFinder.find_spec(name, [self.root])
 
 

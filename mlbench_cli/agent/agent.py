@@ -23,19 +23,16 @@ import selectors
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
-from mlbench_cli.agent.messages import pending_facts
+from mlbench_cli.agent.messages import NodeState, pending_facts
 from task_images import cores
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost a tenth of the start
-    from typing import Any
-
+if TYPE_CHECKING:  # loaded for runs that have them
     from mlbench_cli.agent.faults import FaultHands
-    from mlbench_cli.agent.messages import NodeState
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
 GRACE = 5.0  # seconds between TERM and KILL

@@ -12,12 +12,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 
 from mlbench_cli.agent import head, link, machine
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PIECE = 1 << 18
 PAUSE = 0.1  # seconds between two looks for news

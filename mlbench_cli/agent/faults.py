@@ -20,46 +20,46 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.agent import machine, processes
 from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any, Protocol
-
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
-    class Rank(Protocol):
-        """A rank of the agent."""
 
-        number: int
-        pid: int
-        running: bool
-        environment: dict[str, str]
+class Rank(Protocol):
+    """A rank of the agent."""
 
-    class Agent(Protocol):
-        """What is asked of the agent."""
+    number: int
+    pid: int
+    running: bool
+    environment: dict[str, str]
 
-        folder: str
-        plan: Any
-        state: Any
-        network: ShapedNetwork | None
-        node: int
-        count: int
 
-        @property
-        def ranks(self) -> Sequence[Rank]:
-            """The ranks of its machine."""
+class Agent(Protocol):
+    """What is asked of the agent."""
 
-        def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int: ...
-        def send_faults(self, node: int, message: Mapping[str, Any]) -> None: ...
-        def set_port(self, port: int) -> None: ...
-        def start_again(self, rank: Any) -> None: ...
-        def fail(self, number: int, code: int) -> None: ...
-        def abandon_ranks(self) -> None: ...
-        def on_write_error(self, error: OSError) -> None: ...
+    folder: str
+    plan: Any
+    state: Any
+    network: ShapedNetwork | None
+    node: int
+    count: int
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """The ranks of its machine."""
+
+    def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int: ...
+    def send_faults(self, node: int, message: Mapping[str, Any]) -> None: ...
+    def set_port(self, port: int) -> None: ...
+    def start_again(self, rank: Any) -> None: ...
+    def fail(self, number: int, code: int) -> None: ...
+    def abandon_ranks(self) -> None: ...
+    def on_write_error(self, error: OSError) -> None: ...
 
 
 PERIOD = 0.1  # seconds of one turn of a slowed rank: running, then stopped

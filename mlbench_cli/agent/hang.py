@@ -12,12 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Mapping
 
 from mlbench_cli.agent import processes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 BESIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "beside")
 IDLE_SECONDS = 30.0  # without CPU time of any rank, after which a run may hang

@@ -28,14 +28,11 @@ import socketserver
 import sys
 import threading
 import time
+from socket import socket
+from typing import Any
 
 from mlbench_cli.agent import link, machine
 from mlbench_cli.agent.interfaces import list_addresses
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from socket import socket
-    from typing import Any
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed

@@ -13,15 +13,12 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from mlbench_cli.agent import machine
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost an agent a tenth of its start
-    from collections.abc import Mapping
-    from typing import Any
-
-    Message = Mapping[str, Any]
+Message = Mapping[str, Any]
 
 HEAD = "head.json"  # in RUN: how to reach the head
 MAX_LINE = 1 << 16

@@ -20,15 +20,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from mlbench_cli.agent import machine
 from mlbench_cli.agent.clock import read_clocks
 from task_images import cores
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
-    from collections.abc import Mapping
-    from typing import Any
 
 PRELOAD = ("LD_AUDIT", "LD_PRELOAD")  # such a library may replace clocks, sockets and memory
 MAX_VARIABLE = 2000

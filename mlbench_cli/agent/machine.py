@@ -11,12 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from mlbench_cli.agent import processes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
-    from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -18,7 +18,9 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, Agent, Rank
@@ -27,16 +29,9 @@ from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
-from mlbench_cli.agent.messages import fill_in
+from mlbench_cli.agent.messages import Cause, fill_in
 from mlbench_cli.agent.processes import is_signaled, kill_processes
 from mlbench_cli.agent.rendezvous import RankLink
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
-
-    from mlbench_cli.agent.messages import Cause
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy

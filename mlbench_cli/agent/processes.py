@@ -10,24 +10,23 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
-    from collections.abc import Mapping
-    from typing import Any, TypedDict
 
-    class Origin(TypedDict):
-        """Where a process runs."""
+class Origin(TypedDict):
+    """Where a process runs."""
 
-        host: str
-        boot_id: str | None
-        pid_namespace: int | None
+    host: str
+    boot_id: str | None
+    pid_namespace: int | None
 
-    class ProcessNote(Origin):
-        """What names a process for good: its number, and clock ticks from boot to its start (None without /proc)."""
 
-        pid: int
-        start_time: int | None
+class ProcessNote(Origin):
+    """What names a process for good: its number, and clock ticks from boot to its start (None without /proc)."""
+
+    pid: int
+    start_time: int | None
 
 
 HAS_PROC = os.path.isdir("/proc/self")

@@ -10,15 +10,12 @@ import json
 import selectors
 import socket
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mlbench_cli.agent import link
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    Message = Mapping[str, Any]
+Message = Mapping[str, Any]
 
 PING_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # without a message, until the other side counts as lost

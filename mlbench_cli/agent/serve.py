@@ -22,18 +22,15 @@ import socket
 import subprocess
 import tarfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from mlbench_cli.agent import processes
 from mlbench_cli.agent.interfaces import interface_addresses
 from mlbench_cli.util.files import remove_folder
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, BinaryIO
-
-    Answer = tuple[Mapping[str, Any], bytes]
+Answer = tuple[Mapping[str, Any], bytes]
 
 MARKER = b"\n@mlbench-serve 1\n"  # before it, a login script may print what it likes
 BLOCK = 1 << 20

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
@@ -13,14 +12,15 @@ from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
+from mlbench_cli.runs import queue
 from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
+from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.preflight import check_backend
+from mlbench_cli.runs.queue import HeldQueue
+from mlbench_cli.runs.recording import document_writer, plan_experiment, record
+from mlbench_cli.runs.request import Request, request_document
 from mlbench_cli.util.times import now
-
-if TYPE_CHECKING:
-    from mlbench_cli.runs.experiment import Candidate, Plan
-    from mlbench_cli.runs.queue import HeldQueue
-    from mlbench_cli.runs.request import Request
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Launch:
     """
 
     workspace: Workspace
-    request: "Request"
-    candidates: "tuple[Candidate, ...]"
+    request: Request
+    candidates: tuple[Candidate, ...]
     experiment: Experiment
     is_known: bool
     new_cluster: Cluster | None = None
@@ -45,7 +45,7 @@ class Launch:
         """The spec of each run, in order."""
         return [candidate.spec for candidate in self.candidates]
 
-    def render(self, *, offline: bool = False) -> "list[Submission]":
+    def render(self, *, offline: bool = False) -> list[Submission]:
         """The submission of each run. Raises if any run is rejected.
 
         With `offline` no cluster is reached and no credentials are needed, as for `mlbench run --dry-run`.
@@ -59,7 +59,7 @@ class Launch:
             engines = EngineCache(workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice))
         return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
 
-    def render_one_each(self) -> "list[Submission]":
+    def render_one_each(self) -> list[Submission]:
         """What would be submitted for one run of each entry of a file on each cluster, without reaching a cluster."""
         by_entry = {(item.point.get("runs"), item.spec.cluster): item for item in self.candidates}
         return replace(self, candidates=tuple(by_entry.values())).render(offline=True)
@@ -69,10 +69,8 @@ class Launch:
         """The experiment with the members that it has already, and what is asked for now."""
         return ExperimentHandle(self.workspace, self.experiment)
 
-    def plan(self, *, retry_failed: bool = False) -> "Plan":
+    def plan(self, *, retry_failed: bool = False) -> Plan:
         """The new and remaining runs of the experiment. New runs get new ids with every call."""
-        from mlbench_cli.runs.recording import plan_experiment
-
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
 
     def run_all(
@@ -99,8 +97,6 @@ class Launch:
 
         `command_line` goes into the provenance of new runs. Raises UsageError if another process is the queue.
         """
-        from mlbench_cli.runs import queue
-
         with (
             chdir(self.folder) if self.folder else nullcontext(),
             queue.hold(self.experiment, self.workspace.store) as held,
@@ -121,8 +117,8 @@ class OpenExperiment:
     """An experiment whose queue this process is."""
 
     workspace: Workspace
-    plan: "Plan"
-    held: "HeldQueue"
+    plan: Plan
+    held: HeldQueue
     command_line: tuple[str, ...] = API_COMMAND
 
     @property
@@ -151,9 +147,6 @@ class OpenExperiment:
     def record(self) -> None:
         """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken, or
         for a run whose packages are missing here."""
-        from mlbench_cli.runs.preflight import check_backend
-        from mlbench_cli.runs.recording import document_writer, record
-
         for run in self.plan.left:
             check_backend(run.spec, self.workspace.store.cluster)
         experiment = self.plan.experiment
@@ -167,16 +160,12 @@ class OpenExperiment:
 
     def start_run(self, run: RunHandle) -> None:
         """Hand a run to its engine. A rejected run stays recorded."""
-        from mlbench_cli.runs import queue
-
         workspace = self.workspace
         engine = workspace.engine_of(run.run)
         queue.start_member(run.run, engine, workspace.store)
 
     def hand_over(self) -> int:
         """Hand the remaining runs to a process that outlives this one. Returns its process ID."""
-        from mlbench_cli.runs import queue
-
         return queue.start(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
 
     def find_machine_holder(self, run: RunHandle) -> str | None:
@@ -184,7 +173,7 @@ class OpenExperiment:
         return find_machine_holder(run.run.spec)
 
 
-def _follow(opened: OpenExperiment, run: RunHandle) -> "FinishedRun":
+def _follow(opened: OpenExperiment, run: RunHandle) -> FinishedRun:
     if not run.is_finished:
         opened.start_run(run)
     return run.wait()
@@ -192,8 +181,8 @@ def _follow(opened: OpenExperiment, run: RunHandle) -> "FinishedRun":
 
 def make_launch(
     workspace: Workspace,
-    request: "Request",
-    candidates: "Sequence[Candidate]",
+    request: Request,
+    candidates: Sequence[Candidate],
     document: Mapping[str, object] | None = None,
     *,
     require_goal: bool = False,
@@ -201,9 +190,6 @@ def make_launch(
 ) -> Launch:
     """The launch of `candidates`. An experiment that exists goes on. `document` is what is recorded of the request;
     default: the request itself."""
-    from mlbench_cli.runs.experiment import absolute_paths
-    from mlbench_cli.runs.request import request_document
-
     name = str(request.name)
     known = workspace.store.find_experiment(name)
     experiment = known or Experiment(id=os.urandom(6).hex(), name=name, created=now(), request={})

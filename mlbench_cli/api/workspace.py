@@ -41,6 +41,6 @@ class Workspace:
         self.store.close()
 
     @cached_property
-    def engine_of(self) -> "EngineCache":
+    def engine_of(self) -> EngineCache:
         """A function from a run to the engine that executes it; one engine per cluster."""
         return EngineCache(self.store, self.notice)

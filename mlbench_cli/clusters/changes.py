@@ -16,6 +16,7 @@ from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import PartialSearchError, Provider, Resource
 from providers.lifecycle import Report, down, hold_operation_lock, up
+from providers.workload_cleanup import WorkloadCleanup
 
 Warn = Callable[[str], None]
 
@@ -52,8 +53,6 @@ def delete_cluster(
 
 
 def _delete_resources(store: Store, cluster: Cluster, provider: Provider, report: Report, warn: Warn) -> bool:
-    from providers.workload_cleanup import WorkloadCleanup
-
     resources = provider.resources(cluster)
     with closing(WorkloadCleanup(cluster, provider, resources)) as cleanup:
         error: CleanupError | None = None

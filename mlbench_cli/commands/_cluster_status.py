@@ -15,6 +15,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers import registry
 from providers.lifecycle import is_operation_running
+from providers.machines import user_price_file
 
 UNDER_WAY = ("being made", "being removed")
 
@@ -222,8 +223,6 @@ def _finding(code: str, summary: str, hint: str | None) -> ClusterFinding:
 
 
 def _own_prices() -> str:
-    from providers.machines import user_price_file
-
     return f"Your price table takes precedence: {user_price_file()}"
 
 

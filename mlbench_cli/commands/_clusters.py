@@ -2,21 +2,19 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.clusters.manage import PlannedCluster
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.numbers import format_money
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers.base import Plan
 from providers.lifecycle import Step
-
-if TYPE_CHECKING:
-    from mlbench_cli.clusters.manage import PlannedCluster
 
 Project = Annotated[
     str | None,
@@ -73,7 +71,7 @@ class StepPrinter:
         self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
 
 
-def create_with_progress(store: Store, planned: "PlannedCluster") -> Cluster:
+def create_with_progress(store: Store, planned: PlannedCluster) -> Cluster:
     """Create the cluster as planned, with its end, and show the steps on stderr."""
     with StepPrinter() as report:
         cluster = planned.create(store, report, console.warn)

@@ -11,6 +11,7 @@ from mlbench_cli.console import Format as Format
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
 
 
 def print_answer(output: Format, document: Mapping[str, object], text: str) -> None:
@@ -61,15 +62,11 @@ def complete_clusters(incomplete: str) -> list[str]:
 
 def complete_tasks(incomplete: str) -> list[str]:
     """For the shell: names of tasks that begin with `incomplete`."""
-    from mlbench_cli.tasks.catalog import load_catalog
-
     return _beginning(load_catalog(), incomplete)
 
 
 def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
     """Presets of the task that the line names; of all tasks if it names none."""
-    from mlbench_cli.tasks.catalog import load_catalog
-
     tasks = load_catalog()
     task = tasks.get(ctx.params.get("task") or "")
     found = [task] if task else list(tasks.values())
@@ -78,8 +75,6 @@ def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_backends(ctx: typer.Context, incomplete: str) -> list[str]:
     """For the shell: backends of the task on the command line, or all, that begin with `incomplete`."""
-    from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
-
     task = load_catalog().get(ctx.params.get("task") or "")
     return _beginning([*(task.backends if task else BACKENDS), "custom:"], incomplete)
 

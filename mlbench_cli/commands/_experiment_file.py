@@ -13,6 +13,7 @@ from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.experiment_table import Row, name_settings, to_csv, to_document, to_markdown
+from mlbench_cli.results.figures.experiment import draw_experiment
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
@@ -143,7 +144,5 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}.", hint="--to FOLDER") from None
     if any(cell.value for row in rows for cell in row.cells.values()):
-        from mlbench_cli.results.figures.experiment import draw_experiment
-
         draw_experiment(title, rows, folder)
     return folder

@@ -2,19 +2,19 @@
 
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mlbench_cli import console
+from mlbench_cli.agent.channel import Channel, close_all
+from mlbench_cli.engines.hosts import checks
 from mlbench_cli.engines.hosts.hostfile import HostEntry
+from mlbench_cli.engines.machines.details import HostsDetails, SlurmDetails
+from mlbench_cli.engines.slurm import discovery
+from mlbench_cli.engines.slurm.discovery import SlurmFacts
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.machines.details import SlurmDetails
-    from mlbench_cli.engines.slurm.discovery import SlurmFacts
 
 KINDS = ("slurm", "hosts")
 
@@ -44,10 +44,6 @@ def _check_ssh() -> Check:
 
 
 def _check_slurm(cluster: Cluster) -> Iterator[Check]:
-    from mlbench_cli.agent.channel import Channel
-    from mlbench_cli.engines.machines.details import SlurmDetails
-    from mlbench_cli.engines.slurm import discovery
-
     details = SlurmDetails.of(cluster)
     channel = Channel(details.target)
     try:
@@ -87,7 +83,7 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         channel.close()
 
 
-def _check_partition(name: str, details: "SlurmDetails", facts: "SlurmFacts") -> Check:
+def _check_partition(name: str, details: SlurmDetails, facts: SlurmFacts) -> Check:
     chosen = details.partition or facts.default_partition or ""
     partition = facts.partitions.get(chosen)
     if partition is None:
@@ -105,10 +101,6 @@ def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
 
 
 def _check_hosts(cluster: Cluster) -> Iterator[Check]:
-    from mlbench_cli.agent.channel import Channel, close_all
-    from mlbench_cli.engines.hosts import checks
-    from mlbench_cli.engines.machines.details import HostsDetails
-
     details = HostsDetails.of(cluster)
     entries = [HostEntry(host["login"], host["slots"]) for host in details.hosts]
     channels = [Channel(details.target(host)) for host in details.hosts]

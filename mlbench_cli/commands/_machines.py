@@ -3,18 +3,16 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.engines.machines.engine import MachinesEngine, Orphan
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.storage.store import Store
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.machines.engine import MachinesEngine, Orphan
 
 SshConfig = Annotated[str | None, typer.Option("--ssh-config", help="ssh configuration file; default: ~/.ssh/config")]
 
@@ -53,7 +51,7 @@ def record(cluster: Cluster) -> Cluster:
     return kept
 
 
-def find_orphans(store: Store, providers: Sequence[str] | None) -> "list[Orphan]":
+def find_orphans(store: Store, providers: Sequence[str] | None) -> list[Orphan]:
     """Processes of runs on attached machines that no agent looks after; a cluster out of reach is a warning."""
     found = []
     for name, engine in _engines(store, providers):
@@ -70,11 +68,9 @@ def end_orphans(store: Store, providers: Sequence[str] | None) -> None:
         engine.end_orphans()
 
 
-def _engines(store: Store, providers: Sequence[str] | None) -> "Iterator[tuple[str, MachinesEngine]]":
+def _engines(store: Store, providers: Sequence[str] | None) -> Iterator[tuple[str, MachinesEngine]]:
     for cluster in store.clusters():
         if cluster.provider in ("slurm", "hosts") and (not providers or cluster.provider in providers):
-            from mlbench_cli.engines.machines.engine import MachinesEngine
-
             engine = connect_engine(cluster)
             assert isinstance(engine, MachinesEngine)
             yield cluster.name, engine

@@ -2,26 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlbench_cli import console
+from mlbench_cli.api import FinishedRun, RunHandle
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.console import Format
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.network import network_phrase
-from mlbench_cli.model.run import DAMAGED
+from mlbench_cli.model.run import DAMAGED, Run
 from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.model.spec import CUSTOM, RunSpec, common_name
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
+from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
 from mlbench_cli.util.text import list_some
 from task_images import contract
-
-if TYPE_CHECKING:
-    from mlbench_cli.api import FinishedRun, RunHandle
-    from mlbench_cli.model.run import Run
-    from mlbench_cli.runs.progress import Progress
 
 LAST_LINES = 3  # of the log of a failed rank
 ESTIMATING = "estimating time left"
@@ -34,7 +31,7 @@ BAR_COLUMNS = 20
 class Reporter:
     """Shows the progress of a run on stderr, and each finding once; with `shows_log`, also the log lines of rank 0."""
 
-    def __init__(self, run: "RunHandle", *, shows_log: bool = False) -> None:
+    def __init__(self, run: RunHandle, *, shows_log: bool = False) -> None:
         self._run = run
         self._log = run.open_log(0) if shows_log else None
         self._line = console.ProgressLine()
@@ -48,7 +45,7 @@ class Reporter:
             self._show_log()
         self._line.close()
 
-    def __call__(self, progress: "Progress") -> None:
+    def __call__(self, progress: Progress) -> None:
         self._show_log()
         if progress.observation.ended:  # the result says how
             return
@@ -78,7 +75,7 @@ class Reporter:
             self._line.print_above("\n".join(lines))
 
 
-def describe(progress: "Progress", name: str = "", width: int | None = None, *, reports: bool = True) -> str:
+def describe(progress: Progress, name: str = "", width: int | None = None, *, reports: bool = True) -> str:
     """One line of progress in `width` columns (None: a line of a pipe, of any length and without a bar):
     "x-2: training, epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s, about 40 s left [=====>   ]". If it is too
     long, a time left that is not known, the bar, step, loss, metric and elapsed time are dropped, in this order.
@@ -121,7 +118,7 @@ def format_eta(low: float | None, high: float | None) -> str | None:
     return f"{console.rough_duration(low)} to {console.rough_duration(high)} left"
 
 
-def _bar(progress: "Progress") -> str:
+def _bar(progress: Progress) -> str:
     """ "[=====>    ]": the elapsed share of the expected time; empty while the time left is not known well enough."""
     low, high = progress.eta, progress.eta_high
     if low is None or high is None or high >= 2 * low:
@@ -131,7 +128,7 @@ def _bar(progress: "Progress") -> str:
     return f"[{'=' * done}>{' ' * (BAR_COLUMNS - done)}]"
 
 
-def _phase(progress: "Progress", reports: bool) -> str:
+def _phase(progress: Progress, reports: bool) -> str:
     if any(finding.code == UNREACHABLE for finding in progress.observation.findings):
         return "cluster unreachable"
     if progress.phase == FINISHED:
@@ -174,7 +171,7 @@ def run_in_words(run: Mapping[str, Any]) -> str:
 class Ended(NamedTuple):
     """A run that has ended, with mlbench's exit code for it."""
 
-    finished: "FinishedRun"
+    finished: FinishedRun
     exit_code: int
 
     @property
@@ -199,7 +196,7 @@ class Ended(NamedTuple):
 class Unanswered(NamedTuple):
     """A run whose end is unknown: its archive is damaged, or its cluster did not answer in time."""
 
-    run: "Run"
+    run: Run
     error: MlbenchError
 
     @property

@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.api import RunHandle
 from mlbench_cli.commands._common import read_quietly
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.runs.select import STATES, Filter
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.durations import parse_duration, parse_since
-
-if TYPE_CHECKING:
-    from mlbench_cli.api import RunHandle
 
 Result = TypeVar("Result")
 
@@ -72,7 +70,7 @@ def make_filter(
 
 
 def act_on_each(
-    runs: "Iterable[RunHandle]", act: "Callable[[RunHandle], Result]", *, is_only: bool
+    runs: Iterable[RunHandle], act: "Callable[[RunHandle], Result]", *, is_only: bool
 ) -> tuple[list[Result], MlbenchError | None]:
     """What `act` returns for each run, and the worst error. An error is a warning, unless the run `is_only` one."""
     results, problems = list[Result](), list[MlbenchError]()

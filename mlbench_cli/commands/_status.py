@@ -55,12 +55,6 @@ class Choice(NamedTuple):
         return (add_figures(status)[0].state == DAMAGED) == (self.state == DAMAGED)
 
 
-def print_status(names: Sequence[str]) -> int:
-    """The command line `mlbench status [NAME]...`; the exit code."""
-    show_runs(Client(notice=console.note), list(names), Choice())
-    return 0
-
-
 def show_runs(
     client: Client,
     names: list[str] | None,

@@ -14,6 +14,17 @@ from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers import registry
+from providers.attached import (
+    check_rights,
+    is_kind,
+    new_attached_cluster,
+    read_device_classes,
+    read_node_facts,
+    read_queue_facts,
+    read_runtime_class,
+    require_version,
+    role_manifests,
+)
 from templates import dump
 
 
@@ -40,18 +51,6 @@ def attach_cluster(
     """Use an existing Kubernetes cluster. mlbench only reads its kubeconfig; delete-cluster removes it from mlbench but
     does not delete it.
     """
-    from providers.attached import (
-        check_rights,
-        is_kind,
-        new_attached_cluster,
-        read_device_classes,
-        read_node_facts,
-        read_queue_facts,
-        read_runtime_class,
-        require_version,
-        role_manifests,
-    )
-
     if role:
         console.out(dump(role_manifests(namespace or "default")).rstrip(), raw=True)
         return

@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.agent.channel import Channel, Target, close_all
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, find_ssh_config, read_text_file, record
+from mlbench_cli.engines.hosts import checks, hostfile
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import check_name
@@ -36,9 +38,6 @@ def attach_hosts(
 
     mlbench installs nothing and leaves no process behind; delete-cluster only removes the hosts from mlbench.
     """
-    from mlbench_cli.agent.channel import Channel, Target, close_all
-    from mlbench_cli.engines.hosts import checks, hostfile
-
     check_name(name, "cluster name")
     ssh_config = find_ssh_config(ssh_config)
     path = Path(hosts)

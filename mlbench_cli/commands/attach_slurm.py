@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.agent.channel import Channel, Target, check_login
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, find_ssh_config, read_text_file, record
+from mlbench_cli.engines.machines.details import SlurmDetails
+from mlbench_cli.engines.slurm import discovery
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import check_name
@@ -53,10 +56,6 @@ def attach_slurm(
 
     A short job on each idle node checks the shared folder and the versions.
     """
-    from mlbench_cli.agent.channel import Channel, Target, check_login
-    from mlbench_cli.engines.machines.details import SlurmDetails
-    from mlbench_cli.engines.slurm import discovery
-
     check_name(name, "cluster name")
     ssh_config = find_ssh_config(ssh_config)
     for option, value in {

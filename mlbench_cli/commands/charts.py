@@ -13,6 +13,7 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_runs, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.bundle import archives_at
+from mlbench_cli.results.figures.charts import draw
 
 
 def charts(
@@ -58,7 +59,6 @@ def charts(
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
         raise UsageError("--filter selects finished runs; it cannot be combined with ARCHIVE or --run.")
-    from mlbench_cli.results.figures.charts import draw
 
     with ExitStack() as stack:
         opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if is_default else None)

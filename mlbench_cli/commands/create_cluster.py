@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import Field, fields
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +21,7 @@ from mlbench_cli.commands._clusters import (
     show_plan,
 )
 from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._images import require_registry
 from mlbench_cli.commands._values import build_command
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
@@ -30,9 +31,8 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import AUTO, Provider, delete_command
-
-if TYPE_CHECKING:
-    from providers.helm.install import Installation
+from providers.gpu_probe import find_driver_branch, find_driver_problem
+from providers.helm.install import Installation
 
 
 class ProviderGroup(TyperGroup):
@@ -171,7 +171,6 @@ def _check_registry(provider: Provider, given: str | None) -> None:
     place = given or (default.value if (default := find_default("registry")) else None)
     if place is None:  # runs use the public image of PyTorch
         return
-    from mlbench_cli.commands._images import require_registry
 
     require_registry(place)
 
@@ -202,7 +201,7 @@ def _print_plan(planned: PlannedCluster, output: Format) -> None:
         console.out(yaml.safe_dump(chart["values"], sort_keys=False, allow_unicode=True, indent=2).rstrip(), raw=True)
 
 
-def _show_chart(installation: "Installation | None") -> None:
+def _show_chart(installation: Installation | None) -> None:
     """Print name, version and digest of the Helm chart on stderr."""
     if installation is None:
         return
@@ -239,7 +238,6 @@ def _show_probe(details: ClusterDetails) -> None:
     report = details.gpu_probe
     if not report:
         return
-    from providers.gpu_probe import find_driver_branch, find_driver_problem
 
     torch = f"; torch {report['torch']} ran a kernel and an all-reduce" if report.get("torch") else ""
     console.note(f"GPUs of a worker: {report.get('gpus')} × {report.get('gpu')}, driver {report.get('driver')}{torch}")
@@ -269,7 +267,7 @@ def _function(provider: Provider) -> Any:
     return command
 
 
-def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
+def _parameter(item: Field[Any], kind: Any) -> inspect.Parameter:
     """Turn a field that `providers.base.option` made into a parameter that Typer turns into an option."""
     default, choices = item.default, get_args(kind)
     if get_origin(kind) is tuple:

@@ -17,12 +17,14 @@ import typer
 from mlbench_cli import console, isolation
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, make_folder
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
 from mlbench_cli.results.archive.documents import DataIdentityDocument
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.defaults import default_cluster
+from mlbench_cli.runs.launch import engine_name, task_image
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_task
@@ -155,8 +157,6 @@ def _check_claim_options(claim: str | None, size: str | None, storage_class: str
 
 def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | None, access: str | None) -> None:
     """Create the claim unless it exists, and describe it."""
-    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-
     engine = connect_engine(cluster)
     if not isinstance(engine, KubernetesEngine):
         raise UsageError(f'The cluster "{cluster.name}" has no persistent volume claims.', hint="--cluster NAME")
@@ -188,8 +188,6 @@ def request_filling(
     urls: Sequence[str] = (),
 ) -> Request:
     """The run of one worker that prepares the data of `task` in a claim, mounted at `folder`. Raises UsageError."""
-    from mlbench_cli.runs.launch import engine_name, task_image
-
     if engine_name(cluster) != "kubernetes":
         raise UsageError(
             f'The cluster "{cluster.name}" has no persistent volume claims.',

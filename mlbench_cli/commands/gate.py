@@ -13,6 +13,8 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis import gate as gates
+from mlbench_cli.results.analysis import gate_files
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.gate import Direction
 from mlbench_cli.results.analysis.stats import Verdict
@@ -73,9 +75,6 @@ def gate(
     side, or of 1 or 2 results against at least 5 earlier ones. Exit code 0: passed; 7: failed; 9: cannot
     tell. On GitHub, the verdict is also an annotation and a step summary.
     """
-    from mlbench_cli.results.analysis import gate as gates
-    from mlbench_cli.results.analysis import gate_files
-
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
     accepted = check_words(across or ())
     client = api.Client(notice=console.warn)

@@ -6,6 +6,7 @@ import typer
 
 from mlbench_cli import commands, console
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.runs.request import describe_rare
 
 
 def show_help(
@@ -17,8 +18,6 @@ def show_help(
     Topics: runs, results, clusters, settings, run-settings, exit-codes.
     """
     if topic == "run-settings":
-        from mlbench_cli.runs.request import describe_rare
-
         table = console.format_table(["SETTING", "MEANING"], describe_rare(), width=80, wrap=True)
         console.out(f"Rarely needed settings of mlbench run, as --set run.KEY=VALUE:\n\n{table}", raw=True)
         return

@@ -16,6 +16,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_catalog, load_task, use_task_folder
+from mlbench_cli.tasks.image_builds import Build, push_images
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import find_image
 from providers import registry as registry_of_providers
@@ -102,8 +103,6 @@ def push(
     use exactly these images. A registry that create-cluster --registry auto has made is logged in to by itself; for
     others: docker login.
     """
-    from mlbench_cli.tasks.image_builds import Build, push_images
-
     use_task_folder(task_path)
     store = Store(notice=console.note)
     every = [task for task in load_catalog().values() if task.origin is None]

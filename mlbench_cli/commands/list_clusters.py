@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.clusters.manage import describe_search_error, list_gone, search_everywhere
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -46,16 +47,12 @@ def list_clusters(
         named = ", ".join(cluster.name for cluster in gone)
         console.note(f"Deleted elsewhere: {named}. mlbench gc   removes the record")
     if errors:
-        from mlbench_cli.clusters.manage import describe_search_error
-
         for name, error in errors.items():
             console.warn(describe_search_error(name, error))
 
 
-def _search(store: Store) -> tuple[list[Cluster], dict[str, "MlbenchError"], list[Cluster]]:
+def _search(store: Store) -> tuple[list[Cluster], dict[str, MlbenchError], list[Cluster]]:
     """Clusters that the clouds show, errors of clouds, and recorded clusters that their clouds no longer show."""
-    from mlbench_cli.clusters.manage import list_gone, search_everywhere
-
     try:
         search = search_everywhere(store, None, {})
     except MlbenchError as error:  # no cloud can be searched; the known clusters are listed all the same

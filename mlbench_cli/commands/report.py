@@ -10,6 +10,8 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.results.report.facts import collect
+from mlbench_cli.results.report.render import check_target, write_report
 from mlbench_cli.util.text import counted
 
 
@@ -33,9 +35,6 @@ def report(
     The HTML report is one self-contained file that needs no network. mlbench verifies the archives first, and writes
     the data of each figure as CSV into OUT-data/.
     """
-    from mlbench_cli.results.report.facts import collect
-    from mlbench_cli.results.report.render import check_target, write_report
-
     check_target(target)
     client = api.Client(notice=console.warn)
     paths = client.find_archives(sources or [])

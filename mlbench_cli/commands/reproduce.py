@@ -16,6 +16,7 @@ from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.api.repetition import AuthorsProgram, refuse_to_reproduce
 from mlbench_cli.commands._archives import open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
+from mlbench_cli.commands._images import require_images
 from mlbench_cli.commands._members import follow_all
 from mlbench_cli.commands._new_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._report import in_words
@@ -225,8 +226,6 @@ def _print_plan(specs: Sequence[RunSpec], figures: Sequence[str], margin: float,
 def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> list[Path]:
     """Run the remaining new runs. Returns the folders of all of them."""
     if any(spec.engine == "kubernetes" for spec in launch.specs):
-        from mlbench_cli.commands._images import require_images
-
         require_images(launch.specs, client.cluster)
     with launch.open(("mlbench", *command_line)) as opened:
         if launch.is_known:

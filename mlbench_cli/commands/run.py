@@ -8,12 +8,16 @@ from dataclasses import Field, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+import templates
 from mlbench_cli import console
-from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle
+from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle, Submission
+from mlbench_cli.api.repetition import AuthorsProgram
+from mlbench_cli.clusters.creation import find_creator, read_creation
+from mlbench_cli.commands import _new_cluster as clusters
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -26,12 +30,17 @@ from mlbench_cli.commands._common import (
     require_goal_option,
     to_option,
 )
+from mlbench_cli.commands._experiment_file import How, run_file
+from mlbench_cli.commands._images import require_images
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
+from mlbench_cli.commands.create_cluster import CREATED, cluster_options
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
+from mlbench_cli.runs import wizard
 from mlbench_cli.runs.defaults import with_defaults
+from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.preflight import find_too_many_workers
@@ -53,12 +62,6 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import use_task_folder
 from mlbench_cli.util.files import write_atomically
 
-if TYPE_CHECKING:
-    from mlbench_cli.api import Submission
-    from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.storage.store import Store
-
-
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
 _BESIDE_RUNS = (
@@ -76,9 +79,6 @@ class RunCommand(PanelCommand):
         named = [word.partition("=")[2] for word in words if word.startswith("--create=")]
         named += [after for word, after in pairwise(words) if word == "--create"]
         if named:
-            from mlbench_cli.clusters.creation import find_creator
-            from mlbench_cli.commands.create_cluster import cluster_options
-
             taken = {flag for item in self.params for flag in (*item.opts, *item.secondary_opts)}
             self.params += cluster_options(find_creator(named[-1]), taken)
         return super().parse_args(ctx, args)
@@ -224,8 +224,6 @@ def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, lis
         return 0, []
     _warn(launch.specs)
     if launch.new_cluster is None and any(spec.engine == "kubernetes" for spec in launch.specs):
-        from mlbench_cli.commands._images import require_images
-
         require_images(launch.specs, launch.workspace.store.cluster)
     return _follow_all(launch, how, repeats=repeats)
 
@@ -262,8 +260,6 @@ def _given(context: typer.Context) -> list[str]:
 
 def _find_several(client: Client, name: str | None, workers: Sequence[int] | None, file: Path | None) -> str | None:
     """The file with `runs` or, without one, the experiment of such a file that is named alone; None for others."""
-    from mlbench_cli.runs.experiment_file import describes_several
-
     if file is not None:
         return str(file) if describes_several(str(file)) else None
     experiment = None if name is None or workers else client.store.find_experiment(name)
@@ -272,8 +268,6 @@ def _find_several(client: Client, name: str | None, workers: Sequence[int] | Non
 
 def _run_several(context: typer.Context, file: str) -> int:
     """Run everything in a file with `runs`. Raises UsageError for options that it gives for each of its runs."""
-    from mlbench_cli.commands._experiment_file import How, run_file
-
     words = {"name": "NAME", "workers": "N"}
     allowed = ("name", *_BESIDE_RUNS) if context.params["file"] is None else _BESIDE_RUNS
     if wrong := [words.get(name) or flag(name) for name in _given(context) if name not in allowed]:
@@ -288,7 +282,7 @@ def _run_several(context: typer.Context, file: str) -> int:
     return run_file(file, clusters, how, to, given["output"], ("mlbench", *context.obj))
 
 
-def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
+def _agree(program: AuthorsProgram, *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
     """Print what the archive's author chose, and ask. --yes answers for archives of allowed signers only."""
     console.note(str(program))
     if is_trusted or is_dry:
@@ -302,8 +296,6 @@ def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bo
 
 def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_cluster: bool) -> dict[str, Any]:
     """The options with those of the cluster, as far as they were given, in `create`."""
-    from mlbench_cli.commands.create_cluster import CREATED
-
     given = {name: value for name, value in options.items() if not name.startswith(CREATED)}
     if given.get("create") is None:
         if keep_cluster:
@@ -323,14 +315,8 @@ def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_clus
     return {**given, "create": {"provider": given["create"], **create, **kept}}
 
 
-def _run_on_new_cluster(
-    store: "Store", request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool
-) -> int:
+def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool) -> int:
     """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
-    from mlbench_cli.clusters.creation import read_creation
-    from mlbench_cli.commands import _new_cluster as clusters
-    from mlbench_cli.commands._images import require_images
-
     keep = bool(request.create.get("keep_cluster"))
     if how.detach and not keep:
         raise UsageError(
@@ -378,7 +364,6 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
             hint=f"mlbench run {request.name or 'NAME'} 1 2 4 --task TASK [--backend NAME], "
             "or --command 'python train.py' [--image NAME:TAG]",
         )
-    from mlbench_cli.runs import wizard
 
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
@@ -448,7 +433,7 @@ def _save(request: Request, path: Path, source: str | None) -> None:
 # --- the options are Request's fields -------------------------------------------------------------------------------
 
 
-def _parameter(item: "Field[Any]") -> inspect.Parameter:
+def _parameter(item: Field[Any]) -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
     facts = item.metadata
     repeated = facts["kind"] in REPEATABLE
@@ -508,7 +493,7 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
 # --- the way of a run -----------------------------------------------------------------------------------------------
 
 
-def _print_submissions(submissions: "list[Submission]", output: Format) -> None:
+def _print_submissions(submissions: list[Submission], output: Format) -> None:
     if output == Format.json:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})
@@ -517,7 +502,6 @@ def _print_submissions(submissions: "list[Submission]", output: Format) -> None:
     if scripts:  # as sbatch reads them: mlbench run ... --dry-run | sbatch --test-only
         console.out("\n".join(scripts).rstrip(), raw=True)
         return
-    import templates
 
     shown: list[dict[str, Any]] = [dict(document) for item in submissions for document in item.documents]
     if console.is_terminal(sys.stdout):  # a pipe to kubectl gets all of it

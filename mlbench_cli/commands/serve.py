@@ -18,6 +18,8 @@ from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.runs.defaults import default_cluster
+from mlbench_cli.server.config import LOOPBACK, Limits, ServerConfig, read_address, read_token, write_address
+from mlbench_cli.server.discovery import keep_discovering
 from mlbench_cli.server.in_cluster import find_dashboard
 from providers import registry
 
@@ -88,11 +90,9 @@ def serve(
         import uvicorn
 
         from mlbench_cli.server.app import make_app
-        from mlbench_cli.server.discovery import keep_discovering
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
-    from mlbench_cli.server.config import LOOPBACK, Limits, ServerConfig, read_token, write_address
 
     is_loopback = _is_loopback(host)
     if (certificate is None) != (key is None):
@@ -164,8 +164,6 @@ def get_dashboard_url(output: Output = Format.text) -> None:
     The dashboard of a cluster is one that the Helm chart charts/mlbench has installed. Its URL needs the token that it
     was installed with.
     """
-    from mlbench_cli.server.config import read_address
-
     found = read_address(settings.data_dir())
     if found is not None:
         print_answer(output, {"url": found.url, "pid": found.pid}, found.url)

@@ -9,6 +9,8 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
+from mlbench_cli.results.site.build import SiteOptions, build_site
+from mlbench_cli.results.site.repository import check_repository, format_annotation, init_repository
 from mlbench_cli.util.text import counted, one_line, shorten
 
 site = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -46,8 +48,6 @@ def build(
     It has a page per task and per result, filters, time against cost, index.json and results.csv, and works without
     JavaScript. The exit code is 7 if an archive does not verify. Serve it over http, e.g. with python -m http.server.
     """
-    from mlbench_cli.results.site.build import SiteOptions, build_site
-
     options = SiteOptions(title, address, signers, worker_hour, leave_out)
     summary = build_site(folders, target, options, notice=console.note)
     for refused in summary.refused:
@@ -88,8 +88,6 @@ def init(
 
     The workflow is for GitHub. Numbers are in archives only, and nothing generated is committed.
     """
-    from mlbench_cli.results.site.repository import init_repository
-
     for path in init_repository(folder):
         console.out(str(path))
     console.note(f"Next: git init {folder}, then follow {folder / 'README.md'}")
@@ -104,8 +102,6 @@ def check(
 
     On GitHub the objections become annotations. The exit code is 7 if there are any.
     """
-    from mlbench_cli.results.site.repository import check_repository, format_annotation
-
     with tempfile.TemporaryDirectory() as work:
         count, objections = check_repository(folder, Path(work))
     if output is Format.json:

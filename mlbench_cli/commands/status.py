@@ -6,6 +6,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
+from mlbench_cli.commands._cluster_status import show_cluster
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_runs
@@ -80,8 +81,6 @@ def status(
     if refresh:
         _find_others_runs(client)
     if cluster is not None:
-        from mlbench_cli.commands._cluster_status import show_cluster
-
         if names or metric is not None or watch:
             raise UsageError("--cluster cannot be combined with NAME, --metric or --watch, which are about runs.")
         show_cluster(client.store, cluster, output, cloud=cloud)

@@ -11,6 +11,7 @@ SETTINGS at its top level, each with a text as its value:
 import json
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +105,6 @@ def read_config() -> dict[str, Default]:
 
 def parse_config(text: str, path: Path) -> dict[str, Default]:
     """Like `read_config`, for the text of a file."""
-    import tomllib  # most users have no such file
-
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:

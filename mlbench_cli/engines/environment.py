@@ -1,13 +1,10 @@
 """The variables of the task contract (task_images/contract.py) that follow from the spec: the same on every engine."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from mlbench_cli.agent.agent import AT_START
+from mlbench_cli.agent.messages import FaultPlan, RankPlan, RunPlan
 from mlbench_cli.model.spec import RunSpec, canonical_json
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import FaultPlan, RankPlan, RunPlan
 
 
 def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, master_port: str) -> dict[str, str]:
@@ -50,7 +47,7 @@ def thread_variables(spec: RunSpec) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus) // spec.processes_per_worker))}
 
 
-def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], defaults: Mapping[str, str]) -> "RunPlan":
+def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], defaults: Mapping[str, str]) -> RunPlan:
     """What every plan for an agent says, from the variables of all ranks and those for a user's environment without."""
     plan: RunPlan = {
         "kind": kind,
@@ -71,7 +68,7 @@ def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], default
     return plan
 
 
-def plan_faults(spec: RunSpec) -> "FaultPlan | None":
+def plan_faults(spec: RunSpec) -> FaultPlan | None:
     """What agents do to ranks on purpose, and when they start them again; None: nothing."""
     if not spec.has_faults:
         return None
@@ -87,7 +84,7 @@ def plan_faults(spec: RunSpec) -> "FaultPlan | None":
     }
 
 
-def plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
+def plan_rank(spec: RunSpec, rank: int) -> RankPlan:
     """What one rank runs, with its placeholders, and its own variables. Folders are relative to the run's."""
     unit = spec.unit_of(rank)
     environment = {

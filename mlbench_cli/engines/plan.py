@@ -1,23 +1,21 @@
 """From a spec to the plan of its agents. Pure: the same spec gives the same plan."""
 
+import hashlib
 import io
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlbench_cli
 from mlbench_cli.agent.agent import AT_START
+from mlbench_cli.agent.messages import MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
 from task_images.facts import read_task_code
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import MachinesPlan
 
 MEETING_SECONDS = 300.0
 MACHINES_HOLD_SECONDS = 24 * 3600.0
@@ -50,7 +48,7 @@ def make_plan(
     lock: str,
     launcher: Sequence[str] = (),
     grace: float = GRACE_SECONDS,
-) -> "MachinesPlan":
+) -> MachinesPlan:
     """The plan of a run on these nodes. `lock` says how its machines are kept from other runs (see agent/lock.py).
 
     The agents complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
@@ -93,7 +91,7 @@ def start_command(python: str, code_folder: str, module: str) -> list[str]:
     return [python, "-I", "-S", "-c", _START.format(module), code_folder]
 
 
-def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> "MachinesPlan":
+def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> MachinesPlan:
     """The plan of a run whose nodes are pods, the parameter servers' among them. Their devices are the container's."""
     return {
         **plan_ranks(spec, "PodsRun", environment, {}),
@@ -128,8 +126,6 @@ def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, 
 @cache
 def pack_code() -> tuple[bytes, str]:
     """The code for the machines as a tar that depends only on the files, and its SHA-256."""
-    import hashlib
-
     root, names = _find_files((*_MODULES, *_FOLDERS))
     data = _pack({name: (root / name).read_bytes() for name in names})
     return data, hashlib.sha256(data).hexdigest()

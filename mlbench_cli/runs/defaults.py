@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
-
-if TYPE_CHECKING:
-    from mlbench_cli.runs.request import Request
 
 
 def default_cluster(store: Store) -> Cluster:
@@ -26,7 +23,7 @@ def default_cluster(store: Store) -> Cluster:
         ) from None
 
 
-def with_defaults(request: "Request", cluster: Cluster) -> "Request":
+def with_defaults(request: Request, cluster: Cluster) -> Request:
     """The request with what environment and config file say of options that it leaves open, as far as they concern
     the cluster: the data folder is one of this machine, registry and namespace are for Kubernetes without its own."""
     is_local = cluster.provider == "local"

@@ -3,6 +3,7 @@
 Request + Cluster -> candidates (one spec per point, size and repeat) -> plan (new and remaining runs). Pure.
 """
 
+import json
 import os
 import re
 import shlex
@@ -45,7 +46,7 @@ class Candidate:
 def expand(
     request: Request,
     cluster: Cluster,
-    machine: "launch.Machine | None" = None,
+    machine: launch.Machine | None = None,
     tasks: Mapping[str, Task] | None = None,
     find_cluster: Callable[[str], Cluster] | None = None,
     with_defaults: Callable[[Request, Cluster], Request] | None = None,
@@ -105,7 +106,7 @@ def _resolve_point(
     request: Request,
     point: Mapping[str, Any],
     cluster: Cluster,
-    machine: "launch.Machine | None",
+    machine: launch.Machine | None,
     tasks: Mapping[str, Task] | None,
     with_defaults: Callable[[Request, Cluster], Request] | None,
 ) -> tuple[RunSpec, ...]:
@@ -144,8 +145,6 @@ def refuse_duplicates(candidates: Sequence[Candidate]) -> None:
 
 def request_of(experiment: Experiment) -> Request:
     """The request of an experiment as given. Raises UsageError for one of a newer mlbench or of a file."""
-    import json
-
     if ENTRY in experiment.request:
         raise UsageError(
             f'The experiment "{experiment.name}" is that of a file with several entries.',

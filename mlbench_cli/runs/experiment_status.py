@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
 from mlbench_cli.runs.finished import read_undamaged
 from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
 from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.store import Store
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
 
 MAX_LOG_LINES = 20
 
@@ -59,7 +57,7 @@ class ExperimentStatus:
 
 
 def experiment_status(
-    experiment: Experiment, states: Sequence[RunStatus], store: Store, engine_of: "Callable[[Run], Engine]"
+    experiment: Experiment, states: Sequence[RunStatus], store: Store, engine_of: Callable[[Run], Engine]
 ) -> ExperimentStatus:
     """What is known of an experiment, whose members' states are among `states`. Reads only."""
     by_id = {status.row.run.id: status for status in states}
@@ -98,7 +96,7 @@ def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentSt
     return f"ended: {folder.explain_end()}" if experiment is ExperimentState.STOPPED else None
 
 
-def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: "Callable[[Run], Engine]") -> float | None:
+def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: Callable[[Run], Engine]) -> float | None:
     """Seconds until the last member ends, by the mean of finished ones of the same size and point; None if a size has
     none yet, or a run that is under way does not tell."""
     points = {member.run_id: tuple(sorted(member.point.items())) for member in experiment.members}
@@ -122,7 +120,7 @@ def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: "Callable[
     return total / max(1, experiment.parallel)
 
 
-def _left_of(status: RunStatus, mean: float | None, engine_of: "Callable[[Run], Engine]") -> float | None:
+def _left_of(status: RunStatus, mean: float | None, engine_of: Callable[[Run], Engine]) -> float | None:
     try:
         progress: Mapping[str, Any] = live_snapshot(status.row, engine_of(status.row.run))["progress"]
     except (MlbenchError, OSError, ValueError, KeyError):

@@ -23,6 +23,7 @@ from mlbench_cli.runs.select import members
 from mlbench_cli.storage.queue_folder import FOLDER
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
+from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
 from mlbench_cli.util.times import now
 
 _INTENT = "recording-{}.json"  # in DATA/experiments, while a client records
@@ -51,8 +52,6 @@ def document_writer(
 ) -> Callable[[Run], None]:
     """Writes run.json with the provenance of the run, which is collected once for each program, and the number of
     repeats that were asked for, and puts the files of a user's command beside it."""
-    from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
-
     known: dict[tuple[str, tuple[str, ...]], tuple[JsonObject, CommandCode | None]] = {}
 
     def collect(spec: RunSpec) -> tuple[JsonObject, CommandCode | None]:

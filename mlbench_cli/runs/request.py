@@ -424,8 +424,6 @@ def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
             raise UsageError(f'"{key}" is {short(value)}, not a number or a list of numbers.')
         return tuple(numbers)
     if name == "command" and isinstance(value, list) and all(isinstance(word, str) for word in value):
-        import shlex
-
         return shlex.join(value)
     if kind == "integer" and _is_integer(value):
         return value
@@ -475,8 +473,6 @@ def _text(key: str, value: Any) -> str:
 
 def equivalent_command(request: Request) -> str:
     """The command line that asks for the same without questions."""
-    import shlex
-
     words = ["mlbench", "run", request.name or "NAME", *map(str, request.workers)]
     if request.custom_backend is not None:
         request = replace(request, custom_backend=None, backend=f"custom:{request.custom_backend}")

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnreachableError
 from mlbench_cli.model.goals import Goal, metric_names
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
+from mlbench_cli.results.analysis.program_metrics import program_metrics
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs.finished import FinishedRun, read_finished
+from mlbench_cli.runs.progress import EventReader, ProgressTracker
 from mlbench_cli.runs.supervise import is_waiting
 from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation
 from mlbench_cli.util.times import parse_timestamp
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
 
 ENDED = "ended"  # the state of a run whose workers have ended and whose archive is not complete
 UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
@@ -46,13 +47,13 @@ class RunStatus:
         return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
 
 
-def read_states(rows: Iterable[RunRow], engine_of: "Callable[[Run], Engine]") -> Iterator[RunStatus]:
+def read_states(rows: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> Iterator[RunStatus]:
     """The state of each run now, in turn. A run, folder or cluster that gives no answer affects only its own rows."""
     unreachable: dict[str, str] = {}
     return (_read_state(row, engine_of, unreachable) for row in rows)
 
 
-def _read_state(row: RunRow, engine_of: "Callable[[Run], Engine]", unreachable: dict[str, str]) -> RunStatus:
+def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: dict[str, str]) -> RunStatus:
     if row.problem:
         return RunStatus(row, UNKNOWN, None, row.problem)
     if row.state is RunState.FINISHED:
@@ -81,7 +82,7 @@ def damaged_status(row: RunRow, damage: DamagedArchive) -> RunStatus:
     return RunStatus(row, DAMAGED, None, f"{damage.file}: {damage.plain}" if damage.file else damage.plain)
 
 
-def _look(row: RunRow, engine_of: "Callable[[Run], Engine]") -> Observation:
+def _look(row: RunRow, engine_of: Callable[[Run], Engine]) -> Observation:
     """The run as it is now."""
     return queued_observation(row) if is_waiting(row) else engine_of(row.run).look(row.run)
 
@@ -117,9 +118,6 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
 
 def _finished_metrics(run: Run) -> dict[str, Any]:
     """Last, best and mean of each metric; empty if the file of metrics is damaged."""
-    from mlbench_cli.results.analysis.program_metrics import program_metrics
-    from mlbench_cli.results.archive.reader import Archive
-
     try:
         with Archive.open(run.folder) as archive:
             return {name: found.to_dict() for name, found in program_metrics(archive).items()}
@@ -127,10 +125,8 @@ def _finished_metrics(run: Run) -> dict[str, Any]:
         return {}
 
 
-def live_snapshot(row: RunRow, engine: "Engine") -> dict[str, Any]:
+def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
     """A run whose archive is not complete, as the engine sees it now and rank 0's events tell."""
-    from mlbench_cli.runs.progress import EventReader, ProgressTracker
-
     run = row.run
     observation = _look(row, lambda _: engine)
     tracker = ProgressTracker.of(run.spec)

@@ -43,8 +43,6 @@ def follow(
     canceled. An interrupt passes through; the engine decides what happens to the run.
     """
     if (finished := read_finished(run)) is None:
-        from mlbench_cli.results.archive import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
-
         timeout = _await_start(run, store, timeout, report)
         _wait_out_silence(run, lambda: engine.resume(run), notice)
         observation = _follow_to_end(run, engine, store, timeout, report)

@@ -1,8 +1,8 @@
 """The documents of `status -o json`, which the REST API returns, too: a run in detail, or a list of runs."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.runs.experiment_status import ExperimentStatus
@@ -19,9 +19,6 @@ from mlbench_cli.runs.snapshot import (
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 
-if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
-
 
 def runs_document(
     store: Store, states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()
@@ -34,7 +31,7 @@ def runs_document(
     return {**document, **known}
 
 
-def run_details(row: RunRow, engine_of: "Callable[[Run], Engine]") -> JsonObject:
+def run_details(row: RunRow, engine_of: Callable[[Run], Engine]) -> JsonObject:
     """A run with its workers, metrics and findings: from its archive, or as its engine sees it now."""
     document = finished_snapshot(row)
     if document is None:
@@ -64,7 +61,7 @@ def _summary_figures(run: Run) -> JsonObject:
     return {**figures, **run_conditions(result)}
 
 
-def _kept_until(run: Run, engine: "Engine") -> str | None:
+def _kept_until(run: Run, engine: Engine) -> str | None:
     """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
     try:
         until = engine.kept_until(run)

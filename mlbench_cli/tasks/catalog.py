@@ -7,6 +7,7 @@ says what each entry means), so no code of a task runs here. A task with a goal 
 
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -424,8 +425,6 @@ def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...
 
 def short(value: Any) -> str:
     """An untrusted value for a message, truncated: ten lines of YAML aliases can expand to gigabytes."""
-    import reprlib
-
     shortener = reprlib.Repr()
     shortener.maxlevel = 2
     try:

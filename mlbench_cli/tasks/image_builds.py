@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import task_images
 from mlbench_cli import __version__
 from mlbench_cli.errors import CredentialError, MlbenchError, UsageError
 from mlbench_cli.model.run import JsonObject
@@ -171,8 +172,6 @@ def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]
 @contextmanager
 def _context() -> Iterator[Path]:
     """A temporary folder that contains only the package of the tasks."""
-    import task_images
-
     source = Path(str(task_images.__file__)).parent
     with tempfile.TemporaryDirectory(prefix="mlbench-images-") as name:
         shutil.copytree(source, Path(name) / "task_images", ignore=shutil.ignore_patterns("__pycache__"))

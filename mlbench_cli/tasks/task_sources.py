@@ -12,6 +12,7 @@ of their tasks, which `python -m task_images.describe FOLDER` writes.
 import os
 import shlex
 from collections.abc import Iterator
+from configparser import ConfigParser, Error
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +98,6 @@ def _read_group(file: Path) -> list[str]:
         return []
     if GROUP not in text:
         return []
-    from configparser import ConfigParser, Error
 
     parser = ConfigParser(delimiters=("=",), interpolation=None)
     try:

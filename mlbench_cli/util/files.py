@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,6 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder. It is renamed first, so readers never see it half deleted. Symbolic links are kept."""
     if folder.is_symlink() or not folder.is_dir():
         return
-    import shutil  # it loads bz2 and lzma
 
     hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
     os.replace(folder, hidden)

@@ -2,7 +2,10 @@
 
 import math
 import re
+import textwrap
+import unicodedata
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 _WORKFLOW_COMMAND = re.compile(r"(^\s*|#)(::|#\[)", re.MULTILINE)
@@ -36,7 +39,6 @@ def display_width(text: str) -> int:
     """Columns that `text` takes on a terminal: wide East Asian characters take two, combining marks none."""
     if text.isascii():
         return len(text)
-    import unicodedata
 
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -118,7 +120,6 @@ def wrap(text: str, width: int) -> list[str]:
     """Lines of at most `width` columns; at least one."""
     if display_width(text) <= width:
         return [text]
-    import textwrap
 
     return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
 
@@ -184,8 +185,6 @@ def rough_duration(seconds: float) -> str:
 
 def ago(moment: str) -> str:
     """Time since an RFC 3339 time: "just now", "4 min ago"."""
-    from datetime import UTC, datetime
-
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import templates
 from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.base import (
     Fetched,
@@ -376,8 +377,6 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
 
 def save_manifests(run: Run, submission: Submission) -> None:
     """manifests/KIND.yaml in the run's folder, as submitted. Of the code only the digest is kept."""
-    import templates
-
     folder = run.folder / "manifests"
     folder.mkdir(parents=True, exist_ok=True)
     for document in submission.documents:

@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlbench_cli
 from mlbench_cli.agent.agent import AT_START, main
 from mlbench_cli.agent.lock import MachineLock
-from mlbench_cli.agent.messages import fill_in
+from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan, fill_in
 from mlbench_cli.agent.processes import kill_processes, signal_process
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission, refuse_running
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
@@ -40,9 +40,6 @@ from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import remove_folder
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan
 
 POLL = 0.02  # seconds between reads of the agent's state
 OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
@@ -286,7 +283,7 @@ def _hosts(spec: RunSpec) -> str:
     return ",".join(hosts)
 
 
-def _plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
+def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
     plan = plan_rank(spec, rank)
     words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
     if spec.has_shaped_network and spec.backend == "nccl":

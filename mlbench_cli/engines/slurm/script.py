@@ -2,18 +2,15 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import templates
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
+from mlbench_cli.agent.messages import MachinesPlan
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.engines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan, start_command
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.spec import RunSpec
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import MachinesPlan
 
 MARGIN_SECONDS = 60.0  # time to stop ranks and pack output
 TEMPLATE = "slurm/job.sh.j2"
@@ -53,7 +50,7 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
         )
 
 
-def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> "MachinesPlan":
+def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> MachinesPlan:
     """What the agents do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
     lock = WHOLE_NODES if details.exclusive else NO_PROMISE
     grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))
