@@ -6,160 +6,174 @@ version.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
-    from collections.abc import Iterable, Mapping
-    from typing import NotRequired, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypedDict
 
-    from mlbench_cli.agent.processes import ProcessNote
+from mlbench_cli.agent.processes import ProcessNote
 
-    class RankPlan(TypedDict):
-        """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""
+if TYPE_CHECKING:  # Python 3.9 and 3.10 lack it
+    from typing import NotRequired
 
-        rank: int
-        argv: list[str] | None
-        environment: Mapping[str, str]
 
-    class NodePlan(TypedDict):
-        """One machine. `name` and `address` are None if only the machine itself knows them."""
+class RankPlan(TypedDict):
+    """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""
 
-        name: str | None
-        address: str | None
-        workers: list[int]
-        ranks: list[RankPlan]
+    rank: int
+    argv: list[str] | None
+    environment: Mapping[str, str]
 
-    class FaultPlan(TypedDict):
-        """Faults, and what follows. `script` as model/faults.py reads it; `from_start`: times count from the start of
-        the ranks, and not from the first update of a training."""
 
-        script: str | None
-        seed: int
-        ranks: int
-        workers: int
-        policy: str
-        checkpoint_every: str | None
-        detect_seconds: float | None
-        from_start: bool
+class NodePlan(TypedDict):
+    """One machine. `name` and `address` are None if only the machine itself knows them."""
 
-    class HubPlan(TypedDict):
-        """Where node 0 listens, and what the others must know, if that is known before the start."""
+    name: str | None
+    address: str | None
+    workers: list[int]
+    ranks: list[RankPlan]
 
-        port: int
-        token: str
 
-    class RunPlan(TypedDict):
-        """Fields of every plan. Times are in seconds."""
+class FaultPlan(TypedDict):
+    """Faults, and what follows. `script` as model/faults.py reads it; `from_start`: times count from the start of
+    the ranks, and not from the first update of a training."""
 
-        kind: str
-        schema_version: int
-        name: str
-        spec_hash: str
-        timeout: float
-        gpus_per_worker: int
-        environment: Mapping[str, str]  # of all ranks
-        defaults: Mapping[str, str]  # where the user's environment has no such variable
-        pin: NotRequired[bool]
-        absent_seconds: NotRequired[float]  # after which the run starts without nodes that are missing
-        faults: NotRequired[FaultPlan]
-        hub: NotRequired[HubPlan]
+    script: str | None
+    seed: int
+    ranks: int
+    workers: int
+    policy: str
+    checkpoint_every: str | None
+    detect_seconds: float | None
+    from_start: bool
 
-    class LocalShape(TypedDict, total=False):
-        """The network between so many workers on one machine, if it is shaped."""
 
-        network: str
-        workers: int
+class HubPlan(TypedDict):
+    """Where node 0 listens, and what the others must know, if that is known before the start."""
 
-    class LocalPlan(RunPlan, LocalShape):
-        """A run on one machine, within its agent's request."""
+    port: int
+    token: str
 
-        ranks: list[RankPlan]
 
-    class MachinesPlan(RunPlan):
-        """RUN/plan.json."""
+class RunPlan(TypedDict):
+    """Fields of every plan. Times are in seconds."""
 
-        nodes: list[NodePlan]
-        python: str | None  # None: the one that runs the agent, or the user's own
-        installed_code_only: bool
-        launcher: list[str]
-        interface: str | None
-        interface_variables: list[str]
-        meeting_seconds: float
-        grace: float
-        lock: str
-        hold_seconds: float  # for which a node that has ended tries to reach a head that does not answer
-        echo: bool  # logs also go to the agents' standard output
-        stays: bool  # nodes without a command of their own end with node 0
-        collects: list[int] | None  # nodes whose output is fetched; None: all
+    kind: str
+    schema_version: int
+    name: str
+    spec_hash: str
+    timeout: float
+    gpus_per_worker: int
+    environment: Mapping[str, str]  # of all ranks
+    defaults: Mapping[str, str]  # where the user's environment has no such variable
+    pin: NotRequired[bool]
+    absent_seconds: NotRequired[float]  # after which the run starts without nodes that are missing
+    faults: NotRequired[FaultPlan]
+    hub: NotRequired[HubPlan]
 
-    class RankFacts(TypedDict):
-        """One rank. Times are seconds since 1970; `exit_code` and `signal` are None until its process has ended."""
 
-        rank: int
-        pid: int | None
-        phase: str  # model.Phase
-        exit_code: int | None
-        signal: int | None
-        started: float | None
-        finished: float | None
-        seconds: float | None  # from start to end, by the monotonic clock
-        stopped: bool  # ended because the agent was ending the run
-        out_of_memory: str | None  # "cgroup" or "machine": whose count of memory kills rose
-        start_error: str | None
-        peak_rss_bytes: int | None  # of its largest process
-        memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
-        restarts: NotRequired[int]  # how often it was started again
+class LocalShape(TypedDict, total=False):
+    """The network between so many workers on one machine, if it is shaped."""
 
-    class BoundRank(TypedDict):
-        """CPUs and GPUs that a rank may use; `cpus` None where the system cannot tell."""
+    network: str
+    workers: int
 
-        rank: int
-        cpus: list[int] | None
-        gpus: list[str]
 
-    class Cause(TypedDict):
-        """The reason that ended a run on all nodes. `time` is seconds since 1970 by the clock of node 0."""
+class LocalPlan(RunPlan, LocalShape):
+    """A run on one machine, within its agent's request."""
 
-        why: str
-        node: int
-        rank: int | None
-        time: float
+    ranks: list[RankPlan]
 
-    class AgentState(ProcessNote):
-        """state.json: what an agent knows of its ranks. Times are seconds since 1970."""
 
-        schema_version: int
-        run_id: str
-        name: str
-        spec_hash: str
-        master_port: int
-        started: float | None
-        finished: float | None
-        seconds: float | None  # from the start of the first rank to the end of the last, by the monotonic clock
-        stepped_seconds: float  # by which the wall clock was set in that time
-        ended: str | None  # model.Ending; the promise that everything is over
-        stopping: NotRequired[str]  # model.Ending, as long as it is not
-        first_failed: int | None
-        idle_since: NotRequired[float | None]  # since when no rank has used a CPU, if for long
-        stalled_seconds: NotRequired[float]  # for which the agent itself did not run
-        disk_full: bool
-        start_problem: str | None
-        network_problem: str | None
-        ranks: list[RankFacts]
+class MachinesPlan(RunPlan):
+    """RUN/plan.json."""
 
-    class NodeState(AgentState, total=False):
-        """The state of one machine of several."""
+    nodes: list[NodePlan]
+    python: str | None  # None: the one that runs the agent, or the user's own
+    installed_code_only: bool
+    launcher: list[str]
+    interface: str | None
+    interface_variables: list[str]
+    meeting_seconds: float
+    grace: float
+    lock: str
+    hold_seconds: float  # for which a node that has ended tries to reach a head that does not answer
+    echo: bool  # logs also go to the agents' standard output
+    stays: bool  # nodes without a command of their own end with node 0
+    collects: list[int] | None  # nodes whose output is fetched; None: all
 
-        node: int
-        node_name: str
-        address: str | None
-        interface: str | None
-        master_address: str
-        began: float
-        cpus: list[int] | None
-        gpus: list[str]
-        bound: list[BoundRank]
-        first: Cause | None  # only node 0 knows the order
-        slurm: dict[str, str]
+
+class RankFacts(TypedDict):
+    """One rank. Times are seconds since 1970; `exit_code` and `signal` are None until its process has ended."""
+
+    rank: int
+    pid: int | None
+    phase: str  # model.Phase
+    exit_code: int | None
+    signal: int | None
+    started: float | None
+    finished: float | None
+    seconds: float | None  # from start to end, by the monotonic clock
+    stopped: bool  # ended because the agent was ending the run
+    out_of_memory: str | None  # "cgroup" or "machine": whose count of memory kills rose
+    start_error: str | None
+    peak_rss_bytes: int | None  # of its largest process
+    memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
+    restarts: NotRequired[int]  # how often it was started again
+
+
+class BoundRank(TypedDict):
+    """CPUs and GPUs that a rank may use; `cpus` None where the system cannot tell."""
+
+    rank: int
+    cpus: list[int] | None
+    gpus: list[str]
+
+
+class Cause(TypedDict):
+    """The reason that ended a run on all nodes. `time` is seconds since 1970 by the clock of node 0."""
+
+    why: str
+    node: int
+    rank: int | None
+    time: float
+
+
+class AgentState(ProcessNote):
+    """state.json: what an agent knows of its ranks. Times are seconds since 1970."""
+
+    schema_version: int
+    run_id: str
+    name: str
+    spec_hash: str
+    master_port: int
+    started: float | None
+    finished: float | None
+    seconds: float | None  # from the start of the first rank to the end of the last, by the monotonic clock
+    stepped_seconds: float  # by which the wall clock was set in that time
+    ended: str | None  # model.Ending; the promise that everything is over
+    stopping: NotRequired[str]  # model.Ending, as long as it is not
+    first_failed: int | None
+    idle_since: NotRequired[float | None]  # since when no rank has used a CPU, if for long
+    stalled_seconds: NotRequired[float]  # for which the agent itself did not run
+    disk_full: bool
+    start_problem: str | None
+    network_problem: str | None
+    ranks: list[RankFacts]
+
+
+class NodeState(AgentState, total=False):
+    """The state of one machine of several."""
+
+    node: int
+    node_name: str
+    address: str | None
+    interface: str | None
+    master_address: str
+    began: float
+    cpus: list[int] | None
+    gpus: list[str]
+    bound: list[BoundRank]
+    first: Cause | None  # only node 0 knows the order
+    slurm: dict[str, str]
 
 
 def pending_facts(rank: int) -> RankFacts:

@@ -7,24 +7,29 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.certify import expectations
+from mlbench_cli.certify.certificate import (
+    Certificate,
+    plan_recheck,
+    read_certificate,
+    require_same_hardware,
+    write_files,
+)
 from mlbench_cli.certify.plan import Plan, check_budget, cluster_nodes, make_plan, smallest_shortfalls
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.runs.request import Request
+from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util.durations import parse_duration
 from mlbench_cli.util.text import counted
 from task_images.certify import STAGES
-
-if TYPE_CHECKING:
-    from mlbench_cli.certify.certificate import Certificate
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
@@ -126,15 +131,11 @@ def _find_archive(client: Client, name: str) -> Path:
     return found[0]
 
 
-def _read_earlier(path: Path | None) -> "Certificate | None":
-    from mlbench_cli.certify.certificate import read_certificate
-
+def _read_earlier(path: Path | None) -> Certificate | None:
     return None if path is None else read_certificate(path)
 
 
-def _plan_recheck(node: str, earlier: "Certificate | None", cluster: str, nodes: int | None) -> Mapping[str, Any]:
-    from mlbench_cli.certify.certificate import plan_recheck
-
+def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> Mapping[str, Any]:
     if earlier is None:
         raise UsageError(
             "--recheck needs the certificate in which the node was a suspect.",
@@ -160,8 +161,6 @@ def _plan(
     suspect: Mapping[str, Any] | None,
 ) -> tuple[Request, Plan]:
     """What will run. Raises UsageError, NotFoundError for what contradicts itself."""
-    from mlbench_cli.tasks.catalog import load_task
-
     if level not in LEVELS:
         raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
     if unknown := [stage for stage in only or () if stage not in STAGES]:
@@ -258,14 +257,12 @@ def _conclude(
     source: Path,
     out: Path | None,
     key: Path | None,
-    earlier: "Certificate | None",
+    earlier: Certificate | None,
     output: Format,
     *,
     just_measured: bool = False,
 ) -> int:
     """Write the certificate and say what it says; its exit code."""
-    from mlbench_cli.certify.certificate import read_certificate, require_same_hardware, write_files
-
     certificate = read_certificate(source)
     name = str(certificate.run["name"])
     folder = out or Path(f"certificate-{name}")

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import appdirs
+
 from mlbench_cli.errors import UsageError
 from mlbench_cli.util.durations import parse_duration
 
@@ -86,8 +88,6 @@ def _named_dir(home: str) -> Path:
 
 
 def _user_dir(kind: str) -> Path:
-    import appdirs
-
     if os.path.expanduser("~") == "~" and not os.environ.get("XDG_DATA_HOME"):  # nor an entry in passwd
         raise UsageError(
             "This user has no home folder: HOME is not set, and there is no entry for the user in passwd.",

@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import templates
 from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
+from mlbench_cli.agent.messages import MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, thread_variables
 from mlbench_cli.engines.kubernetes.fabrics import claims_cards, fabric_patch
 from mlbench_cli.engines.kubernetes.pods import (
@@ -38,9 +40,6 @@ from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
 from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import MachinesPlan
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -84,8 +83,6 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
 
     Raises UsageError for what a cluster would reject.
     """
-    import templates
-
     values = _values(spec, spec.pods.namespace or namespace)
     wanted = [(kind, values) for kind in TEMPLATES if _is_wanted(kind, spec)]
     if spec.servers:
@@ -229,8 +226,6 @@ def holders(spec: RunSpec) -> tuple[int, ...]:
 
 
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
-    import templates
-
     options = spec.pods
     _check(spec)
     selector = {RUN_LABEL: spec.name}
@@ -414,7 +409,7 @@ def _environment(spec: RunSpec, threads: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _plan(spec: RunSpec) -> "MachinesPlan":
+def _plan(spec: RunSpec) -> MachinesPlan:
     """What the agents of the pods do."""
     # The user's variables are named here, too: of a container's own, agents leave out what looks like a launcher's.
     contract = {**spec.env, **contract_environment(spec, AT_START, AT_START, AT_START)}
