@@ -3,14 +3,12 @@
 import json
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from mlbench_cli.__main__ import main
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
@@ -53,18 +51,6 @@ def test_the_newest_fifty_are_listed(capsys: Captured) -> None:
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 51
     assert "10 older runs are hidden; --limit 0 shows all." in printed.err
-
-
-@pytest.mark.parametrize("argv", [[], ["run-7"], ["run-7", "run-8"], ["run-70"]], ids=" ".join)
-def test_without_options_it_does_without_typer_and_says_the_same(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str]
-) -> None:
-    code, expected = run(["status", *argv]), capsys.readouterr()
-    monkeypatch.setattr("mlbench_cli.app.run", lambda words: pytest.fail("Typer is not needed here"))
-    monkeypatch.setattr(sys, "argv", ["mlbench", "status", *argv])
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the tool takes folders off it
-    assert main() == code
-    assert capsys.readouterr() == expected
 
 
 def test_filters_look_at_all_runs(capsys: Captured) -> None:

@@ -10,7 +10,6 @@ from mlbench_cli import console
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks import image_builds
 from tests.fakes.gke import World
 
 Command = Callable[..., Any]
@@ -98,7 +97,7 @@ def test_a_cluster_that_was_deleted_during_a_push_stays_forgotten(
         assert command("delete-cluster", "rel-1", "--yes").code == 0
         return {"allreduce:4": "sha256:01"}
 
-    monkeypatch.setattr(image_builds, "push_images", push)
+    monkeypatch.setattr("mlbench_cli.commands.images.push_images", push)
     result = command("images", "push", "allreduce", "--cluster", "rel-1")
     assert (result.code, "The cluster rel-1 has been deleted" in result.err) == (0, True)
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
