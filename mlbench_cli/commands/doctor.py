@@ -23,6 +23,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
 from providers.pins import SOON_DAYS, ends_soon, list_ends
+from providers.registry import run_checks
 from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -54,8 +55,6 @@ def doctor(
     (but for quotas of single kinds of GPU and programs), else 0.
     """
     if providers:
-        from providers.registry import run_checks
-
         checks = [
             check
             for name in providers
