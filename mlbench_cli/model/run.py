@@ -216,17 +216,15 @@ class Observation:
     findings: tuple[Finding, ...] = ()
     ended: Ending | None = None
     first_failed: int | None = None  # rank that failed first
-    # Network topology in the cloud: node -> name of the level (zone, block, subblock, host) -> value.
-    topology: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # From the start of the first rank to the end of the last rank, by monotonic clocks; None: not measured.
     seconds: float | None = None
     clocks: tuple[NodeClock, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The observation as plain values; times in seconds since 1970. Unknown topology and clocks are left out."""
+        """The observation as plain values; times in seconds since 1970. Unknown seconds and clocks are left out."""
         document = {**asdict(self), "workers": [worker.to_dict() for worker in self.workers]}
-        for name in ("topology", "seconds", "clocks"):
-            if document[name] in ({}, None, ()):
+        for name in ("seconds", "clocks"):
+            if document[name] in (None, ()):
                 del document[name]
         return document
 

@@ -107,9 +107,7 @@ class KubeSide:
 
     def _labels_of(self, cluster: str, instance: Instance) -> dict[str, str]:
         """Those of its group, of AWS' cloud controller, and of who has labeled the node."""
-        layers = enumerate(instance.layers, 1)
-        own = {f"topology.k8s.aws/network-node-layer-{number}": layer for number, layer in layers}
-        own |= {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
+        own = {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
         return own | self.labels.get((cluster, instance.node), {})
 
 

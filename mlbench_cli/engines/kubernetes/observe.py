@@ -13,7 +13,6 @@ from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
 from mlbench_cli.engines.kubernetes.ending import decide_ending, is_stopped, start_limit
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
-from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
@@ -67,8 +66,6 @@ class RunObserver:
         self._nodes: list[dict[str, Any]] = []
         self._denied: set[str] = set()
         self._groups: frozenset[str] | None = None  # of the cluster's API; asked for once a pod has no node
-        self._topology: dict[str, dict[str, str]] = {}  # of all nodes that were listed, by name
-        self._topology_asked = False
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
         self._tails: dict[int, str] = {}
         self._state_of = Known(worker_state)
@@ -117,11 +114,8 @@ class RunObserver:
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
         if without_node and self._groups is None:
             self._groups = frozenset(group["name"] for group in self._ask_groups())
-        unknown = {pod.get("spec", {}).get("nodeName") for pod in pods.values()} - {None} - set(self._topology)
-        wanted = waiting or without_node or failed or silent or (unknown and not self._topology_asked)
+        wanted = waiting or without_node or failed or silent
         self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
-        self._topology |= find_topology(self._nodes)
-        self._topology_asked = not waiting  # once for all when the last worker has a node
 
     def observation(self, snapshot: Snapshot) -> Observation:
         """Derive an observation from what the agents say now, and from Job, pods, events and nodes as last read.
@@ -173,9 +167,6 @@ class RunObserver:
             findings=tuple(self._confirm_lasting(found, now)),
             ended=ended,
             first_failed=first_rank,
-            topology={
-                state.node: place for state in states if state.node and (place := self._topology.get(state.node))
-            },
             seconds=agents.seconds if agents is not None and ended else None,
             clocks=agents.clocks if agents is not None else (),
         )

@@ -91,7 +91,6 @@ class ObservationDocument(TypedDict):
     findings: list[FindingDocument]
     ended: Annotated[str, _one_of(Ending)]
     first_failed: Count | None
-    topology: NotRequired[dict[str, dict[str, str]]]
     seconds: NotRequired[Amount]
     clocks: NotRequired[list[ClockDocument]]
 

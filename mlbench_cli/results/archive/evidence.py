@@ -135,7 +135,6 @@ def _without_host_names(observation: Observation) -> Observation:
             replace(clock, node=None if clock.node is None else names.get(clock.node, "node"))
             for clock in observation.clocks
         ),
-        topology={names.get(node, "node"): levels for node, levels in observation.topology.items()},
     )
 
 

@@ -232,21 +232,6 @@ def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) ->
     assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
 
 
-def test_a_look_tells_where_the_workers_nodes_are_and_asks_for_it_once(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    submit(server, run)
-    for index in (0, 1):
-        place = {"cloud.google.com/gce-topology-block": "b", "cloud.google.com/gce-topology-host": f"h{index}"}
-        server.put("nodes", {"metadata": {"name": f"node-{index}", "labels": place}})
-        labels = {"mlbench/run": "r-2", INDEX_LABEL: str(index)}
-        pod = {"metadata": {"name": f"r-2-{index}-x", "labels": labels}, "spec": {"nodeName": f"node-{index}"}}
-        server.put("pods", {**pod, "status": terminated_pod(0)})
-    seen = look(server, run)
-    assert seen.topology == {"node-0": {"block": "b", "host": "h0"}, "node-1": {"block": "b", "host": "h1"}}
-    assert [worker.node for worker in seen.workers] == ["node-0", "node-1"]
-    assert sum(count for request, count in server.requests.items() if "/api/v1/nodes" in request) == 1
-
-
 def a_served_run(folder: Path, **options: Any) -> Run:
     method = {**describe(find_class("bsp-ps")()), "servers": "1"}
     return a_run(folder, method=method, kubernetes=KubernetesOptions(**options))
