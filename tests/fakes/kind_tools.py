@@ -159,6 +159,8 @@ def docker_info(state: State, argv: list[str]) -> str:
         raise ToolError(
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
         )
+    if "{{.CgroupVersion}}" in argv:
+        return str(state["trouble"].get("cgroup", "2"))
     return (
         as_json([["driver-type", "io.containerd.snapshotter.v1"]] if state["store"] == "containerd" else []) + "20.10"
     )
@@ -302,7 +304,7 @@ def docker_exec(state: State, argv: list[str]) -> str:
 
 
 def kind_version(state: State, argv: list[str]) -> str:
-    return "kind v0.30.0 go1.26 linux/amd64"
+    return f"kind {state['trouble'].get('version', 'v0.30.0')} go1.26 linux/amd64"
 
 
 def kind_create(path: str, argv: list[str]) -> str:

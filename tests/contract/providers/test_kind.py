@@ -116,6 +116,15 @@ def test_another_program_of_containers_is_named_by_kinds_own_variable(
         KindProvider().plan(_cluster())
 
 
+def test_a_machine_with_cgroup_v1_is_told_which_kubernetes_runs_there(world: World) -> None:
+    world.change(trouble={"cgroup": "1", "version": "v0.33.0"})
+    with pytest.raises(UsageError, match="does not run on cgroup v1") as caught:
+        KindProvider().plan(_cluster(options=KindOptions(kubernetes_version="1.36")))
+    assert "--kubernetes-version 1.34" in str(caught.value.hint)
+    assert world.left == []
+    KindProvider().plan(_cluster(options=KindOptions(kubernetes_version="1.34")))
+
+
 def test_every_version_has_a_node_image_by_digest() -> None:
     for version in ("1.34", "1.35", "1.36"):
         image = image_of(KindOptions(kubernetes_version=version))

@@ -64,6 +64,14 @@ def test_shipped_tasks(name: str) -> None:
         assert better(values["goal_full"], values["goal_light"]) == values["goal_full"]
 
 
+def test_tasks_of_mlbench_3_are_as_specified() -> None:
+    collectives, regression = load_task("allreduce"), load_task("epsilon_logistic_regression")
+    assert collectives.legacy_name == "PyTorch Distributed Backend benchmarking"
+    assert regression.legacy_name == "PyTorch Linear Logistic Regression"
+    spec = collectives.resolve("spec")
+    assert (spec["samples"], spec["seconds_per_size"], spec["seconds_total"]) == (100, 0, 0)
+
+
 def test_the_catalog_is_in_the_order_of_numbers() -> None:
     numbers = [task.number for task in load_catalog().values()]
     assert numbers == sorted(numbers)
