@@ -103,7 +103,9 @@ def find_gpu(name: str) -> Gpu | None:
 
 def find_machine(text: str) -> MachineType:
     """The machine type named `text`, with or without its provider. Raises UsageError that suggests a near name."""
-    found = [machine for machine in load_machines() if text in (str(machine), machine.kind, machine.name)]
+    fitting = [machine for machine in load_machines() if text in (str(machine), machine.kind, machine.name)]
+    # A machine that is also sold with a GPU attached has the plain name to itself.
+    found = [machine for machine in fitting if text == str(machine) or not machine.priced_as] or fitting
     if not found:
         near = did_you_mean(text, [each for machine in load_machines() for each in (str(machine), machine.name)])
         raise UsageError(

@@ -63,6 +63,12 @@ def test_workers_add_throughput_and_prices_are_those_asked_for(capsys: Captured)
     assert eight["price_usd"] == pytest.approx(8 * 2 * eight["seconds_to_goal"] / 3600)
 
 
+def test_a_machine_that_is_also_sold_with_a_gpu_is_found_by_its_plain_name(capsys: Captured) -> None:
+    (found,) = predict(capsys, *paths("net-bsp-1gbit-2"), "--on", "gke/n1-standard-8")
+    assert found["basis"] == "guessed"
+    assert found["price_usd"] == pytest.approx(2 * 0.38 * found["seconds_to_goal"] / 3600, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
