@@ -12,7 +12,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.archive.verify import verify
-from tests.contract.server.dashboards import Dashboard
+from tests.contract.server.dashboards import Dashboard, serve
 
 
 def read_printed(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
@@ -119,6 +119,15 @@ def test_a_bad_request_starts_nothing(idle: Dashboard, document: object, status:
     assert answer.status == status
     assert answer.document["message"]
     assert idle.ask("/api/v1/runs").document["runs"] == []
+
+
+def test_no_run_is_larger_than_the_limits_of_the_dashboard(tmp_path: Path) -> None:
+    wanted = {"name": "x", "command": "true"}
+    with serve(tmp_path, "--allow-actions", "--max-workers", "1") as limited:
+        for more in ({"workers": [5]}, {"workers": [1, 2]}):
+            answer = limited.post("/api/v1/runs", {**wanted, **more})
+            assert answer.status == 400, answer.document
+        assert limited.ask("/api/v1/runs").document["runs"] == []
 
 
 def test_a_form_gives_any_option_as_on_a_command_line(idle: Dashboard) -> None:
