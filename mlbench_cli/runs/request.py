@@ -317,6 +317,7 @@ def take_rare(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Request]:
     UsageError for an unknown one."""
     own = {key: value for key, value in settings.items() if not key.startswith(RARE)}
     given = {key.removeprefix(RARE).replace("-", "_"): str(value) for key, value in settings.items() if key not in own}
+    given = {name: text.lower() if text in ("True", "False") else text for name, text in given.items()}
     for name, text in given.items():
         if name not in _RARE:
             hint = f"{flag(name)} {text}" if name in _KINDS else "mlbench help run-settings"
@@ -414,7 +415,9 @@ def parse_mapping(data: Mapping[Any, Any]) -> Request:
             raise UsageError(f'The key "{key}" is given twice.')
         if value is not None:
             values[name] = _file_value(str(key), name, known[name], value)
-    return Request(**values)
+    request = Request(**values)
+    own, rare = take_rare(request.set)
+    return merge(rare, replace(request, set=own))
 
 
 def _file_value(key: str, name: str, kind: str, value: Any) -> Any:

@@ -48,6 +48,13 @@ def test_flags_go_before_the_file() -> None:
     assert merge(merged, Request()) == merged
 
 
+def test_rare_settings_of_a_run_are_written_in_a_file_as_on_the_command_line() -> None:
+    read = parse_file("set: {run.budget: 5s, run.servers: 1, run.pin: true, batch_size: 16}")
+    assert (read.budget, read.servers, read.pin, read.set) == ("5s", 1, True, {"batch_size": 16})
+    with pytest.raises(UsageError, match="no setting"):
+        parse_file("set: {run.bugdet: 5s}")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
