@@ -27,8 +27,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from task_images.certify.rules import LEAST_DIP
-
 VICTIM = 1
 MLBENCH = (sys.executable, "-m", "mlbench_cli")
 REASONS = {
@@ -46,10 +44,7 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> tuple[st
     """Whether the right node, nobody, or another one was named, and what the certificate says of nodes."""
     words = [*MLBENCH, "run", "certify", str(options.workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
     words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks)]
-    if options.publish is not None:
-        words += ["--set", f"least_dip_seconds={options.least_dip:g}"]
-    else:
-        words += ["--preset", "tiny", "--set", "limit_seconds=20", "--set", "confirm_seconds=400"]
+    words += ["--preset", "tiny", "--set", "limit_seconds=20", "--set", "confirm_seconds=400"]
     if fault == "network":
         words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * options.share:g}mbit"]
         words += ["--set", "stages=drift,pairs"]
@@ -59,14 +54,10 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> tuple[st
         try:
             if fault in ("cpu", "silent", "killed"):
                 _harm(fault, folder, options.share)
-            client.wait(_LIMIT_SECONDS if options.publish is None else 7200)
+            client.wait(_LIMIT_SECONDS)
         finally:
             client.kill()
     run = next(folder.glob("runs/*/certificate.json")).parent
-    if options.publish is not None:
-        subprocess.run(
-            [*MLBENCH, "certify", "--archive", str(run), "--out", str(options.publish)], env=environment, check=False
-        )
     if fault == "edited":
         return ("right" if _is_edit_refused(run, environment) else "nobody"), ""
     document: dict[str, Any] = json.loads((run / "certificate.json").read_text())
@@ -131,8 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="per worker")
     parser.add_argument("--share", type=float, default=0.7, help="of a CPU or of the rate that the slow worker gets")
-    parser.add_argument("--publish", type=Path, help="folder of a certificate of the level quick")
-    parser.add_argument("--least-dip", type=float, default=LEAST_DIP, help="of it; less than the default is hurried")
     options = parser.parse_args(arguments)
     for fault in options.faults:
         counts: Counter[str] = Counter()
