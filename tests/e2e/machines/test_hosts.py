@@ -117,15 +117,16 @@ def test_a_host_that_is_away_keeps_the_run_from_starting_anywhere(hosts: Client,
     assert hosts.result("partly-3")["outcome"] == "completed"
 
 
-def test_a_run_waits_until_its_hosts_are_free(hosts: Client, tmp_path: Path) -> None:
+def test_a_run_on_hosts_in_use_is_refused_unless_it_shares_them(hosts: Client, tmp_path: Path) -> None:
     hosts.ok("run", "first", "2", "--command", "sleep 600", "--detach", "--yes")
     until(lambda: len(ranks("first-2")) >= 2)
-    second = hosts.start("run", "second", "1", "--command", "echo mine", "--yes")
-    until(lambda: "first-2 of user" in hosts.run("status", "second-1").stdout, every=1.0)
+    refused = hosts.run("run", "second", "1", "--command", "echo mine", "--yes")
+    assert refused.returncode == 6
+    assert "first-2 of user" in refused.stdout + refused.stderr
     assert not ranks("second-1")
     hosts.ok("run", "beside", "1", "--command", "echo shared", "--share-machine", "--yes")
     hosts.ok("cancel", "first-2")
-    assert second.wait(100) == 0
+    hosts.ok("run", "second", "--yes")
     assert "--share-machine" in (hosts.folder("beside-1") / "official_result.txt").read_text()
     assert "no lock" not in (hosts.folder("second-1") / "official_result.txt").read_text()
 
