@@ -22,6 +22,8 @@ Stopped                          a person or another program ended this command;
 Every error says what happened, why, and in `hint` which command to run next.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +76,7 @@ class DamagedArchive(UsageError):
 
     code = "damaged_archive"
 
-    def __init__(self, path: "Path | str", file: str, message: str, *, problem: str = "damaged") -> None:
+    def __init__(self, path: Path | str, file: str, message: str, *, problem: str = "damaged") -> None:
         where = f"{path}: {file}" if file else str(path)
         super().__init__(
             f"{where}: {message}", hint=f"mlbench verify {path}", details={"file": file, "problem": problem}
@@ -138,7 +140,7 @@ class UnprovenArchive(CannotTellError):
 
     code = "unproven_archive"
 
-    def __init__(self, path: "Path | str", reasons: Sequence[str], *, can_be_shown: bool = True) -> None:
+    def __init__(self, path: Path | str, reasons: Sequence[str], *, can_be_shown: bool = True) -> None:
         more = "; other commands show it, marked as unproven, with --unproven" if can_be_shown else ""
         super().__init__(
             f"{path}: not everything follows from the evidence. {reasons[0]}",
@@ -191,7 +193,7 @@ def explain_stop(stopped: BaseException, message: str, hint: str | None = None) 
     return kind(message, hint=hint)
 
 
-def did_you_mean(word: str, known: "list[str] | tuple[str, ...]") -> str:
+def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     """' Did you mean "x"?' for the known word nearest to `word`, or an empty string."""
     import difflib
 

@@ -9,8 +9,10 @@ Items are separated by semicolons or newlines. Times count from the first update
 fixed
 interval, `every ~600s` draws exponential ones of that mean. The plan is a pure function of script, seed and number of
 ranks, so it is known before the start and can be re-derived from an archive. `anyway` starts a run even if faults are
-predicted to come faster than its checkpoints.
+predicted to come faster than its checkpoints. Agents on machines with Python 3.9 or later read this module, too.
 """
+
+from __future__ import annotations
 
 import heapq
 import math
@@ -18,7 +20,6 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,17 @@ from mlbench_cli.model.network import NetworkShape, parse_network
 
 if TYPE_CHECKING:
     from mlbench_cli.model.spec import RunSpec
+
+try:
+    from enum import StrEnum
+except ImportError:  # before Python 3.11
+    from enum import Enum
+
+    class StrEnum(str, Enum):  # type: ignore[no-redef]  # noqa: UP042
+        """As in Python 3.11."""
+
+        __str__ = str.__str__
+
 
 MIN_INTERVAL = 0.05  # seconds between repeated faults
 MAX_SECONDS = 30 * 86400.0
@@ -342,7 +354,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.10g}s"
 
 
-def plan_of(spec: "RunSpec") -> Iterator[Fault]:
+def plan_of(spec: RunSpec) -> Iterator[Fault]:
     """The plan of a run; none without a script."""
     if spec.faults is None:
         return iter(())

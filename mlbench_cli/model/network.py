@@ -5,6 +5,8 @@ machine's own latency. "model:1gbit,5ms" is computed by a formula instead of bei
 mbit gbit tbit, us ms s.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
