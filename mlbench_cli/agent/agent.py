@@ -21,6 +21,7 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,18 +82,22 @@ def main(arguments: list[str]) -> int:
     os.close(lock)
     agent.watch()
     agent.finish()
-    _finalize(folder, request["finalizer"])
+    _finalize(folder, request["finalizer"], request["finalizer_path"])
     return 0
 
 
-def _finalize(folder: str, module: str | None) -> None:
-    """Complete the archive. A failure is in supervisor.log, and `mlbench wait` tries again."""
+def _finalize(folder: str, module: str | None, path: list[str]) -> None:
+    """Complete the archive, by a module that finds its libraries on `path`.
+
+    A failure is in supervisor.log, and `mlbench wait` tries again.
+    """
     if module is None or not os.path.isdir(folder):
         return
     import importlib
     import traceback
 
     signal.set_wakeup_fd(-1)
+    sys.path[:] = path
     try:
         importlib.import_module(module).main(folder)
     except Exception:

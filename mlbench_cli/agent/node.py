@@ -90,6 +90,7 @@ class NodeAgent(Agent):
             "python": plan["python"] or sys.executable,
             "installed_code_only": plan["installed_code_only"],
             "finalizer": None,
+            "finalizer_path": [],
             "machine_lock": {"lock": "unavailable", "lock_reason": None},
             "plan": {**plan, "ranks": own["ranks"]},
         }

@@ -36,6 +36,7 @@ from mlbench_cli.engines.local.state import (
     read_state,
 )
 from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
@@ -317,6 +318,7 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: Mac
         "installed_code_only": run.spec.runs_task_program,
         "plan": plan,
         "finalizer": finalizer,
+        "finalizer_path": protected_path(),
         "machine_lock": {"lock": lease.state, "lock_reason": lease.reason},
     }
     path = run.folder / ".state" / "request.json"
