@@ -112,7 +112,7 @@ class Client(Workspace):
     ) -> "Launch":
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
 
-        `new_cluster` is the one that its `create` describes, whether or not it exists by now. Raises UsageError or
+        `new_cluster` is the one that its `create` describes, whether or not it exists yet. Raises UsageError or
         NotFoundError for runs that cannot work, and for more than `most` of them (default: what `mlbench run` starts
         without a question).
         """

@@ -66,7 +66,7 @@ class Launch:
 
     @property
     def handle(self) -> ExperimentHandle:
-        """The experiment with the members that it has already, and what is asked for now."""
+        """A handle to the experiment as it would be recorded: its existing members, with the current request."""
         return ExperimentHandle(self.workspace, self.experiment)
 
     def plan(self, *, retry_failed: bool = False) -> Plan:
@@ -188,7 +188,7 @@ def make_launch(
     require_goal: bool = False,
     new_cluster: Cluster | None = None,
 ) -> Launch:
-    """The launch of `candidates`. An experiment that exists goes on. `document` is what is recorded of the request;
+    """The launch of `candidates`. An existing experiment is continued. `document` is what is recorded of the request;
     default: the request itself."""
     name = str(request.name)
     known = workspace.store.find_experiment(name)

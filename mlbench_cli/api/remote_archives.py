@@ -14,7 +14,7 @@ from mlbench_cli.errors import NotFoundError, UnreachableError, UsageError
 from mlbench_cli.util.text import one_line
 
 MAX_BYTES = 2 << 30
-ANSWER_SECONDS = 60.0  # without a byte, after which a server is given up
+ANSWER_SECONDS = 60.0  # without a byte, after which the download fails
 MIN_RATE = 4096  # bytes per second on average, after the first ANSWER_SECONDS
 ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
@@ -56,7 +56,7 @@ def fetch_archive(url: str, workspace: Workspace) -> Path:
 
 
 def _check(url: str) -> None:
-    """Refuse an address that is none, or holds a password, which would end up in receipts and logs."""
+    """Reject an invalid address, and one with a password, which would end up in receipts and logs."""
     try:
         parts = urllib.parse.urlsplit(url)
         usable = parts.scheme in _SCHEMES and bool(parts.hostname) and url.isascii() and url.isprintable()

@@ -1,4 +1,4 @@
-"""The frozen spec of a run, once more: `mlbench run --from ARCHIVE`, and `mlbench reproduce`.
+"""Run the frozen spec of an archive again: `mlbench run --from ARCHIVE`, and `mlbench reproduce`.
 
 An archive may come from a stranger, so nothing in it is executed because the archive says so. A catalog task runs the
 installed program only. Everything else that its author chose to execute, mount or pass is an `AuthorsProgram`, which
@@ -111,7 +111,7 @@ class AuthorsProgram:
 
 
 def refuse_program(program: AuthorsProgram) -> None:
-    """What a program does that nobody has agreed to. Raises UsageError."""
+    """Reject a program that nobody has agreed to: always raises UsageError."""
     raise UsageError(f"{program}\nIt was not run.", hint="prepare_repetition(..., agree=...) decides about it")
 
 
@@ -231,7 +231,7 @@ def refuse_to_reproduce(program: AuthorsProgram) -> None:
 
 @dataclass(frozen=True)
 class _FrozenRun:
-    """What an archive says of its run. `document` is run.json as it is: its command may have several lines."""
+    """The run that an archive describes. `document` is run.json as it is: its command may have several lines."""
 
     source: str
     spec: RunSpec
@@ -430,7 +430,7 @@ def _cluster(spec: RunSpec, store: Store) -> Cluster:
 
 
 def _require_same_task(spec: RunSpec, document: Any) -> None:
-    """Refuse a task whose rules are not those of then: goal, presets or command of the catalog have changed."""
+    """Reject a task whose goal, presets or command in the catalog have changed since the original run."""
     then = document.get("task")
     if then is None:
         return
@@ -446,7 +446,7 @@ def _require_same_task(spec: RunSpec, document: Any) -> None:
 
 
 def _require_same_code(spec: RunSpec, document: Any) -> None:
-    """Refuse a catalog task whose installed code, with all methods, is not that of then."""
+    """Reject a catalog task whose installed code, with all methods, differs from that of the original run."""
     then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
     if then is None:
         return

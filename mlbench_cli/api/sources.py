@@ -13,8 +13,8 @@ from mlbench_cli.storage.store import Store
 def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], None] | None = None) -> list[Path]:
     """The archives of named runs, experiments, folders and zips, each once; without names those of all runs.
 
-    For experiments only runs that have ended count; `notice` is told of the others. Raises NotFoundError,
-    or UsageError if none has ended.
+    For experiments only runs that have ended count; `notice` is called about the others. Raises NotFoundError, or
+    UsageError if none has ended.
     """
     if not words:
         found = [row.run.folder for row in store.runs() if is_sealed(row.run)]
@@ -25,7 +25,7 @@ def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], No
 
 
 def as_archive_path(word: str) -> Path | None:
-    """The path that a word with "/" or ".zip" is; None for a name. Raises NotFoundError if nothing is there."""
+    """A word with "/" or ".zip" as a path; None for a name. Raises NotFoundError if nothing is there."""
     path = Path(word)
     if "/" not in word and path.suffix != ".zip":
         return None

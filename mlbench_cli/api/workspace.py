@@ -1,4 +1,4 @@
-"""What the objects of the API share: the store of a data folder, engines, and who hears notices."""
+"""What the objects of the API share: the store of a data folder, engines, and the callback for notices."""
 
 from collections.abc import Callable
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""What everything talks about: runs and their specs, goals, networks, clusters' details and findings.
+"""The types that all other packages use: runs and their specs, goals, networks, clusters' details and findings.
 
 Plain types with behavior; nothing here reads or writes. Start at `run.py` and `spec.py`.
 """

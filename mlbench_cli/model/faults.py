@@ -6,10 +6,10 @@
     seed 7                                      anyway
 
 Items are separated by semicolons or newlines. Times count from the first update of the training. `every 600s` is a
-fixed
-interval, `every ~600s` draws exponential ones of that mean. The plan is a pure function of script, seed and number of
-ranks, so it is known before the start and can be re-derived from an archive. `anyway` starts a run even if faults are
-predicted to come faster than its checkpoints. Agents on machines with Python 3.9 or later read this module, too.
+fixed interval, `every ~600s` draws exponential intervals with that mean. The plan is a pure function of script, seed
+and number of ranks, so it is known before the start and can be re-derived from an archive. `anyway` starts a run even
+if faults are predicted to come faster than its checkpoints. Agents on machines with Python 3.9 or later read this
+module, too.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ _EXAMPLES = {
     "link": "at 90s for 20s link 2 down, or link 2 10mbit, or link 2 loss 2%",
 }
 
-# What users may look for, and why there is none of it.
+# Faults that users may look for, and why they cannot be injected.
 _IMPOSSIBLE = {
     "pod": "a pod has no permission to delete another one",
     "job": "a requeued job starts from the beginning as another run",

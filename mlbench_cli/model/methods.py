@@ -8,7 +8,7 @@ OWN = "task's own"
 
 
 def method_of(spec: Mapping[str, Any]) -> str:
-    """The method of a run by its spec's document; empty for a user's command, which does as it likes."""
+    """The method of a run by its spec's document; empty for a user's command, whose method is not known."""
     return "" if is_command(spec) else method_phrase(spec.get("method") or {})
 
 

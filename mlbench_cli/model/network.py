@@ -166,7 +166,7 @@ def network_phrase(summary: Mapping[str, Any]) -> str:
     return text if summary["held"] else f"{text}, which did not hold: {'; '.join(summary['problems'])}"
 
 
-_ROUNDED = 0.9995  # of a unit: with three digits it is 1 of this unit, and not 1e+03 of the one below
+_ROUNDED = 0.9995  # of a unit: from here on three digits round to 1 of it; the unit below would give 1e+03
 
 
 def format_rate(bits_per_second: float) -> str:

@@ -37,7 +37,7 @@ class Silence:
         return self._since is None
 
     def end(self) -> None:
-        """The cluster has answered."""
+        """Record that the cluster has answered."""
         self._since = self._refused_since = None
         self._has_answered, self._is_told = True, False
 

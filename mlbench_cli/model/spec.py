@@ -22,11 +22,11 @@ MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run of the user's own command
-OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
+OPEN = "open"  # the preset of a user's own command that is measured against a task's goal
 SEED = 42
 START_TIMEOUT = 1800
 KEEP_SECONDS = 86400
-MIN_KEEP_SECONDS = 600  # for which a run's head keeps its results at least
+MIN_KEEP_SECONDS = 600  # minimum time for which a run's head keeps the results
 HOLD_SECONDS = 900  # how long a worker's pod tries to hand its results over to a head that does not answer
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
 
@@ -71,13 +71,13 @@ class KubernetesOptions:
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
     start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
-    keep_seconds: int = KEEP_SECONDS  # how long the run's head has its results after the run, at least 10 minutes
+    keep_seconds: int = KEEP_SECONDS  # how long the run's head keeps the results, at least 10 minutes
     collect: str = "rank0"  # rank0 | all
     data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
     registry: str | None = None  # prefix of catalog images
     spread: bool = True  # one worker per node
-    share_nodes: bool = False  # also nodes on which another run measures
-    runtime_class: str | None = None  # by which nodes give GPUs to containers; None: their default
+    share_nodes: bool = False  # may use nodes on which another run measures
+    runtime_class: str | None = None  # RuntimeClass of pods with GPUs; None: the nodes' default
     gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
     pod_patch: Mapping[str, Any] = field(default_factory=dict)  # merged into the pods: metadata and spec

@@ -1,1 +1,2 @@
-"""The way of a run: request (one declaration of every option) -> launch (request and cluster to specs) -> supervise."""
+"""From a request to finished runs. `request` declares every option, `launch` resolves a request and a cluster to specs,
+and `supervise` follows a run to its end. Start at `request.py`."""

@@ -15,9 +15,9 @@ FINALIZER = "mlbench_cli.runs.finalize"
 
 
 def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
-    """The engine of `cluster`. Raises MlbenchError if the cluster gives no access; it is not asked for anything yet.
+    """The engine of `cluster`. Sends no request yet. Raises MlbenchError if there is no access to the cluster.
 
-    `report` gets the sentences for a person who waits: for this machine, or for a cluster that is silent.
+    `report` is called with a sentence while a run waits for this machine, or while a cluster does not answer.
     """
     if cluster.provider == "local":
         from mlbench_cli.engines.local.engine import LocalEngine
@@ -42,7 +42,7 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
 class EngineCache:
     """The engine of a run's cluster, made once for each cluster.
 
-    For a sealed run the local one will do: all is in its folder, and no engine is asked.
+    A sealed run gets the local engine, because everything is read from its folder.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EngineCache:
 
 
 def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
-    """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
+    """An engine that can only render for `cluster`: --dry-run needs neither network nor credentials."""
     if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
         return connect_engine(cluster, report)
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
@@ -80,7 +80,7 @@ def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = No
 
 
 def find_machine_holder(spec: "RunSpec") -> str | None:
-    """Who has this machine, so that a local run has to wait; None if it can start, or runs elsewhere."""
+    """The run that uses this machine, for which a local run has to wait; None if it can start, or runs elsewhere."""
     if spec.engine != "local" or spec.share_machine:
         return None
     from mlbench_cli.agent.lock import find_holder

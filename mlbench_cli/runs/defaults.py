@@ -1,4 +1,4 @@
-"""What holds for options that nobody gave: the environment's and the config file's word, per cluster."""
+"""Defaults for options that were not given: from the environment and the config file, depending on the cluster."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from mlbench_cli.storage.store import Store
 
 
 def default_cluster(store: Store) -> Cluster:
-    """The cluster of commands that name none: by MLBENCH_CLUSTER, by the config file, by set-cluster, else local."""
+    """The cluster of commands that name none: from MLBENCH_CLUSTER, the config file or set-cluster, else local."""
     default = find_default("cluster")
     if default is None:
         return store.current_cluster
@@ -24,8 +24,8 @@ def default_cluster(store: Store) -> Cluster:
 
 
 def with_defaults(request: Request, cluster: Cluster) -> Request:
-    """The request with what environment and config file say of options that it leaves open, as far as they concern
-    the cluster: the data folder is one of this machine, registry and namespace are for Kubernetes without its own."""
+    """The request with missing options filled in from the environment and the config file. The data folder applies to
+    this machine only; registry and namespace apply to Kubernetes clusters that do not set them."""
     is_local = cluster.provider == "local"
     is_kubernetes = cluster.provider not in ("local", "slurm", "hosts")
     open_keys = [key for key in ("data-dir",) if is_local]

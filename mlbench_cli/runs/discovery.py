@@ -45,7 +45,7 @@ def discover_runs(
 ) -> list[Discovered]:
     """Record the runs of a cluster that this machine does not know, with their own ids.
 
-    For the local cluster these are the runs in the store's folder, on whatever cluster they were.
+    For the local cluster these are the runs in the store's folder, whichever cluster they ran on.
     """
     if cluster.provider == "local":
         return [_record_folder(folder, store) for folder in list_unknown_folders(store)]

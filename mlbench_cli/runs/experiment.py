@@ -257,7 +257,8 @@ def _refuse_contradiction(experiment: Experiment, existing: Sequence[MemberRow],
 
 
 def _hint_for_cores(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """How to grow an experiment whose further sizes would give each rank of all sizes fewer cores; else nothing."""
+    """A hint for growing an experiment if the new sizes would leave fewer cores for the ranks of all sizes; else
+    empty."""
     if {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} != {"cpus"}:
         return ""
     return f"; or use the cores of the existing runs: --num-cpus {before.get('cpus', 1):g}"
@@ -296,7 +297,7 @@ def _comparable(content: dict[str, object], ignored: set[str]) -> dict[str, obje
     return {key: value for key, value in content.items() if key not in {"workers", "seed", *ignored}}
 
 
-# The fields of a spec that an option decides, if they are not called as the option.
+# Option -> the fields of a spec that it decides, where their names differ.
 _DECIDES: Mapping[str, tuple[str, ...]] = {
     "task": ("task", "argv", "parameters", "image", "preset", "backend"),
     "preset": ("preset", "parameters"),
@@ -330,7 +331,7 @@ def _axis_fields(point: Mapping[str, str], keys: set[str]) -> set[str]:
 
 
 def absolute_paths(request: Request) -> Request:
-    """The request with folders that do not depend on the current one, as it is recorded."""
+    """The request with absolute paths, as it is recorded, so that it does not depend on the current folder."""
     changes = {
         name: os.path.abspath(value)
         for name in ("data_dir", "pod_patch")

@@ -1,4 +1,4 @@
-"""How far an experiment is: its state, its queue, and its members. Reads only."""
+"""The progress of an experiment: its state, its queue, and its members. Read-only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ MAX_LOG_LINES = 20
 
 @dataclass(frozen=True)
 class ExperimentStatus:
-    """An experiment now. `eta` is in seconds; None if nothing tells. `queue_text` says who starts its runs, or why
-    nobody does."""
+    """The current status of an experiment. `eta`: seconds until the last member ends; None if unknown. `queue_text`
+    says who starts its runs, or why nobody does."""
 
     experiment: Experiment
     state: ExperimentState
@@ -59,7 +59,7 @@ class ExperimentStatus:
 def experiment_status(
     experiment: Experiment, states: Sequence[RunStatus], store: Store, engine_of: Callable[[Run], Engine]
 ) -> ExperimentStatus:
-    """What is known of an experiment, whose members' states are among `states`. Reads only."""
+    """The status of an experiment; `states` includes those of its members. Read-only."""
     by_id = {status.row.run.id: status for status in states}
     own = [by_id[member.run_id] for member in experiment.members if member.run_id in by_id]
     known = [(_state(status), None if status.outcome is None else Outcome(status.outcome)) for status in own]
@@ -97,8 +97,8 @@ def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentSt
 
 
 def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: Callable[[Run], Engine]) -> float | None:
-    """Seconds until the last member ends, by the mean of finished ones of the same size and point; None if a size has
-    none yet, or a run that is under way does not tell."""
+    """Seconds until the last member ends, from the mean time of finished members of the same size and point; None if a
+    size has no finished member yet, or a running member has no estimate."""
     points = {member.run_id: tuple(sorted(member.point.items())) for member in experiment.members}
     spent: dict[Any, list[float]] = {}
     for status in own:

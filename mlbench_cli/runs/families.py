@@ -1,4 +1,4 @@
-"""Which runs repeat each other, as the store knows it: members of one experiment with equal size and matrix point."""
+"""Find runs that repeat each other: in the store, members of one experiment with equal size and matrix point."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from mlbench_cli.model.run import Experiment, Run, RunRow
 from mlbench_cli.model.spec import canonical_json, common_name
 from mlbench_cli.storage.store import Store
 
-_SEED = "seed"  # an axis of the matrix that makes repeats
+_SEED = "seed"  # the matrix axis whose values make repeats
 _SUFFIX = re.compile(r"(-r\d+)?(-try\d+)?$")
 
 _Key = tuple[str, str]
@@ -47,7 +47,7 @@ def _key_of_member(experiment: Experiment, run: Run, point: Mapping[str, str]) -
 
 
 def _key_alone(run: Run) -> _Key:
-    """Of a run without an experiment, such as one found on a cluster: equal settings and a common name."""
+    """The key of a run without an experiment, such as one found on a cluster: its settings and its common name."""
     common = common_name(run.name)
     if common is None:
         return run.id, ""

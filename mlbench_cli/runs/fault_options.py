@@ -1,4 +1,4 @@
-"""What --faults, --on-failure, run.checkpoint_every and run.detect mean together, and which runs can keep it."""
+"""Resolve --faults, --on-failure, run.checkpoint_every and run.detect, and reject runs that cannot have them."""
 
 import sys
 from typing import Any
@@ -20,15 +20,16 @@ from mlbench_cli.util.durations import parse_duration
 from mlbench_cli.util.text import shorten
 
 MIN_DETECT_SECONDS = 1.0
-# Of a small training: what a checkpoint blocks, and what passes until a new attempt trains. They choose an interval,
-# and measured ones are in the result; `mlbench predict --faults` takes others.
+# Typical seconds of a small training: how long a checkpoint blocks the ranks, and how long it takes until a new attempt
+# trains. They only choose the checkpoint interval; the result has the measured values, and `mlbench predict --faults`
+# takes others.
 CHECKPOINT_SECONDS, RESTART_SECONDS = 0.05, 4.0
 DEFAULT_SECONDS = 60.0  # between checkpoints, if faults do not repeat
-MAX_ATTEMPTS = 10.0  # on average until one lives to its first checkpoint: more is refused
+MAX_ATTEMPTS = 10.0  # expected until one reaches its first checkpoint; above this a script is rejected
 
 
 def resolve_faults(request: Request) -> dict[str, Any]:
-    """The fields of RunSpec that say which faults a run meets and what follows; empty if nothing was asked."""
+    """The fields of RunSpec for fault injection and restarts; empty if none was requested."""
     fields: dict[str, Any] = {}
     script = None if request.faults is None else read_faults(request.faults)
     if script is not None:

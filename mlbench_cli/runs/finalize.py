@@ -92,7 +92,7 @@ def _complete(run: Run, engine: Engine, observation: Observation | None) -> Fini
 
 
 def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
-    """Bring the run's files; the observation with what the transfer has found.
+    """Fetch the run's files. Returns the observation with the findings of the transfer.
 
     A loss is reported once, by the engine if it knows why.
     """
@@ -105,7 +105,7 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
 
 def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
-    """The facts about a run whose archive does not fit on the disk. The next command that waits tries again."""
+    """How a run ended whose archive does not fit on the disk. The next command that waits for it tries again."""
     judgement = judge(collect_evidence(run, run_document(run), observation))
     finding = Finding(
         ARCHIVE_UNFINISHED,

@@ -1,4 +1,4 @@
-"""A run that is over, as its archive tells it: read from two documents in its folder, without engine or judge."""
+"""How a run ended, read from two documents in its sealed folder, without an engine or the judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ class FinishedRun:
         return goal is not None and goal["reached"]
 
     def exit_code(self, *, require_goal: bool = False) -> int:
-        """mlbench's exit code for those who waited; CapacityError's if the network was not to be had."""
+        """mlbench's exit code for commands that waited; that of CapacityError if the requested network was not
+        available."""
         if self.outcome is Outcome.NEVER_STARTED and any(finding.code == NOT_AS_ASKED for finding in self.findings):
             return CapacityError.exit_code
         sealed = self.result is not None
@@ -41,7 +42,7 @@ class FinishedRun:
 
 
 def read_finished(run: Run) -> FinishedRun | None:
-    """The run as its sealed archive tells it; None for a run that is not sealed.
+    """How the run ended, from its sealed archive; None for a run that is not sealed.
 
     Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
     """
@@ -63,7 +64,7 @@ def read_finished(run: Run) -> FinishedRun | None:
 
 
 def read_undamaged(run: Run) -> FinishedRun | None:
-    """As `read_finished`, but None for a damaged archive: for sums over many runs."""
+    """Like `read_finished`, but None for a damaged archive, for totals over many runs."""
     try:
         return read_finished(run)
     except UsageError:
@@ -71,9 +72,9 @@ def read_undamaged(run: Run) -> FinishedRun | None:
 
 
 def read_outcome(row: RunRow) -> Outcome | None:
-    """How the run ended, as its archive tells it; of a damaged archive, as the store remembers it. None: not yet.
+    """How the run ended: from its archive or, if that is damaged, from the store. None: it has not ended.
 
-    Raises DamagedArchive if neither can tell.
+    Raises DamagedArchive if neither has it.
     """
     try:
         finished = read_finished(row.run)

@@ -1,6 +1,6 @@
 """The options of runs on Kubernetes: from a request and its cluster to `KubernetesOptions`.
 
-Pure, but for the file of --pod-patch. What Kubernetes would refuse is refused here, with the option's name.
+Pure, except for reading the file of --pod-patch. What Kubernetes would reject is rejected here, with the option's name.
 """
 
 import os
@@ -98,7 +98,7 @@ def check_mount_point(path: str) -> str:
 
 
 def _choose_start_timeout(request: Request, cluster: Cluster) -> int | None:
-    """Seconds; the user's, else days where a queue or a booking may take them."""
+    """The start timeout in seconds: the user's, else several days if a queue or a booking may take that long."""
     if request.start_timeout is not None:
         return round(parse_duration(request.start_timeout, "--start-timeout"))
     return QUEUE_SECONDS if request.queue or ClusterDetails.of(cluster).provisioning_class else None
@@ -120,7 +120,8 @@ def _choose_fabric(request: Request, cluster: Cluster, patch: Mapping[str, Any])
 
 
 def _read_patch(path: str | None) -> Mapping[str, Any]:
-    """The content of --pod-patch. Raises UsageError for what is no part of a pod, or is mlbench's own."""
+    """The content of --pod-patch. Raises UsageError for fields that a pod does not have, or that mlbench sets
+    itself."""
     if path is None:
         return {}
     what = f"--pod-patch {shorten(path)}"

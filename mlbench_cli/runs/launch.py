@@ -99,7 +99,8 @@ def resolve(
 
 
 def _on_this_machine(request: Request) -> Request:
-    """The request with its folder found, and without what only clusters heed."""
+    """The request with the absolute path of its data folder. Raises UsageError for options that only clusters use,
+    NotFoundError for a missing folder."""
     _refuse_cluster_options(request, "on the local cluster")
     path = request.data_dir
     if path is None:
@@ -110,7 +111,7 @@ def _on_this_machine(request: Request) -> Request:
 
 
 def _on_machines(request: Request, engine: str) -> Request:
-    """The request with its folder checked, and without what only Kubernetes heeds."""
+    """The request with its data folder checked. Raises UsageError for options that only Kubernetes uses."""
     _refuse_cluster_options(request, f"on {engine}", MACHINE_OPTIONS)
     if request.share_machine is not None and engine == "slurm":
         raise UsageError(
@@ -293,7 +294,7 @@ def _task_program(
 
 
 def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, float]:
-    """The parameter that run.budget stands for."""
+    """The task's parameter that run.budget sets."""
     if request.budget is None:
         return {}
     if BUDGET not in task.parameters:
@@ -351,8 +352,8 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
 
 
 def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
-    """The public image of PyTorch, which the run's own code needs nothing besides. Raises UsageError for a task that
-    needs more, and for machines that the image is not for."""
+    """The public PyTorch image, which has everything that the code of most tasks needs. Raises UsageError for a task
+    that needs more, and for machines that the image is not for."""
     lacks = ""
     if task.packages or (task.folder / "Dockerfile").exists():
         lacks = f"has no {', '.join(task.packages) or 'framework of this task'}"
@@ -439,7 +440,7 @@ def _use_settings(request: Request, cluster: Cluster, argv: tuple[str, ...]) -> 
 
 
 def _refuse_task_options(request: Request) -> None:
-    """Raise UsageError for options that only tasks of mlbench heed."""
+    """Raise UsageError for options that only apply to tasks of mlbench."""
     for name in ("light", "detect"):
         if name == "light" and request.task is not None:
             continue  # the goal of that task
@@ -630,7 +631,7 @@ def _refuse_cluster_options(request: Request, place: str, allowed: Collection[st
 
 
 def _price(cluster: Cluster) -> dict[str, Any]:
-    """The planned cost of the cluster, by the price table of that day. It is stored with the run."""
+    """The price of the cluster, as planned from the price table when it was created. It is stored with the run."""
     plan = ClusterDetails.of(cluster).plan
     if not plan:
         return {}

@@ -11,8 +11,8 @@ from mlbench_cli.engines.base import Cursor, Engine, LogLine
 from mlbench_cli.model.run import Run
 from task_images import contract
 
-WAITING_LINES = 10_000  # between the threads and a slow terminal
-LOOK_EVERY = 0.05  # seconds; a queue with locks costs more than all that is done with the lines
+WAITING_LINES = 10_000  # buffered between the reading threads and a slow terminal
+LOOK_EVERY = 0.05  # seconds; polling, because a queue with locks would cost more than handling the lines
 _EVENT = contract.PREFIX.encode()
 
 
@@ -48,7 +48,7 @@ class LogReader:
         yield from self._note(rank, self._engine.logs(self._run, rank, follow=follow))
 
     def read_new(self, rank: int) -> Iterator[bytes]:
-        """The lines of one rank behind those that were read; of an archive all of them, once."""
+        """The lines of one rank since the last read; from an archive, all of them once."""
         if self._engine is None:
             if rank not in self._read:
                 self._read.add(rank)
@@ -57,7 +57,7 @@ class LogReader:
         yield from self._note(rank, self._engine.logs(self._run, rank, self._cursors[rank]))
 
     def _note(self, rank: int, lines: Iterable[LogLine]) -> Iterator[bytes]:
-        """The texts of the lines; how far they were read is noted."""
+        """The texts of the lines; remembers how far they were read."""
         for line in lines:
             self._cursors[rank] = line.cursor
             yield line.text
@@ -72,8 +72,8 @@ class LogReader:
                 yield LogEntry(rank, float(event["time"]) if event else None, line)
 
     def follow(self, write: Callable[[int, bytes], None], flush: Callable[[], None]) -> None:
-        """Hand over the lines behind those that were read, whole, in the order in which they arrive, until the ranks
-        have ended. Raises the first trouble that a rank has."""
+        """Pass on complete new lines, in the order in which they arrive, until the ranks have ended. Raises the first
+        error of reading a rank's log."""
         arrived: deque[tuple[int, bytes | Exception | None]] = deque()
         for rank in self.ranks:
             threading.Thread(target=self._collect, args=(rank, arrived), daemon=True).start()

@@ -58,7 +58,7 @@ def resolve_method(
 
 
 def check_method(spec: RunSpec) -> None:
-    """Raises UsageError if the method is not possible with this number of ranks, or on this cluster."""
+    """Raise UsageError if the method cannot run with this number of ranks, or on this cluster."""
     if not spec.method:
         return
     name = spec.method["name"]
@@ -79,7 +79,7 @@ def check_method(spec: RunSpec) -> None:
 
 
 def refuse_method(request: Request) -> None:
-    """Raises UsageError if a method is asked for."""
+    """Raise UsageError if a method is requested."""
     if any(given is not None for given in (request.method, request.method_path, request.servers)):
         raise UsageError("--method, --method-path and run.servers work only with tasks, not with your own command.")
 

@@ -1,4 +1,4 @@
-"""What --network means: which runs may have a shaped network, and which would bypass it."""
+"""Resolve --network, and reject runs whose ranks would bypass a shaped network."""
 
 import sys
 
@@ -8,7 +8,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
 from mlbench_cli.util.text import shorten
 
-NETWORKED_BACKENDS = ("gloo", "grpc")  # whose ranks of one machine use the network between them
+NETWORKED_BACKENDS = ("gloo", "grpc")  # that use the network even between ranks on one machine
 
 
 def resolve_network(request: Request) -> str | None:

@@ -1,4 +1,4 @@
-"""A command of the user: its words, the interpreter that will run it, and what cannot work. No shell runs it."""
+"""The user's own command: split it into words, find its interpreter, and reject what cannot work without a shell."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def split_command(command: str) -> tuple[str, ...]:
 
 
 def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
-    """What of a command only a shell understands, quoted; None if there is nothing."""
+    """The part of a command that only a shell understands, quoted; None if there is none."""
     if _ASSIGNMENT.match(command.lstrip()):
         return f'the assignment "{shorten(command.split()[0])}"'
     if command.split(maxsplit=1)[:1] and (first := command.split()[0]) in _BUILTINS:
@@ -74,7 +74,7 @@ def find_interpreter(argv: tuple[str, ...]) -> str | None:
 
 
 def check_scripts(argv: tuple[str, ...]) -> None:
-    """Refuse scripts of this machine that no system could start. Raises UsageError that names the file."""
+    """Reject scripts on this machine that no operating system could start. Raises UsageError that names the file."""
     for number, word in enumerate(argv):
         path = Path(shutil.which(word) or word) if number == 0 else Path(word)
         try:

@@ -1,4 +1,4 @@
-"""Checks of a run before anything is touched: run.pin, the number of workers, and the task's own of its parameters.
+"""Checks of a run before it starts: run.pin, the number of workers, and the task's own check of its parameters.
 
 A task may name a module (`preflight`) with one function:
 
@@ -26,7 +26,7 @@ Check = Callable[[Mapping[str, Any], int, int], None]
 
 
 def check_run(task: Task, spec: RunSpec) -> None:
-    """Refuse a run that its task knows cannot work. Raises UsageError, NotFoundError for a checkpoint."""
+    """Reject a run that its task's own check rules out. Raises UsageError, NotFoundError for a checkpoint."""
     path = spec.parameters.get("resume")
     if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
         raise NotFoundError(
@@ -52,8 +52,8 @@ _GPU_BUILD = "torch for GPUs"
 
 
 def find_missing_package(task: Task, backend: str, installed: Collection[str] | None = None) -> str | None:
-    """What a Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks nothing. `installed`: what
-    a cluster's Python has, as `agent.serve.PACKAGES` lists it; None: look at this Python."""
+    """The package that a Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks none.
+    `installed`: what a cluster's Python has, as `agent.serve.PACKAGES` lists it; None: look at this Python."""
     has = _is_installed if installed is None else installed.__contains__
     needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
     needed += ["torch"] if backend != "grpc" and not task.name.endswith("_tensorflow") else []

@@ -1,4 +1,4 @@
-"""How far a run is: from the events that its ranks report to one small record for people. Nothing is decided here."""
+"""The progress of a run for people, derived from the events that its ranks report. Nothing is decided here."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from mlbench_cli.util.times import parse_timestamp
 from task_images import contract
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
-TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one
+TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Progress:
 
 
 class EventReader:
-    """The events of some ranks (default: rank 0 alone) as they come, through any engine's logs."""
+    """Reads new events of some ranks (default: only rank 0) from the logs of any engine."""
 
     def __init__(self, engine: Engine, run: Run, ranks: Iterable[int] = (0,)) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class EventReader:
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
 
     def poll(self) -> list[JsonObject]:
-        """What was reported since the last call, rank by rank. A log that cannot be read now is read next time."""
+        """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
         events = []
         for rank, cursor in self._cursors.items():
             try:
@@ -73,10 +73,10 @@ class EventReader:
 
 
 class ProgressReader:
-    """How far a run is, from its engine's observations and the events in rank 0's log."""
+    """Reads the progress of a run from its engine's observations and the events in rank 0's log."""
 
     def __init__(self, engine: Engine, run: Run, *, seconds: float = READ_SECONDS) -> None:
-        """`seconds`: at least so long between two reads of the log, but for the last one."""
+        """`seconds`: minimum time between two reads of the log; the last read does not wait for it."""
         self._events = EventReader(engine, run)
         self._tracker = ProgressTracker.of(run.spec)
         self._created = parse_timestamp(run.created)
@@ -93,7 +93,7 @@ class ProgressReader:
 
 
 class ProgressTracker:
-    """Takes events one by one and knows what follows from them."""
+    """Derives progress and time left from events, one at a time."""
 
     def __init__(self, goal: Goal | None = None, *, budget: float = 0.0) -> None:
         """`budget`: seconds of training after which it ends, goal or not; 0: none."""
@@ -115,7 +115,7 @@ class ProgressTracker:
         return cls(find_goal(spec), budget=float(budget) if is_finite_number(budget) else 0.0)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one event of the contract. Foreign values that are of the wrong kind are passed over."""
+        """Take one event of the contract. Values of the wrong type are ignored."""
         self._last = event["time"]
         if event["event"] == "phase":
             self._take_phase(event)
@@ -256,7 +256,7 @@ class ProgressTracker:
         return seconds - waited if seconds > waited else None
 
     def _eta_by_steps(self) -> float | None:
-        """By the share of all epochs that is done; of a measurement, which has none, by that of its steps."""
+        """From the share of epochs that are done; for a measurement, which has no epochs, from the share of steps."""
         if self._training_since is None:
             return None
         place, is_training = self._phase, self._phase["phase"] == "training"

@@ -1,6 +1,6 @@
-"""What a person decides before a run, as data: the questions of the wizard on a terminal, and of the dashboard's form.
+"""The questions before a run, as data, for the wizard on a terminal and for the dashboard's form.
 
-Which answers there are, what each means, and what is missing for it on this machine; and the last answers, by name.
+The possible answers, what each means, what is missing for it on this machine, and the last answers by name.
 """
 
 import json
@@ -72,8 +72,8 @@ class Questions:
 
 
 def ask_questions(clusters: Sequence[Cluster], current: str, taken: Collection[str]) -> Questions:
-    """The questions for what this machine knows. `current` is the cluster that counts unless another is chosen, `taken`
-    are the names of runs."""
+    """The questions for what this machine knows. `current` is the default cluster, `taken` are the names of existing
+    runs."""
     names = {cluster.name for cluster in clusters}
     answers = recall()
     return Questions(
@@ -134,7 +134,7 @@ def find_lack(
     changes: Mapping[str, Any] | None = None,
     data_dir: str | None = None,
 ) -> str:
-    """What is missing of the data that the task reads, or ""; only this machine's folders can be looked into."""
+    """The data that the task reads and that are missing, or ""; only folders on this machine can be checked."""
     files = task.files
     try:
         parameters = task.resolve(preset, changes)
@@ -153,7 +153,7 @@ def _memory_file() -> Path:
 
 
 def recall() -> JsonObject:
-    """The last answers, by name. A file that was damaged is as good as none."""
+    """The last answers, by name. A damaged file counts as none."""
     try:
         data = json.loads(_memory_file().read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -162,7 +162,7 @@ def recall() -> JsonObject:
 
 
 def remember(request: Request) -> str | None:
-    """Keep the answers for next time, on top of older ones; what went wrong, which is no reason not to run."""
+    """Save the answers for next time, on top of older ones. Returns what went wrong, which must not prevent the run."""
     answers = {name: getattr(request, name) for name in REMEMBERED if getattr(request, name) is not None}
     if request.task is None:
         answers["task"] = CUSTOM

@@ -50,7 +50,7 @@ def start_member(run: Run, engine: Engine, store: Store) -> None:
         if store.find_run(run.id) is None:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
-        if run.spec.engine != "local":  # which says itself that it has the run
+        if run.spec.engine != "local":  # the folder of a local run shows that it was started
             store.update_run(run, RunState.SUBMITTED)
         if run.spec.engine != "kubernetes":
             locks.close()

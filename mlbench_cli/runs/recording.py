@@ -33,7 +33,7 @@ _LOCK = "recording.lock"  # in DATA
 def plan_experiment(
     experiment: Experiment, candidates: Sequence[Candidate], store: Store, *, retry_failed: bool = False
 ) -> Plan:
-    """What is left to do of an experiment whose members the store knows; new runs get an id and a folder."""
+    """The plan that completes an experiment, whose members are in the store; new runs get an id and a folder."""
     rows = {row.run.id: row for row in members(store, experiment)}
     existing = []
     for member in experiment.members:
@@ -83,7 +83,7 @@ def record(
 ) -> None:
     """Record `experiment` with its members, and `runs`, those of their runs that are new.
 
-    After a kill at any moment it has happened or it has not. Raises UsageError for a name that is taken or a folder
+    Atomic: a kill at any moment leaves all of it or nothing. Raises UsageError for a name that is taken or a folder
     that cannot be written.
     """
     folder = store.folder / FOLDER

@@ -1,4 +1,4 @@
-"""Removing a run and all that it has left."""
+"""Remove a run and everything that it left behind."""
 
 import shutil
 from collections.abc import Callable

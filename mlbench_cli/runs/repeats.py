@@ -1,4 +1,4 @@
-"""Repeats of a run (`mlbench run --repeat`), put together as mean and interval."""
+"""Repeats of a run (`mlbench run --repeat`), combined to a mean and an interval."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

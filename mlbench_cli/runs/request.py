@@ -1,8 +1,8 @@
-"""What a person asks for: the same options as flags, as keys of a spec file and as answers of the wizard.
+"""`Request`: the options of `mlbench run`, given as flags, as keys of a spec file, or as answers to the wizard.
 
 `Request` is the one place where an option of `mlbench run` is declared: the command builds its flags from the fields,
-the file reader its keys, and `equivalent_command` the line that does the same again. What the options mean together is
-decided in `launch`.
+the file reader its keys, and `equivalent_command` the line that does the same again. `launch` resolves what the options
+mean together.
 """
 
 import re
@@ -24,7 +24,7 @@ from mlbench_cli.util.yaml_text import read_yaml
 COMMON = "What to run"
 ADVANCED = "Advanced"
 KUBERNETES = "On clusters (not on local)"
-RARE = "run."  # prefix of --set for the fields that are no options of their own
+RARE = "run."  # prefix of --set for fields without a flag
 
 
 def _option(
@@ -52,7 +52,7 @@ def _cluster_option(help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Request:
-    """Options as they were given. None, an empty mapping or an empty tuple stand for "not said"."""
+    """Options as they were given. None, an empty mapping or an empty tuple mean "not given"."""
 
     name: str | None = None
     workers: tuple[int, ...] = ()
@@ -227,7 +227,7 @@ OPTIONS = tuple(item for item in fields(Request) if item.metadata)
 _RARE = frozenset(item.name for item in OPTIONS if item.metadata["rare"])
 _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
-# What says which runs there are, or how they are started, and nothing about any one of them.
+# Options that say which runs there are or how they are started, but nothing about any single run.
 OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "create")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -366,7 +366,7 @@ def describe_rare() -> list[tuple[str, str]]:
 
 
 def merge(base: Request, top: Request) -> Request:
-    """`base` with everything that `top` says on top; mappings are joined key by key."""
+    """`base` overridden by everything that `top` gives; mappings are merged key by key."""
     changes: dict[str, Any] = {}
     for item in fields(Request):
         below, above = getattr(base, item.name), getattr(top, item.name)

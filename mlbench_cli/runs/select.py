@@ -1,4 +1,4 @@
-"""From names of runs and experiments, and filters, to the runs that a command is about."""
+"""Resolve names of runs and experiments, and filters, to the runs that a command acts on."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ class Filter:
         return bool(self.states or self.tasks or self.older_than is not None or self.newer_than is not None)
 
     def keeps(self, row: RunRow, moment: float) -> bool:
-        """Whether a run is meant, at `moment` in seconds since 1970."""
+        """Whether the filter keeps a run at `moment`, in seconds since 1970."""
         if self.states and not {str(row.state), str(row.outcome)} & self.words:
             return False
         if self.tasks and row.run.spec.task not in self.tasks:

@@ -1,4 +1,4 @@
-"""What `status` shows of runs: read only. Nothing is fetched, sealed, released or recorded."""
+"""The state of runs for `mlbench status`. Read-only: nothing is fetched, sealed, released or recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,7 +153,7 @@ def live_state(row: RunRow, observation: Observation) -> str:
 
 
 def describe_run(row: RunRow) -> dict[str, object]:
-    """What a run is, whatever becomes of it."""
+    """The facts that the store has of every run, whatever its state."""
     run, spec = row.run, row.run.spec
     return {
         "name": run.name,

@@ -33,8 +33,8 @@ def complete(
 ) -> tuple[Request, Cluster]:
     """Ask on the terminal what `request` leaves open; the request, and the cluster that it is for.
 
-    `clusters` are all that are known, `current` is the one that counts unless another is chosen, `taken` the names of
-    other runs. `add_defaults` fills in what needs no question on the cluster that was chosen.
+    `clusters` are all that are known, `current` is the default, `taken` the names of other runs. `add_defaults` fills
+    in what needs no question on the cluster that was chosen.
     """
     memory = questions.recall()
     has_program = request.task is not None or request.command is not None
@@ -55,7 +55,7 @@ def complete(
     def is_local(request: Request) -> bool:
         return cluster_of(request).provider == "local"
 
-    # Each asks one thing at most, of what is still open.
+    # Each step asks at most one question, and only if the request leaves it open.
     steps: tuple[Callable[[Request], Request], ...] = (
         lambda asked: asked if asked.name is not None else replace(asked, name=_ask_name(asked, taken)),
         ask_cluster,
@@ -121,7 +121,7 @@ def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
 
 
 def _ask_cluster(request: Request, clusters: Sequence[Cluster], current: Cluster) -> Request:
-    """One that exists, or one that is created for these runs and deleted afterwards."""
+    """Ask for a cluster: an existing one, or one that is created for these runs and deleted afterwards."""
     options = [
         Option(cluster.name, f"{cluster.provider}, {cluster.state}", "" if cluster.state == "ready" else "not ready")
         for cluster in clusters
@@ -138,7 +138,7 @@ def _ask_cluster(request: Request, clusters: Sequence[Cluster], current: Cluster
 
 
 def _ask_gpu_type(request: Request) -> Request:
-    """The GPU of a new cluster in a cloud, unless its machines are known."""
+    """Ask for the GPU of a new cluster in a cloud, unless other options of the cluster are given."""
     if request.create.get("provider") not in registry.PAID or len(request.create) > 1:
         return request
     answer = console.ask("GPU of each worker, e.g. t4, l4, a100; empty: none: ", back=True)
@@ -244,7 +244,7 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
 
 
 def _lack_of_backend(request: Request, backend: str) -> str:
-    """What a run on this machine would be refused for; empty for nothing, and elsewhere."""
+    """Why this machine would reject a run with this backend; empty if it would not, and for other clusters."""
     if request.task is None or request.cluster not in (None, "local"):
         return ""
     missing = find_missing_package(load_task(request.task), backend)
@@ -294,7 +294,7 @@ def _ask_switch(title: str, memory: Mapping[str, Any]) -> bool:
 
 
 def _ask_until(title: str, default: str, read: Callable[[str], T], shown: str = "") -> T:
-    """The first answer that `read` accepts; its complaints are shown."""
+    """Ask until `read` accepts the answer, and show its errors."""
     hint = f" [{shown or default}]" if default else ""
     while True:
         try:
