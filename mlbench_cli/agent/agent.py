@@ -44,8 +44,8 @@ SAMPLES = 600  # after this many seconds lines get rarer, so that a day has abou
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
-# What other launchers say of their own processes. A rank of ours that saw it would join their groups, or wait for their
-# servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
+# Variables that other launchers set for their own processes. A rank that inherited them would join their groups, or
+# wait for their servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
 FOREIGN_PREFIXES = (
     *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "HYDRA_", "JSM_NAMESPACE_"),
     *("HYDI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
@@ -119,7 +119,8 @@ class Rank:
         self.facts = pending_facts(self.number)
 
     def begin(self, pid: int, begun: float, started: float) -> None:
-        """Its process has been started, for the first time or again: when, by the monotonic and the wall clock.
+        """Record that its process was started, for the first time or again, at these times of the monotonic and the
+        wall clock.
 
         Both are read before the fork, because the process may run for long before this one runs again.
         """
@@ -129,7 +130,7 @@ class Rank:
         self.facts.update({"pid": pid, "phase": "running", "started": started, "finished": None})
 
     def end(self) -> None:
-        """Its process has ended, or was given up."""
+        """Record that its process has ended, or was given up."""
         self.running = False
         self.ended = time.monotonic()
         self.facts.update({"finished": time.time(), "seconds": round(self.ended - self.begun, 3)})
@@ -262,7 +263,7 @@ class Agent:
         return True
 
     def _on_network_lost(self) -> None:
-        """The hub says nothing unasked: it has ended, and with it the network."""
+        """Handle a readable hub socket: the hub only sends answers, so it has ended, and the network with it."""
         assert self.network is not None
         self.selector.unregister(self.network.channel)
         self.state["network_problem"] = "the process that made it has ended"
@@ -277,7 +278,8 @@ class Agent:
             self.on_write_error(error)
 
     def _hold_lock(self) -> None:
-        """Held until this process ends, however it ends: readers take a free lock as proof of its death."""
+        """Lock the run's folder until this process ends, however it ends: a free lock proves to readers that it is
+        dead."""
         lock = os.open(f"{self.folder}/.state/supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -328,7 +330,7 @@ class Agent:
         code, argv = 126, list(rank.argv or ())
         try:
             os.setpgid(0, 0)
-            if self.network is not None:  # first, since a new user namespace clears what is set for a parent's death
+            if self.network is not None:  # first, since a new user namespace clears PR_SET_PDEATHSIG
                 self.network.enter_worker(int(rank.environment["NODE_RANK"]))
             machine.prctl(machine.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -434,11 +436,11 @@ class Agent:
         return 0
 
     def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
-        """Tell another node what `faults` there shall do, or node 0 what was done."""
+        """Send a message of `faults`: an order to another node, or a report to node 0."""
         raise NotImplementedError("a run on one machine")
 
     def set_port(self, port: int) -> None:
-        """Another port for the rendezvous of the ranks."""
+        """Use another port for the rendezvous of the ranks."""
         self.port = self.state["master_port"] = port
 
     def start_again(self, rank: Rank) -> None:
@@ -449,13 +451,13 @@ class Agent:
         self._write_state()
 
     def fail(self, number: int, code: int) -> None:
-        """The run ends with the failure of a rank after all."""
+        """End the run with the failure of this rank."""
         self.state["first_failed"] = number
         self.abandon_ranks()
         self._stop("failed", grace=0)
 
     def abandon_ranks(self) -> None:
-        """Ranks that wait for another attempt get none."""
+        """Mark ranks that wait for another attempt as ended: there will be none."""
         for rank in self.ranks:
             if not rank.running and rank.facts["phase"] == "running":
                 self._mark_failed(rank)
@@ -520,7 +522,7 @@ class Agent:
             if rank.running and number == signal.SIGKILL:
                 processes.signal_group(rank.pid, number)
             elif rank.running:
-                with contextlib.suppress(OSError):  # it may have taken on another user's rights
+                with contextlib.suppress(OSError):  # the rank may run as another user by now
                     os.kill(rank.pid, number)  # not yet waited for, so the number is its own
 
     def _reap_orphans(self) -> None:
@@ -563,7 +565,7 @@ class Agent:
 
     def _write_state(self, last: bool = False) -> None:
         if self.state["ended"] and not last:
-            # `ended` is for readers the promise that everything is over.
+            # Readers rely on `ended`: once it is set, no process of the run remains.
             document: NodeState = {**self.state, "ended": None, "stopping": self.state["ended"]}
         else:
             document = self.state
@@ -614,7 +616,7 @@ class Agent:
         try:
             size = os.fstat(log).st_size
             if os.write(log, data) < len(data):
-                os.ftruncate(log, size)  # half a line is no line
+                os.ftruncate(log, size)  # drop the incomplete last line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.on_write_error(error)

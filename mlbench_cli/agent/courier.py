@@ -1,4 +1,5 @@
-"""The courier of a node sends what its agent and ranks write to the run's head, and brings back what all must know.
+"""The courier of a node sends what its agent and ranks write to the run's head, and receives notes for all nodes from
+it.
 
 It is the parent of the agent, so that it outlives it and knows how it ended. It needs nothing but the files: after a
 cut connection, or with another head, it asks how much of each is there and continues. It ends when the head has
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from mlbench_cli.agent import head, link, machine
 
 PIECE = 1 << 18
-PAUSE = 0.1  # seconds between two looks for news
+PAUSE = 0.1  # seconds between two checks for new data
 BEAT_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
@@ -117,7 +118,7 @@ class Courier:
         raise TimeoutError(wanted)
 
     def _take(self, message: dict[str, str], data: bytes) -> None:
-        """A note of the head becomes the same file in this node's folder of the run."""
+        """Write a note from the head to the same file in this node's folder of the run."""
         name = message.get("note")
         if name in head.PASSED_ON and machine.read_bytes(path := f"{self.run_folder}/{name}") != data:
             machine.replace_bytes(path, data, is_private=True)

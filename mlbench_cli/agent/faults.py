@@ -1,4 +1,4 @@
-"""What agents do to their ranks on purpose, and how they start them again: faults, attempts, and the record of both.
+"""Fault injection and restarts by the agents: faults, attempts, and the record of both.
 
 An *attempt* is one start of all ranks. A rank that fails ends its attempt; by the run's policy the run fails with it,
 or all ranks start again from the last whole checkpoint. faults.json in the run's folder says what was planned, what
@@ -40,7 +40,7 @@ class Rank(Protocol):
 
 
 class Agent(Protocol):
-    """What is asked of the agent."""
+    """The part of the agent that this module uses."""
 
     folder: str
     plan: Any
@@ -73,7 +73,7 @@ UNCONFIRMED = "its machine has not confirmed it"
 
 
 class FaultHands:
-    """What is done to the ranks of one agent, at the word of node 0."""
+    """Injects faults into the ranks of one agent and restarts them, on orders from node 0."""
 
     def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
         self._agent = agent
@@ -85,7 +85,7 @@ class FaultHands:
         self._lasting: list[_Lasting] = []
         self._stalled: dict[int, tuple[float, int]] = {}  # rank: since when it is stopped, its CPU time then
         self._guard = -1
-        self._attempt: Mapping[str, Any] = {"number": 0, "resume": None}  # what node 0 said last
+        self._attempt: Mapping[str, Any] = {"number": 0, "resume": None}  # the last one that node 0 announced
         self._next_rest = 0.0
         self._halted = self._is_idle = False  # between two attempts, and node 0 knows that nothing runs here any more
         self._is_over = self.policy is Policy.FAIL  # no other attempt will come
@@ -110,18 +110,18 @@ class FaultHands:
             found["MLBENCH_RESUME"] = "" if resume is None else f"{self.folder}/{resume}"
         return found
 
-    # --- words --------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------
 
     def _report(self, message: Mapping[str, Any]) -> None:
         """Tell node 0."""
         self._agent.send_faults(0, message)
 
     def take(self, node: int, message: Mapping[str, Any]) -> None:
-        """A message from another node: of this run's node 0, since it has no link to others."""
+        """Handle a message from another node. It is from node 0, the only one that this node has a link to."""
         self.obey(message)
 
     def obey(self, message: Mapping[str, Any]) -> None:
-        """Do what node 0 says."""
+        """Carry out an order from node 0."""
         if self._agent.state["ended"] is not None:
             return
         if "inject" in message:
@@ -260,7 +260,7 @@ class FaultHands:
         os.write(self._guard, f"+{pid}\n".encode())
 
     def unguard(self, pid: int) -> None:
-        """The process group runs again."""
+        """Tell the guard that the process group runs again."""
         with contextlib.suppress(OSError):
             os.write(self._guard, f"-{pid}\n".encode())
 
@@ -327,7 +327,7 @@ class FaultHands:
             self._report({"broken": error.strerror or str(error)})
 
     def _give_up(self) -> None:
-        """The run ends: nobody is started again, and who is stopped shall hear of it."""
+        """Rule out further attempts, and end lasting faults, so that stopped ranks notice the end of the run."""
         self._is_over = True
         if self._halted:
             self._halted = False
@@ -336,14 +336,14 @@ class FaultHands:
             self._end_lasting(lasting)
 
     def finish(self) -> None:
-        """Undo what lasts."""
+        """Undo lasting faults."""
         self._give_up()
         if self._guard >= 0:
             os.close(self._guard)
 
 
 class FaultControl(FaultHands):
-    """The hands of node 0, which also lead those of the others: they know the plan, and keep the record."""
+    """The `FaultHands` of node 0, which also direct those of the other nodes, follow the plan, and keep the record."""
 
     def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
         super().__init__(agent, plan)
@@ -403,7 +403,7 @@ class FaultControl(FaultHands):
     def _now(self) -> float:
         return round(time.monotonic() - self._begun, 4)
 
-    # --- words --------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------
 
     def _report(self, message: Mapping[str, Any]) -> None:
         self.hear(self._agent.node, message)
@@ -417,11 +417,11 @@ class FaultControl(FaultHands):
                 self._agent.send_faults(other, message)
 
     def take(self, node: int, message: Mapping[str, Any]) -> None:
-        """A message from the hands of another node."""
+        """Handle a message from the hands of another node."""
         self.hear(node, message)
 
     def hear(self, node: int, message: Mapping[str, Any]) -> None:
-        """What the hands of a node say."""
+        """Handle a message from the hands of a node."""
         if "event" in message:
             self._take_event(node, message)
         elif "end" in message:
@@ -563,7 +563,7 @@ class FaultControl(FaultHands):
         self._agent.fail(rank, code)
 
     def finish(self) -> None:
-        """Undo what lasts, and write the record for good."""
+        """Undo lasting faults, and write the final record."""
         super().finish()
         if self.document["attempts"] and self.document["attempts"][-1]["ended"] is None:
             self.document["attempts"][-1]["ended"] = self._now()
@@ -604,7 +604,7 @@ class _Lasting:
         return True
 
     def end(self) -> None:
-        """Things are as before. May be called again."""
+        """Restore the previous state. May be called again."""
 
 
 class _Stopped(_Lasting):
@@ -618,7 +618,7 @@ class _Stopped(_Lasting):
 
 
 class _Slowed(_Lasting):
-    """Runs and stops in turns, so that its share of the time is as asked, whatever the machine gives it."""
+    """Stops and continues a rank in turns, so that it runs for the requested share of the time on any machine."""
 
     outlives_attempt = True
 

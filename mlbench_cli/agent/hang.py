@@ -1,4 +1,4 @@
-"""Ranks that wait for each other for ever: since when none has used a CPU, and where their threads are.
+"""Detect ranks that wait for each other forever: since when none has used a CPU, and where their threads are.
 
 Ranks of a user's command import beside/sitecustomize.py, which registers faulthandler for STACKS_SIGNAL; for others
 py-spy is asked if it is installed. Both write into the rank's log. Standard library only.

@@ -1,4 +1,4 @@
-"""The head of a run whose nodes have disks of their own: takes in what they write, and passes on what they must know.
+"""The head of a run whose nodes have disks of their own: receives their files, and passes notes on to them.
 
 It is started as `main([RUN])` on the machine whose folder RUN the client reads, or in a pod (pod.py). Each node has a
 courier (courier.py) that connects to it and sends the node's files as they grow; here they have the places that they
@@ -161,7 +161,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.head.converse(request)  # never raises
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A courier that went away comes again."""
+        """Ignore errors of a connection: the courier connects again."""
 
 
 def open_server(folder: str, head: Head, port: int) -> Server:

@@ -1,5 +1,5 @@
-"""One codec for what the nodes of a run and its head tell each other: a JSON line with the number of bytes behind it,
-then the bytes.
+"""Messages between the nodes of a run and its head: a JSON line with the number of bytes that follow it, then the
+bytes.
 
 Standard library only: it runs on the machines of a run.
 """

@@ -236,7 +236,7 @@ def try_lock(descriptor: int, path: str, *, shared: bool) -> bool:
 
 
 def flock(descriptor: int, operation: int) -> bool:
-    """Whether the lock could be had at once."""
+    """Try an flock without waiting; whether it succeeded."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:

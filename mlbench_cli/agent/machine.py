@@ -22,7 +22,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere the process groups alone must do."""
+    """Call prctl(2). Does nothing on other systems than Linux, which rely on process groups alone."""
     if sys.platform == "linux":
         import ctypes
 
@@ -195,7 +195,8 @@ def drain(descriptor: int) -> None:
 
 
 def _cpu_seconds(fields: list[str]) -> float:
-    """Of a process and of its children that it has waited for, so that the sum does not fall when a child ends."""
+    """CPU seconds of a process and of the children that it has waited for, so that the sum does not fall when a child
+    ends."""
     return sum(int(value) for value in fields[11:15]) / TICKS
 
 

@@ -177,7 +177,7 @@ class NodeState(AgentState, total=False):
 
 
 def pending_facts(rank: int) -> RankFacts:
-    """Of a rank that has not been started."""
+    """The facts of a rank that has not been started."""
     return {
         "rank": rank,
         "pid": None,

@@ -257,7 +257,7 @@ class NodeAgent(Agent):
         link.send({"hello": self.token, **own_facts})
 
     def _go(self) -> None:
-        """All are there: give the others what all must know, from node 0."""
+        """On node 0, once all nodes are present: send the others the host names and the port."""
         present = self._present()
         names = {node: str(entry["name"] or f"node-{node}") for node, entry in enumerate(self.plan["nodes"])}
         names |= {0: self.name, **{node: link.name for node, link in present.items()}}
@@ -302,7 +302,7 @@ class NodeAgent(Agent):
         return environment
 
     def _await_others(self) -> None:
-        """Where only node 0 has a command, the others are there for it until it has ended."""
+        """Where only node 0 has a command, the other nodes wait here until node 0 says that it has ended."""
         if self.node == 0:
             for link in self._present().values():
                 link.send({"over": True})
@@ -353,13 +353,13 @@ class NodeAgent(Agent):
         return self.node_of_worker[worker]
 
     def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
-        """Tell another node what `faults` there shall do, or node 0 what was done."""
+        """Send a message of `faults`: an order to another node, or a report to node 0."""
         link = self._present().get(node)
         if link is not None:  # else it has been lost
             link.send({"faults": message})
 
     def fail(self, number: int, code: int) -> None:
-        """The run ends with the failure of a rank of any node after all."""
+        """End the run with the failure of this rank, on whichever node it is."""
         node = self.find_node(rank=number)
         self.state["first"] = {"why": "failed", "node": node, "rank": number, "time": time.time()}
         self._send_stop()
@@ -450,7 +450,7 @@ class NodeAgent(Agent):
 
     def _pack(self) -> None:
         """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
-        import tarfile  # ranks wait for nothing that is needed only at the end
+        import tarfile  # needed only at the end; at the top it would delay the ranks
 
         path = f"{self.folder}/.state/archive.tar"
         results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}

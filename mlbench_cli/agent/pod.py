@@ -18,7 +18,7 @@ OWN_VARIABLES = [f"MLBENCH_{name}" for name in ("HEAD", "HEAD_TOKEN", "CODE", "K
 def main(arguments: list[str]) -> int:
     """Be a node or the head, to the end of the run; returns the exit code of the container."""
     given = dict(os.environ)
-    for name in OWN_VARIABLES:  # no affair of the ranks
+    for name in OWN_VARIABLES:  # ranks must not see them
         os.environ.pop(name, None)
     folder = os.path.join(given["MLBENCH_WORK_DIR"], "run")
     os.makedirs(folder, exist_ok=True)

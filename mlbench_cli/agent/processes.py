@@ -1,4 +1,4 @@
-"""Processes of this machine: which they are, whether they live, whose they are, and their ends.
+"""Identify, find, signal and kill processes of this machine.
 
 Linux's /proc if there is one; otherwise what needs it is left out. Standard library only: it runs beside the ranks.
 """
@@ -23,7 +23,8 @@ class Origin(TypedDict):
 
 
 class ProcessNote(Origin):
-    """What names a process for good: its number, and clock ticks from boot to its start (None without /proc)."""
+    """Identifies a process even if its number is reused: the number, and clock ticks from boot to its start (None
+    without /proc)."""
 
     pid: int
     start_time: int | None
@@ -51,7 +52,7 @@ def process_origin() -> Origin:
 
 
 def process_note(pid: int) -> ProcessNote:
-    """What names a process for good, for readers on this machine and elsewhere."""
+    """A note that identifies a process, for readers on this machine and elsewhere."""
     fields = stat_fields(pid)
     return {"pid": pid, "start_time": None if fields is None else int(fields[19]), **process_origin()}
 

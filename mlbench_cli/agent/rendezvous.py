@@ -60,7 +60,7 @@ class RankLink:
             self.close()
 
     def tick(self, now: float) -> None:
-        """Say that this side is there; give up the other side if it has not done so for long."""
+        """Send a sign of life, and give up the other side if it has sent none for SILENT_SECONDS."""
         if self.node is not None and now >= self._next_ping:
             self._next_ping = now + PING_SECONDS
             self.send({"ping": True})

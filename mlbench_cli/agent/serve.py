@@ -167,7 +167,7 @@ def install(folder: str, sha256: str, *, data: bytes) -> Answer:
         archive.extractall(part)
     try:
         os.rename(part, target)
-    except OSError:  # somebody else was faster
+    except OSError:  # another client has installed it meanwhile
         shutil.rmtree(part)
     return {"folder": target, "installed": True}, b""
 
@@ -251,7 +251,7 @@ LOCKS: dict[str, int] = {}
 
 
 def unlock(path: str) -> Answer:
-    """Let go of a lock that this connection holds; one that it does not hold is no error."""
+    """Release a lock that this connection holds; one that it does not hold is no error."""
     if (held := LOCKS.pop(expand(path), None)) is not None:
         os.close(held)
     return {}, b""

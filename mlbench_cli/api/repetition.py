@@ -334,7 +334,7 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
     else:
         yield "command", shlex.join(spec.argv)
     yield from _choices_in_method(spec)
-    if launch.engine_name(cluster) == "kubernetes":  # what this cluster gives its runs is nobody's choice
+    if launch.engine_name(cluster) == "kubernetes":  # set by this cluster for all runs, not by the author
         given = vars(resolve_kubernetes(Request(), cluster))
         expected |= {f"kubernetes.{name}": value for name, value in given.items()}
     for name, value, usual in _list_leaves(spec):

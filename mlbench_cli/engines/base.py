@@ -74,7 +74,7 @@ class Engine(Protocol):
         """Known gaps in the logs in the run's folder: findings with the code LOG_GAP."""
 
     def fetch(self, run: Run) -> Fetched:
-        """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then its head may go."""
+        """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the run's head."""
 
     def kept_until(self, run: Run) -> float | None:
         """Until when results outside the run's folder are kept, in seconds since 1970; None if there are none, or

@@ -1,4 +1,4 @@
-"""What a failed process means, on every engine: by its exit code and the last lines of its log."""
+"""Explain a failed process by its exit code and the last lines of its log; shared by all engines."""
 
 import re
 import signal
@@ -105,7 +105,7 @@ def explain_exit(who: str, code: int, how: str, logs: str, evidence: Mapping[str
 
 
 def _own_words(lines: object) -> str:
-    """The reason that a task of mlbench said last ("rank 0: REASON", and perhaps a hint) as the end of a sentence."""
+    """The last reason that an mlbench task printed ("rank 0: REASON", and perhaps a hint) as the end of a sentence."""
     found: list[str] = []
     for line in reversed(lines if isinstance(lines, list) else []):
         said = re.fullmatch(r"rank \d+: (.+)", str(line))

@@ -8,9 +8,11 @@ from mlbench_cli.model.spec import RunSpec, canonical_json
 
 
 def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, master_port: str) -> dict[str, str]:
-    """What all ranks are given alike. RANK, LOCAL_RANK, NODE_RANK and MLBENCH_OUTPUT_DIR are each rank's own.
+    """The variables that are the same for all ranks. RANK, LOCAL_RANK, NODE_RANK and MLBENCH_OUTPUT_DIR are each rank's
+    own.
 
-    `hosts` is a comma list of the workers' names in the order of NODE_RANK; None: what starts the ranks adds it.
+    `hosts` is a comma list of the workers' names in the order of NODE_RANK; None: the agent adds it when it starts the
+    ranks.
     """
     environment = {
         "WORLD_SIZE": str(spec.world_size),
@@ -38,9 +40,10 @@ def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, 
 
 
 def thread_variables(spec: RunSpec) -> dict[str, str]:
-    """Threads that each rank's share of its worker's CPUs allows; empty if the run has no number of CPUs.
+    """Variables for the number of threads that each rank's share of its worker's CPUs allows; empty if the run sets no
+    number of CPUs.
 
-    In the environment, not the defaults: what the run's record says must be true, whatever the user's environment has.
+    They override the user's environment, so that the run's record is true.
     """
     if spec.cpus is None:
         return {}
@@ -48,7 +51,8 @@ def thread_variables(spec: RunSpec) -> dict[str, str]:
 
 
 def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], defaults: Mapping[str, str]) -> RunPlan:
-    """What every plan for an agent says, from the variables of all ranks and those for a user's environment without."""
+    """The fields of every agent's plan. `environment` is set for all ranks, `defaults` only where the user's
+    environment lacks a variable."""
     plan: RunPlan = {
         "kind": kind,
         "schema_version": 1,
@@ -69,7 +73,7 @@ def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], default
 
 
 def plan_faults(spec: RunSpec) -> FaultPlan | None:
-    """What agents do to ranks on purpose, and when they start them again; None: nothing."""
+    """The plan for injecting faults and restarting ranks; None if the run does neither."""
     if not spec.has_faults:
         return None
     return {

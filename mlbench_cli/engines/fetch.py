@@ -1,4 +1,4 @@
-"""Bringing the output of a run's machines into its folder: in pieces, by digest, in place of what was there."""
+"""Download the output of a run's machines into its folder: in pieces, verified by digest, replacing what was there."""
 
 import hashlib
 import json
@@ -221,7 +221,7 @@ def _filter(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def _check(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """As `_filter`, without its help, for files and folders, which alone are taken."""
+    """Like `_filter`, for versions of Python without tarfile's filters. Accepts only files and folders."""
     parts = member.name.split("/")
     if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in parts:
         return None

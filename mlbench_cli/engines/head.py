@@ -1,4 +1,5 @@
-"""What engines share whose runs have a head: following, logs and results. They differ in where its folder is.
+"""Shared code of the engines whose runs have a head: following, logs and results. They differ in where the head's
+folder is.
 
 All that is known of a run is in one folder, RUN, that its head serves (Slurm: the shared folder; hosts: on the first
 one; Kubernetes: in a pod of the run, see agent/head.py), and in the run's own folder here: any client that reaches it
@@ -32,7 +33,7 @@ IDLE_FACTOR = 15  # sleep 15x the CPU time of an observation, so that 1,000 busy
 class HeadEngine(ABC):
     """Executes runs whose heads this client reaches through a channel.
 
-    `report` gets the sentences for a person who follows a log while the head does not answer.
+    `report` is called with a sentence if the head does not answer while a log is followed.
     """
 
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
@@ -66,7 +67,7 @@ class HeadEngine(ABC):
 
     @abstractmethod
     def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
-        """What the nodes say, with what only this engine knows."""
+        """The observation from the nodes' states, with facts that only this engine knows."""
 
     @abstractmethod
     def _save_manifests(self, run: Run) -> None:
@@ -75,7 +76,7 @@ class HeadEngine(ABC):
     # --- look -----------------------------------------------------------------------------------------------------
 
     def look(self, run: Run) -> Observation:
-        """Copy what is new, and translate it; a run that has ended is read from its folder only."""
+        """Copy new log lines and translate the nodes' states; a run that has ended is read from its folder only."""
         return self._look(run)
 
     def _look(self, run: Run) -> Observation:
@@ -131,7 +132,7 @@ class HeadEngine(ABC):
         )
 
     def _copy_logs(self, run: Run) -> Document:
-        """The head's answer, after all that it had of the logs has been copied."""
+        """Copy all log lines that the head has. Returns the head's last answer."""
         folder, shares, channel = RunFolder(run.folder), self._shares(run.spec), self._head(run)
         while True:
             offsets = {
@@ -151,7 +152,7 @@ class HeadEngine(ABC):
     # --- logs -----------------------------------------------------------------------------------------------------
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says."""
+        """See `Engine.logs`."""
         wait = (lambda: time.sleep(POLL_SECONDS)) if follow else None
         silence = Silence(RemoteError)
         return follow_log(run, rank, since, lambda: self._rank_ended(run, rank, silence), wait)
@@ -180,13 +181,13 @@ class HeadEngine(ABC):
         return ()
 
     def print_stacks(self, run: Run) -> None:
-        """A request that the nodes find with the run, or that its head passes on to them."""
+        """Write a request that the nodes find in the run's folder, or that its head passes on to them."""
         self._head(run).call("put", path=f"{self._run_place(run)}/stacks", data=os.urandom(8).hex().encode())
 
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Output, samples and logs into the run's folder; then the head may go."""
+        """Fetch output, samples and logs into the run's folder; then release the head."""
         fetched = self._fetch_all(run)
         self._release(run)
         return fetched
@@ -206,7 +207,7 @@ class HeadEngine(ABC):
         return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
 
     def _release(self, run: Run) -> None:
-        """Say that the results are here, so that nobody need keep them."""
+        """Record that the results were fetched, so that the head need not keep them."""
         self._head(run).call("put", path=f"{self._run_place(run)}/fetched")
 
     def _fetch_node(self, run: Run, node: int, report: NodeReport) -> Fetched:
@@ -244,7 +245,7 @@ class HeadEngine(ABC):
 
 
 def _explain_losses(snapshot: Snapshot) -> list[Finding]:
-    """What is missing of machines that were lost before they had handed over."""
+    """Findings about machines that were lost before they handed over their results."""
     lost = [report for report in snapshot.nodes.values() if report.is_lost and report.results is None]
     if not lost:
         return []

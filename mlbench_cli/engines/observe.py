@@ -107,7 +107,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
         findings=tuple(findings),
         ended=ended,
         first_failed=facts["first_failed"],
-        # All machines start their ranks at the word of node 0.
+        # All machines start their ranks when node 0 tells them to.
         seconds=max((value for value in seconds if value is not None), default=None) if known else None,
         clocks=find_clocks(states),
     )

@@ -43,7 +43,8 @@ class SetupDocument(TypedDict):
 
 
 def choose_mtu(rate: float, method: str) -> int:
-    """The kernel pays for bytes, Python for packets; but a packet must not fill a slow link for long."""
+    """The MTU in bytes for `rate` (bits per second). The Python switch is limited by packets, so it gets large ones on
+    fast links; on a slow link a large packet would take too long."""
     if method == NETEM:
         return MAX_KERNEL_MTU if rate >= 1e9 else MIN_MTU
     return int(min(MAX_MTU, max(MIN_MTU, rate / 8 / PACKETS_PER_SECOND)))

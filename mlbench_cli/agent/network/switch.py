@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 SPARSE_BYTES = 320
-# A switch that got its turn late may make up for it: otherwise each delay of the scheduler would lower the rate.
+# How far a switch that was scheduled late may catch up; otherwise each delay of the scheduler would lower the rate.
 CREDIT_SECONDS = 0.001
 LATE_SECONDS = 0.0005
-# By which it gets up early, for processes take about as long to wake on a machine that has nothing else to do.
+# How early the switch wakes up, because a process takes about this long to wake on an idle machine.
 LEAD_SECONDS = 0.0001
 MAX_HELD_BYTES = 64 << 20
 MAX_FRAME = 70_000
@@ -57,7 +57,7 @@ class Packet(NamedTuple):
 
     @property
     def way(self) -> tuple[int, int, bytes]:
-        """What it shares with all packets of its flow."""
+        """The fields that all packets of its flow share."""
         return self[:3]
 
 

@@ -54,7 +54,8 @@ def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, inter
 def choose_address(
     addresses: Sequence[Mapping[str, str]], connection: str, interface: str | None, name: str
 ) -> tuple[str | None, str]:
-    """Interface and address at which other hosts reach this one: that of `interface`, else that which ssh came to.
+    """Interface and address at which other hosts reach this one: that of `interface`, else the address that ssh
+    connected to.
 
     `connection` is SSH_CONNECTION: client, its port, server, its port. Raises NotFoundError for an unknown interface.
     """

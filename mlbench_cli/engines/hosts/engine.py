@@ -179,7 +179,7 @@ class HostsEngine(MachinesEngine):
 
 
 def _find_errors(run: Run, answers: Sequence[Document | MlbenchError]) -> list[MlbenchError]:
-    """The errors of hosts, of the first one first. Some runs start without hosts that cannot be reached."""
+    """The errors of hosts, in the order of the hosts. Some runs start without hosts that cannot be reached."""
     return [
         answer
         for number, answer in enumerate(answers)
@@ -189,7 +189,7 @@ def _find_errors(run: Run, answers: Sequence[Document | MlbenchError]) -> list[M
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files as far as it may: the usual 1 024 are enough for 250 hosts only."""
+    """Raise this process's limit of open files as far as allowed: the usual 1,024 suffice for only about 250 hosts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

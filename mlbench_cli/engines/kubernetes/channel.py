@@ -23,7 +23,7 @@ PROTOCOLS = ["v4.channel.k8s.io"]
 STDIN, STDOUT, STDERR, STATUS = range(4)
 STDERR_BYTES = 4096
 FRAME = 1 << 16
-# `BOOT` with any Python of the image.
+# Runs `BOOT` with whichever Python the image has.
 COMMAND = 'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" -I -S -u -c "$1"; done'
 
 
@@ -102,7 +102,7 @@ class PodChannel(Channel):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """What a broken websocket raises becomes the channel's error."""
+        """Convert what a broken websocket raises into the channel's error."""
         import websocket
 
         try:

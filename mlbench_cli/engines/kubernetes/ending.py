@@ -72,7 +72,7 @@ def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _survivors_are_stuck(pods: Mapping[int, Pod], seconds_failing: float) -> bool:
-    """Whether those who go on after a failure wait for somebody who will not come.
+    """Whether the remaining workers wait for a failed worker that will not come back.
 
     The Job controller stops them when it sees a failed pod. It sees none if the failed worker went away with its
     node.

@@ -67,11 +67,11 @@ from mlbench_cli.util.files import remove_folder, write_atomically
 from mlbench_cli.util.times import now
 
 RUN_PLACE = "~/run"  # in the head's container
-WATCH_RETRY_SECONDS = 2.0  # for which a request of an observation is repeated before it says so
-HEAD_SECONDS = 60.0  # for which a head that was just moved or is starting is waited for when results are fetched
+WATCH_RETRY_SECONDS = 2.0  # for which an observation retries a request before it reports the error
+HEAD_SECONDS = 60.0  # when fetching, how long to wait for a head that is starting or was just moved
 LOOK_SECONDS = 0.5
 GONE_SECONDS = 120.0  # time for deleted objects to disappear
-LOG_BYTES = 1 << 28  # of a log that the API gives
+LOG_BYTES = 1 << 28  # maximum size of a log read from the API server
 OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
@@ -142,7 +142,7 @@ class KubernetesEngine(HeadEngine):
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def _ask(self, run: Run) -> Snapshot:
-        """What the head has; nothing while it is not running: then the cluster says what is known."""
+        """The head's snapshot; an empty one while it is not running: then the cluster is the only source."""
         try:
             try:
                 return super()._ask(run)
@@ -156,7 +156,7 @@ class KubernetesEngine(HeadEngine):
             return Snapshot(time.time(), nodes, is_served=False)
 
     def look(self, run: Run) -> Observation:
-        """As the protocol says: the cluster is asked now."""
+        """See `Engine.look`; queries the cluster now."""
         if (observer := self._observers.get(run.id)) is not None:
             observer.expire()
         return super().look(run)
@@ -174,9 +174,9 @@ class KubernetesEngine(HeadEngine):
     # --- end ------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Output and logs into the run's folder; then the head is let go of.
+        """Fetch output and logs into the run's folder; then release the head.
 
-        `complete` is False if there is no head any more that had what has not been fetched.
+        `complete` is False if results that were not fetched are lost with the head.
         """
         seen = RunFolder(run.folder).read_observation()
         word = seen.ended if seen and seen.ended else Ending.CANCELLED
@@ -204,7 +204,7 @@ class KubernetesEngine(HeadEngine):
                     self._stop(api, run, word)
 
     def _await_head(self, api: Api, run: Run) -> Snapshot:
-        """What the head has, as soon as all that still comes has arrived there."""
+        """The head's snapshot, once everything that is still being sent has arrived there."""
         end = time.monotonic() + GRACE_SECONDS + HEAD_SECONDS
         while True:
             snapshot = self._sync(run)
@@ -220,7 +220,7 @@ class KubernetesEngine(HeadEngine):
             time.sleep(LOOK_SECONDS)
 
     def _find_missing(self, run: Run, snapshot: Snapshot) -> list[int]:
-        """The workers and servers that have run, and of which no head has told anything."""
+        """The workers and servers that have run, but of which the head has nothing."""
         folder = RunFolder(run.folder)
         seen = folder.read_observation()
         started = {run.spec.unit_of(worker.rank) for worker in (seen.workers if seen else ()) if worker.started}
@@ -231,7 +231,7 @@ class KubernetesEngine(HeadEngine):
         ]
 
     def _explain_loss(self, api: Api, run: Run, missing: Sequence[int]) -> Finding:
-        """Why output is missing; the logs come from the API as far as it gives them."""
+        """Explain why output is missing, and read the logs from the API server as far as it has them."""
         heads = self._head_pods(api, run)
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
@@ -340,7 +340,7 @@ class KubernetesEngine(HeadEngine):
     def _end_pods(self, api: Api, namespace: str, run: Run) -> None:
         """Delete the pods at once: a stopped one would otherwise have its grace period."""
         for pod in list_pods(api, namespace, f"{RUN_LABEL}={run.name}"):
-            # The node of one that is cut off will not say that it has ended.
+            # The node of a pod that is cut off cannot confirm that the pod has ended.
             api.delete(object_path("Pod", namespace, pod["metadata"]["name"]), grace=0 if is_cut_off(pod) else 1)
 
     # --- plumbing -------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def save_manifests(run: Run, submission: Submission) -> None:
 
 
 def _without_job(run: Run, seen: Observation) -> Observation:
-    """How a run ended whose Job is not there: never submitted, or deleted, or its time in the cluster was up."""
+    """How a run ended whose Job does not exist: it was never submitted, was deleted, or has expired."""
     if all(worker.exit_code == 0 for worker in seen.workers):
         return replace(seen, ended=Ending.EXITED)
     if not (run.folder / "manifests").exists():

@@ -51,7 +51,7 @@ TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, wh
 
 WORK_DIR = "/results"
 PORT = 29500
-GRACE_SECONDS = 60  # the command has 10 of them to end; in the rest a client can still bring the results home
+GRACE_SECONDS = 60  # 10 of them for the command to end, the rest to bring the results home
 TTL_SECONDS = 7 * 86400
 DEADLINE_MARGIN = 120
 MAX_BOOKED_SECONDS = 7 * 86400  # maximum duration of DWS flex-start machines
@@ -62,7 +62,7 @@ CONFIG_BYTES = 1_000_000  # a ConfigMap has at most 1 MiB
 HEAD_PORT = 29600
 HEAD_QUEUE_SECONDS = 7 * 86400  # that a head outlives a run that may wait in a queue
 HEAD_DISK = "10Gi"
-HEAD_CPUS = "2"  # a quota of CPU limits wants one of each pod
+HEAD_CPUS = "2"  # required where a quota limits CPUs
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "head")
@@ -94,7 +94,7 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     return tuple(_patch_pods(_add_fabric(document, fabric), spec.pods.pod_patch) for document in documents)
 
 
-# What of a patch also holds for the head, which has another container, and runs on another sort of machine.
+# Fields of a pod patch that also apply to the head, which has another container and runs on another kind of machine.
 OF_ALL_PODS = ("securityContext", "priorityClassName", "imagePullSecrets", "serviceAccountName")
 
 
@@ -230,8 +230,8 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
-    # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one tries to
-    # hand over its results. Each of them keeps its own deadline.
+    # Only a last resort: the sum of how long workers may wait to start, may run, and may try to hand over results. Each
+    # of these has its own, earlier deadline.
     length = math.ceil(spec.timeout) + HOLD_SECONDS + DEADLINE_MARGIN
     deadline = options.start_timeout + length
     keep = max(MIN_KEEP_SECONDS, options.keep_seconds)
@@ -410,7 +410,7 @@ def _environment(spec: RunSpec, threads: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plan(spec: RunSpec) -> MachinesPlan:
-    """What the agents of the pods do."""
+    """The plan of the pods' agents."""
     # The user's variables are named here, too: of a container's own, agents leave out what looks like a launcher's.
     contract = {**spec.env, **contract_environment(spec, AT_START, AT_START, AT_START)}
     lock = NO_PROMISE if spec.pods.share_nodes else WHOLE_NODES
@@ -419,7 +419,7 @@ def _plan(spec: RunSpec) -> MachinesPlan:
 
 @cache
 def _pack(data: bytes) -> str:
-    """Compressed, as text: the same bytes for the same data."""
+    """Data as compressed text: the same text for the same data."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 

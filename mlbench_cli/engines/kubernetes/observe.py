@@ -53,7 +53,7 @@ TAIL_LINES = 40
 
 
 class RunObserver:
-    """Observes one run repeatedly, as seldom as will do; `api` is asked."""
+    """Observes one run repeatedly through `api`, with as few requests as possible."""
 
     def __init__(self, api: Api, namespace: str, run: Run) -> None:
         self._api = api
@@ -264,7 +264,7 @@ class RunObserver:
         return groups
 
     def _ask(self, what: str, path: str, selector: str | None = None) -> list[dict[str, Any]]:
-        """An optional list that helps to diagnose."""
+        """A list of objects that only the diagnosis uses; empty if it cannot be read."""
         if what in self._denied:
             return []
         try:

@@ -63,7 +63,7 @@ def serves_beside(spec: RunSpec) -> bool:
 def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, object]]:
     """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
 
-    That of a server means servers, too. It holds for workers as well, who come later: the scheduler heeds the terms of
+    A server's term also covers servers. It holds for workers as well, who come later: the scheduler heeds the terms of
     the pods that a node has. One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once
     only at waiting pods all of whose terms match it, at others after five minutes.
     """

@@ -1,7 +1,7 @@
-"""Brings a run's objects into the cluster, in steps of which each may be the last that this client does.
+"""Creates a run's objects in the cluster, in steps: the client may die after any of them.
 
-The Job comes first, suspended; then what belongs to it and is owned by it, so that it goes when the Job goes; then the
-Job is released. Repeating the steps finds what exists and continues.
+The Job comes first, suspended; then what belongs to it and is owned by it, so that Kubernetes deletes it with the Job;
+then the Job is released. Repeating the steps finds what exists and continues.
 """
 
 import time
@@ -22,7 +22,7 @@ from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model.spec import RunSpec
 
-GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
+GOING_SECONDS = 90.0  # time for an object that is being deleted to disappear
 LOOK_SECONDS = 0.5
 # The oldest that attach-cluster accepts. The policies of Jobs that runs depend on are on since 1.31.
 MIN_VERSION = (1, 33)
@@ -71,7 +71,7 @@ def check_version(api: Api) -> None:
 
 
 def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict[str, Any]:
-    """What is left to do once the Job is there."""
+    """Do what is left once the Job exists."""
     if not is_unreleased(job) and not job["spec"].get("suspend"):
         return job
     for document in documents[1:]:
@@ -144,7 +144,8 @@ def _owner(job: Object, is_controller: bool) -> dict[str, Any]:
 
 
 def create_owned(api: Api, document: Object, job: Object) -> None:
-    """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
+    """Create an object that Kubernetes deletes with the Job. Waits while one of an earlier Job of the same name is
+    being deleted."""
     # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a head that it queued might
     # never start. The servers' Job is released by the queue, as the run's own.
     is_head = role_of(document) == HEAD

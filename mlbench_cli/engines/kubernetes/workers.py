@@ -131,7 +131,7 @@ def memory_limit(pod: Pod | None) -> str | None:
 
 
 def has_ended(pod: Pod) -> bool:
-    """Nothing more will come from this pod."""
+    """Whether nothing more will come from this pod."""
     ended = bool(terminated_state(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return ended or bool(pod.get(GONE)) or is_cut_off(pod)
 

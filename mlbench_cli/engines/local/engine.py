@@ -46,7 +46,7 @@ POLL = 0.02  # seconds between reads of the agent's state
 OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
-_NETWORK = "network: "  # before the reason why an agent cannot shape it
+_NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 # On a shaped network. Each worker also gets its own NCCL_HOSTID: between hosts, NCCL uses neither NVLink, PCI nor
@@ -57,7 +57,7 @@ _NCCL_OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NET": "Socket", "NCCL_
 class LocalEngine:
     """Executes runs as processes of this machine, one run at a time.
 
-    `report` gets the sentences for a person whose run waits for another one to end.
+    `report` is called with sentences while a run waits for another one to end.
     """
 
     def __init__(self, finalizer: str | None = None, report: Callable[[str], None] | None = None) -> None:
@@ -179,7 +179,7 @@ class LocalEngine:
             time.sleep(POLL)
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says."""
+        """See `Engine.logs`."""
         watch = Watch(run)
 
         def has_ended() -> bool:
@@ -207,7 +207,7 @@ class LocalEngine:
         return None
 
     def print_stacks(self, run: Run) -> None:
-        """A signal to the agent."""
+        """Send the agent a signal, on which it makes the ranks print their stacks."""
         if (state := read_state(run.folder)) is not None:
             signal_process(state, signal.SIGUSR1)
 

@@ -178,7 +178,7 @@ class MachinesEngine(HeadEngine):
         return f"{self._runs_folder}/{run.name}"
 
     def _install_code(self, channel: Channel) -> None:
-        """Copy the code once: what has its digest already is left as it is."""
+        """Copy the code, unless a folder with its digest exists already."""
         data, sha256 = pack_code()
         folder = f"{self._base_details.folder}/code"
         if channel.call("install", folder=folder, sha256=sha256)["folder"] is None:
@@ -222,7 +222,7 @@ def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> li
 
 
 def ask_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
-    """The same. Raises the first error if none has a result."""
+    """Like `run_in_parallel`. Raises the first error if none has a result."""
     answers = run_in_parallel(work, items)
     if answers and all(isinstance(answer, MlbenchError) for answer in answers):
         raise next(answer for answer in answers if isinstance(answer, MlbenchError))
@@ -230,7 +230,7 @@ def ask_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
 
 
 def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The same. Raises the first error if there is one."""
+    """Like `run_in_parallel`. Raises the first error if there is one."""
     answers = run_in_parallel(work, items)
     if (error := next((answer for answer in answers if isinstance(answer, MlbenchError)), None)) is not None:
         raise error

@@ -249,7 +249,7 @@ class SlurmEngine(MachinesEngine):
         return replace(observation, ended=Ending.LOST, findings=(*observation.findings, finding))
 
     def _find_report(self, number: str, snapshot: Snapshot, *, is_over: bool) -> JobReport | None:
-        """The job as the controller describes it, from one squeue for all runs, asked as seldom as will do."""
+        """The job as the controller describes it, from one squeue for all runs, called as rarely as possible."""
         now = time.monotonic()
         wanted = is_over or not snapshot.shows_life
         if now >= self._next_squeue - (RUNNING_POLL - PENDING_POLL if wanted and self._silence is None else 0.0):
@@ -264,7 +264,8 @@ class SlurmEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """As on other machines, and the logs of the batch script and of srun, which hold what --setup printed."""
+        """As on other machines. Also fetches the logs of the batch script and of srun, which hold what --setup
+        printed."""
         fetched = super().fetch(run)
         for name in ("batch.log", "step.log"):
             path = f"{self._run_place(run)}/{name}"
@@ -295,7 +296,7 @@ class SlurmEngine(MachinesEngine):
 
 
 def _put_file(path: str, text: str, mode: int = 0o600) -> ChannelRequest:
-    """A file that need not survive a crash of the login node: with it the run is lost, or submitted again."""
+    """A file that need not survive a crash of the login node, after which the run is lost or submitted again."""
     return ChannelRequest("put", {"path": path, "mode": mode, "durable": False}, text.encode())
 
 

@@ -143,7 +143,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
 
 
 def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
-    """srun's options: every rank's end is our agents' business, and no CPU of a node is taken from its ranks."""
+    """srun's options: the agents, not srun, handle the ends of ranks, and ranks may use all CPUs of their node."""
     words = [f"--nodes={spec.workers}", f"--ntasks={spec.workers}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     words += [] if spec.absent_seconds is None else ["--no-kill"]
     words += ["--cpu-bind=none", "--export=ALL", f"--output={details.folder}/runs/{spec.name}/step.log"]

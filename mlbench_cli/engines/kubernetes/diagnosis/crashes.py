@@ -1,4 +1,4 @@
-"""What a worker's exit code and last words mean."""
+"""Explain a worker's exit code and the last lines of its log."""
 
 import re
 import signal

@@ -30,7 +30,7 @@ def diagnose(
     states: tuple[WorkerState, ...] | None = None,
     groups: frozenset[str] = frozenset(),
 ) -> list[Finding]:
-    """The findings, the most telling first.
+    """The findings, the most informative first.
 
     `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
     `states` what follows from pods and last words, if that is known already, `groups` the names of the cluster's API

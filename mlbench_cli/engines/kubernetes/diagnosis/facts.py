@@ -1,4 +1,4 @@
-"""What `diagnose` works on, and the questions it asks of it."""
+"""The Kubernetes objects that `diagnose` works on, and helpers to query them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Facts:
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     logs: Mapping[int, str] = field(default_factory=dict)
     known_states: tuple[WorkerState, ...] | None = None
-    groups: frozenset[str] = frozenset()  # of the cluster's API, which tell the autoscalers that it has
+    groups: frozenset[str] = frozenset()  # API groups of the cluster, which show which autoscalers it has
 
     @cached_property
     def states(self) -> tuple[WorkerState, ...]:

@@ -1,4 +1,4 @@
-"""Why workers do not come to run: pods that cannot be created, find no node, or whose containers cannot be made."""
+"""Why workers do not start: pods that cannot be created or scheduled, or whose containers cannot be created."""
 
 import re
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import shorten_line
 
-CREATING_SECONDS = 60.0  # a container that is not there after so long may be stuck
-PULLING_SECONDS = 180.0  # in which a registry that does not answer may come back
+CREATING_SECONDS = 60.0  # a container that takes longer to create may be stuck
+PULLING_SECONDS = 180.0  # time for a registry that does not answer to recover
 
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed")
 IMAGE_PERMANENT = re.compile(
@@ -31,7 +31,7 @@ PULL_HINTS = (
      "copy the image to a registry of your own (mlbench images push)."),
     (re.compile(r"no space left on device"), "The node's disk is full: choose nodes with larger disks."),
 )  # fmt: skip
-MAX_RESTARTS = 3  # of a container that the task waits for, after which it will not come
+MAX_RESTARTS = 3  # of a sidecar that the task waits for; from this many on its failure is permanent
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
 
@@ -39,7 +39,7 @@ CPU_LIMIT_HINT = "--pod-patch FILE with   spec: {containers: [{name: main, resou
 
 
 def not_created(facts: Facts) -> list[Finding]:
-    """Pods that the Job controller does not create, or may not."""
+    """Findings on pods that the Job controller does not create, or is not allowed to."""
     spec = facts.job.get("spec", {})
     if spec.get("suspend"):
         return [_suspended_finding(facts)]
@@ -74,7 +74,7 @@ def list_unscheduled(pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
 
 
 def held_up(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Finding]]:
-    """Worker and finding for each pod that has a node and does not come to run there, or whose node is lost."""
+    """Worker and finding for each scheduled pod that does not start, or whose node is lost."""
     found = (
         (worker, _container(facts, worker, pod) or _unreachable(facts, worker, pod)) for worker, pod in pods.items()
     )
@@ -105,7 +105,7 @@ def _lacks_cpu_limit(message: str) -> bool:
 
 
 def _refusal(message: str) -> tuple[str, str | None]:
-    """Code and hint for a refused pod; no hint if it is not known whether the trouble passes."""
+    """Code and hint for a refused pod; no hint if the problem may be temporary."""
     if "violates PodSecurity" in message:
         return (
             "pod_security",
@@ -154,7 +154,8 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
 
 
 def _sidecar(worker: int, pod: Pod) -> Finding | None:
-    """A container that has to be ready before the task's, and ends again and again or cannot be made."""
+    """The finding on a sidecar that must be ready before the task's container, and keeps failing or cannot be
+    created."""
     for status in pod.get("status", {}).get("initContainerStatuses") or ():
         name, image = status.get("name"), status.get("image")
         held: Mapping[str, Any] = (status.get("state") or {}).get("waiting") or {}
@@ -176,7 +177,7 @@ def _sidecar(worker: int, pod: Pod) -> Finding | None:
 
 
 def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
-    """An image that does not come. The back-off's own message says less than the pull's, which is an event."""
+    """The finding on an image that cannot be pulled. The event of the pull says more than the back-off's message."""
     told = [str(event.get("message", "")) for event in facts.events_of(pod, "Failed")]
     words = next((text for text in reversed(told) if "ull" in text and not text.startswith("Error:")), message)
     words = PULL_PREAMBLE.sub("", words)

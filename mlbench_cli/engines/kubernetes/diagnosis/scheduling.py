@@ -157,7 +157,7 @@ def _scaler_event(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object:
 
 
 def _lacks(facts: Facts) -> str | None:
-    """Why today's nodes could not take the run even if they were empty; None if they could, or are not known."""
+    """Why the current nodes could not hold the run even if they were empty; None if they could, or are not known."""
     if not facts.nodes:
         return None
     asked = _requests(facts.template)
@@ -235,7 +235,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def _driver(facts: Facts) -> str | None:
-    """What to say if a node has GPUs that cannot be had yet."""
+    """A sentence about a node whose GPUs are not available yet; None if there is none."""
     requested = _requests(facts.template)
     resource = next((name for name in GPU_RESOURCES if requested.get(name)), None)
     if resource is None:
