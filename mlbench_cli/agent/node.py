@@ -190,7 +190,7 @@ class NodeAgent(Agent):
             if self.node == 0 and len(self._present()) == nodes - 1 and len(self.lock_words) == nodes:
                 if problem := self._find_busy():
                     return problem
-                self._go()
+                self._announce_start()
             elif self.node and not self.links and now >= self.next_connection:
                 self._connect()
             self._on_time(now)
@@ -256,7 +256,7 @@ class NodeAgent(Agent):
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
         link.send({"hello": self.token, **own_facts})
 
-    def _go(self) -> None:
+    def _announce_start(self) -> None:
         """On node 0, once all nodes are present: send the others the host names and the port."""
         present = self._present()
         names = {node: str(entry["name"] or f"node-{node}") for node, entry in enumerate(self.plan["nodes"])}

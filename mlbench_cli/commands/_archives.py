@@ -52,7 +52,7 @@ def open_archives(
 
 
 def _warn_of_missing_repeats(archives: Iterable[Archive]) -> None:
-    """Say where some repeats of a run are there, and others that were asked for with them are not."""
+    """Warn if only some of the repeats that were requested together are present."""
     asked: dict[str, int] = {}
     there: dict[str, set[str]] = {}
     for archive in archives:

@@ -1,4 +1,4 @@
-"""The part of `mlbench status` that is about a cluster: its resources with their times, its price, its end."""
+"""`mlbench status` of a cluster: its resources with their times, its price, and when it expires."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -120,7 +120,7 @@ def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> 
     }
 
 
-# --- what the record tells ------------------------------------------------------------------------------------------
+# --- from the record ------------------------------------------------------------------------------------------------
 
 
 def _resources(details: Mapping[str, list[TimesRecord]]) -> list[ResourceDocument]:
@@ -155,7 +155,7 @@ def _unmade(kind: str, name: str, state: str, removal: TimesRecord | None = None
 
 
 def _span(item: TimesRecord, end: Literal["ready", "gone"]) -> float | None:
-    """Seconds from the beginning to `end`; None if either is not known."""
+    """Seconds from the beginning to `end`; None if either time is unknown."""
     began, moment = item.get("began"), item.get(end)
     return None if began is None or moment is None else round(moment - began, 3)
 
@@ -167,7 +167,7 @@ def _state(made: TimesRecord | None, gone: TimesRecord | None) -> str:
 
 
 def _price(cluster: Cluster) -> PriceDocument | None:
-    """What was planned when the cluster was made, and what that amounts to by now."""
+    """The price that was planned when the cluster was created, and the cost so far."""
     plan = cluster.details.get("plan")
     if not isinstance(plan, dict):
         return None
@@ -184,7 +184,7 @@ def _price(cluster: Cluster) -> PriceDocument | None:
 
 
 def _hours(cluster: Cluster) -> float | None:
-    """How long the cluster has existed, or existed."""
+    """How many hours the cluster has existed, or existed until its deletion."""
     if not cluster.created:
         return None
     removed = cluster.details.get("removed")
@@ -226,7 +226,7 @@ def _own_prices() -> str:
     return f"Your price table takes precedence: {user_price_file()}"
 
 
-# --- what the cloud tells -------------------------------------------------------------------------------------------
+# --- from the cloud -------------------------------------------------------------------------------------------------
 
 
 def _compare_with_cloud(
@@ -356,7 +356,7 @@ def _after(seconds: float | None) -> str | None:
 
 
 def _longest(items: Sequence[TimesRecord], end: Literal["ready", "gone"]) -> float | None:
-    """When the last of `items` came to its end; None if one has not."""
+    """When the last of `items` reached `end`; None if one has not."""
     moments = [item.get(end) for item in items if item.get("began") is not None]
     known = [moment for moment in moments if moment is not None]
     return max(known) if known and len(known) == len(moments) else None

@@ -37,7 +37,7 @@ _PHRASES = {
 
 
 class StepPrinter:
-    """Prints the steps of an operation on stderr, with one line that changes while something is waited for."""
+    """Prints the steps of an operation on stderr, with one line that is updated during a wait."""
 
     def __init__(self) -> None:
         self._line = console.ProgressLine()

@@ -16,7 +16,7 @@ from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
 
 def print_answer(output: Format, document: Mapping[str, object], text: str) -> None:
     """The answer of a command on stdout: the document for `-o json`, else the text."""
-    if output == Format.json:  # some callers have its value
+    if output == Format.json:  # some callers pass a str instead of a Format
         console.out_json(document)
     else:
         console.out(text)
@@ -24,11 +24,11 @@ def print_answer(output: Format, document: Mapping[str, object], text: str) -> N
 
 # --- completion -----------------------------------------------------------------------------------------------------
 
-COMPLETION_SECONDS = 0.5  # that a shell waits for a store which another process has locked
+COMPLETION_SECONDS = 0.5  # maximum wait of completion for a store that another process has locked
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, which exists now. Raises UsageError if it cannot be created."""
+    """Create the folder if it is missing, and return it. Raises UsageError if it cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

@@ -55,7 +55,7 @@ def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Clust
 
 
 def platform_of(cluster: Cluster) -> str:
-    """The platform of the workers of a cluster in a cloud, as registries call it."""
+    """The platform of the workers of a cloud cluster in the notation of registries, e.g. "linux/amd64"."""
     return "linux/arm64" if ClusterDetails.of(cluster).arm else "linux/amd64"
 
 

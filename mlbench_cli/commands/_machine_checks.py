@@ -1,4 +1,4 @@
-"""`mlbench doctor slurm` and `mlbench doctor hosts`: what attached machines have today, and what is missing."""
+"""`mlbench doctor slurm` and `mlbench doctor hosts`: what attached machines have now, and what is missing."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ KINDS = ("slurm", "hosts")
 
 
 def check_machines(kind: str) -> Iterator[Check]:
-    """One line for each thing that runs on clusters of this kind need; of this machine alone if none is attached."""
+    """One check for each requirement of runs on clusters of this kind; only those of this machine if none is
+    attached."""
     found = [cluster for cluster in Store(notice=console.note).clusters() if cluster.provider == kind]
     yield _check_ssh()
     if not found:

@@ -1,4 +1,4 @@
-"""What the commands about machines without Kubernetes share."""
+"""Shared code of the commands for machines without Kubernetes: Slurm, and hosts over ssh."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def read_text_file(path: Path, option: str) -> str:
 
 
 def record(cluster: Cluster) -> Cluster:
-    """Keep the cluster's record, in place of an older one of the same kind, and choose it for the next commands."""
+    """Store the cluster's record, replacing an older one of the same kind, and make it the default cluster."""
     store = Store(notice=console.note)
     for known in store.clusters():
         if known.name == cluster.name and known.provider != cluster.provider:
@@ -52,7 +52,7 @@ def record(cluster: Cluster) -> Cluster:
 
 
 def find_orphans(store: Store, providers: Sequence[str] | None) -> list[Orphan]:
-    """Processes of runs on attached machines that no agent looks after; a cluster out of reach is a warning."""
+    """Processes of runs on attached machines without an agent. Warns about clusters that cannot be reached."""
     found = []
     for name, engine in _engines(store, providers):
         try:

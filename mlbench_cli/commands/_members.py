@@ -14,7 +14,7 @@ from mlbench_cli.util.text import counted
 
 STOP_SECONDS = 1.0  # time that a stopped client waits for a run that it cancels
 
-# --- left to a queue ------------------------------------------------------------------------------------------------
+# --- started by a queue ---------------------------------------------------------------------------------------------
 
 
 def start_detached(opened: OpenExperiment, output: Format) -> int:
@@ -43,7 +43,7 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
 
 
 def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
-    """Whether a local run cannot start at once because another one has this machine; says which."""
+    """Whether a local run has to wait because another run uses this machine; prints which one."""
     holder = opened.find_machine_holder(run)
     if holder is not None:
         console.note(f"{run.name} is waiting for this machine: {holder}.")
@@ -133,7 +133,7 @@ def _announce(handle: RunHandle) -> None:
 
 
 def _announce_keeping(run: Run) -> None:
-    """Until when the results of a cluster run can be fetched."""
+    """Print until when the results of a cluster run can be fetched."""
     if run.spec.engine == "kubernetes":
         kept = max(MIN_KEEP_SECONDS, run.spec.pods.keep_seconds)
         console.note(f"The cluster keeps the results for {console.duration(kept)} after the run.")

@@ -31,8 +31,8 @@ from providers import registry
 from providers.base import PartialSearchError, delete_command
 from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 
-RESERVE_SECONDS = 3600.0  # of the cluster's life, for images, a slow start and fetching
-SLOWDOWN = 2.0  # of repeated runs, up to which they end before the cluster does
+RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
+SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
 MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
 
 
@@ -51,7 +51,7 @@ class Use:
 
     @property
     def ttl(self) -> Ttl:
-        """The end of the cluster, if nobody is there to delete it."""
+        """When the cluster expires if nobody deletes it before."""
         hours = math.ceil((self.seconds + RESERVE_SECONDS) / 3600)
         return Ttl(f"{hours}h", 3600.0 * hours)
 
@@ -66,7 +66,8 @@ def use_of(store: Store, name: str, specs: Sequence[RunSpec], keep: bool) -> Use
 
 
 def _expect_seconds(store: Store, specs: Sequence[RunSpec]) -> float | None:
-    """How long these runs will take together, if each is like one that was completed on such machines."""
+    """Expected total seconds of these runs, from completed runs like them on such machines; None if one has no such
+    run."""
 
     def key(spec: RunSpec) -> tuple[object, ...]:
         return spec.task, spec.preset, tuple(spec.argv), spec.workers, spec.cluster_kind
@@ -125,7 +126,7 @@ def make_cluster(store: Store, request: CreationRequest, use: Use, *, yes: bool,
             cluster = _create(store, planned, use)
         try:
             yield cluster
-        except (KeyboardInterrupt, Stopped):  # whoever follows a run turns the former into the latter
+        except (KeyboardInterrupt, Stopped):  # following a run turns KeyboardInterrupt into Stopped
             console.warn(
                 f"The cluster {cluster.name} stays for its runs. The same command continues, and deletes it at the "
                 f"end. To delete it now: {delete_command(cluster)}"
@@ -234,7 +235,7 @@ def _with_end(planned: PlannedCluster, known: Cluster | None, request: CreationR
 
 @contextmanager
 def _plan_or_sketch(store: Store, request: CreationRequest) -> Iterator[PlannedCluster]:
-    """The plan; without credentials, what can be said of it without them."""
+    """The plan; without credentials, a sketch of it."""
     with ExitStack() as stack:
         try:
             planned = stack.enter_context(plan_cluster(store, request))
@@ -245,11 +246,11 @@ def _plan_or_sketch(store: Store, request: CreationRequest) -> Iterator[PlannedC
         yield planned
 
 
-# --- what is shown --------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _show(planned: PlannedCluster, use: Use) -> None:
-    """The one plan: parts and prices, what was checked, minutes, the whole cost, and what happens if nobody is here."""
+    """Print the plan: parts and prices, checks, minutes, total cost, and what happens if nobody is watching."""
     cluster, plan = planned.cluster, planned.plan
     show_plan(cluster, plan)
     checked, missing = _check(cluster) if plan.is_checked else ([], [])
@@ -323,7 +324,7 @@ def verify_all(runs: Sequence[RunHandle]) -> None:
     console.note(f"Verified {counted(len(sealed), 'archive')}.")
 
 
-# --- as that of an archive ------------------------------------------------------------------------------------------
+# --- a cluster like an archive's ------------------------------------------------------------------------------------
 
 
 def describe_cluster(original: Sequence[Archive], runs: int) -> tuple[CreationRequest, Use]:

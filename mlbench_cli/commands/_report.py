@@ -153,7 +153,7 @@ def in_words(spec: RunSpec) -> str:
 
 
 def run_in_words(run: Mapping[str, Any]) -> str:
-    """The same of a run as `status -o json` describes it."""
+    """Like `in_words`, for a run as `status -o json` describes it."""
     what = (
         "a command"
         if run["task"] == CUSTOM
@@ -205,7 +205,7 @@ class Unanswered(NamedTuple):
         return DAMAGED if isinstance(self.error, DamagedArchive) else UNKNOWN
 
     def to_dict(self) -> dict[str, Any]:
-        """As a run that has ended, with the reason as its summary, and no result."""
+        """Like `Ended.to_dict`, with the reason as its summary, and no result."""
         return {
             "name": self.run.name,
             "outcome": self.word,

@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
     @property
     def is_filter(self) -> bool:
-        """Whether it leaves out runs for another reason than their number."""
+        """Whether it leaves out runs for other reasons than `limit`."""
         return not (self.state is None and self.task is None and self.since is None)
 
     def select(self, newest_first: Iterable[RunHandle], client: Client) -> list[RunStatus]:
@@ -322,5 +322,5 @@ def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
 
 
 def is_queue_problem(status: RunStatus) -> bool:
-    """Whether what is wrong with a run is that nobody starts it: its experiment says so already."""
+    """Whether a run's only problem is that nobody starts it, which its experiment reports already."""
     return status.row.queue is not None

@@ -160,7 +160,7 @@ def _plan(
     gpu: bool,
     suspect: Mapping[str, Any] | None,
 ) -> tuple[Request, Plan]:
-    """What will run. Raises UsageError, NotFoundError for what contradicts itself."""
+    """The plan of the certification. Raises UsageError for contradicting options, NotFoundError for unknown names."""
     if level not in LEVELS:
         raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
     if unknown := [stage for stage in only or () if stage not in STAGES]:
@@ -262,7 +262,7 @@ def _conclude(
     *,
     just_measured: bool = False,
 ) -> int:
-    """Write the certificate and say what it says; its exit code."""
+    """Write the certificate and print its verdict. Returns the exit code."""
     certificate = read_certificate(source)
     name = str(certificate.run["name"])
     folder = out or Path(f"certificate-{name}")

@@ -68,7 +68,7 @@ class ProviderGroup(TyperGroup):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
 
-CREATED = "created_"  # before the names of `cluster_options`
+CREATED = "created_"  # prefix of the names of `cluster_options`
 
 create_cluster = typer.Typer(cls=ProviderGroup, rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
@@ -136,9 +136,10 @@ def _create(
 
 
 def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> PlannedCluster:
-    """The cluster with its end: as asked for, else that of one which exists, else a default if nobody watches.
+    """The cluster with its expiry: as requested, else that of the existing cluster, else a default if nobody is
+    watching.
 
-    Raises UsageError if the end of one that exists is to be taken away.
+    Raises UsageError for removing the expiry of an existing cluster.
     """
     known = store.find_cluster(planned.cluster.identity)
     recorded = None if known is None else ClusterDetails.of(known).expires

@@ -38,7 +38,7 @@ data = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class PreparedData(TypedDict):
-    """The report of a preparation: task, folder, and data."""
+    """The result of a preparation, for `-o json`: task, folder, and data."""
 
     task: str
     folder: str

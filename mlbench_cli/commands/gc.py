@@ -102,7 +102,8 @@ def gc(
         )
 
         def explain_keeping(cluster: Cluster) -> str | None:
-            """Why a cluster stays that was to be deleted; it is looked at again, as its end may have been moved."""
+            """Why a cluster is not deleted after all; it is queried again, because its expiry may have been
+            extended."""
             fresh = cluster_changes.find_again(store, cluster)
             if fresh is None:
                 return "is gone"
@@ -189,7 +190,7 @@ def _delete_all(
     explain_keeping: Callable[[Cluster], str | None],
     print_line: Callable[[str], None],
 ) -> None:
-    """Delete each, also if others fail, unless something speaks against it by now.
+    """Delete each cluster, even if others fail, unless there is a reason to keep it by now.
 
     Raises CleanupError naming those that could not be deleted.
     """

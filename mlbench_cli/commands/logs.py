@@ -1,4 +1,4 @@
-"""`mlbench logs`: what the ranks have written, byte for byte."""
+"""`mlbench logs`: the ranks' output, byte for byte."""
 
 import sys
 from collections.abc import Sequence
@@ -165,7 +165,7 @@ class Printer:
             text = console.disarm_commands(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         if self._prefixed:
             text = b"[%d] %s" % (rank, text)
-        # Another rank's line must not stand behind one without its end.
+        # Another rank's line must not continue a line without a line end.
         if self._prefixed and not text.endswith(b"\n"):
             text += b"\n"
         self._stream.write(text)

@@ -33,7 +33,7 @@ class MethodDocument(TypedDict):
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """Names of methods that begin so."""
+    """For the shell: names of methods that begin with `incomplete`."""
     return [name for name in FILES if name.startswith(incomplete)]
 
 

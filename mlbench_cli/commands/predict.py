@@ -95,7 +95,7 @@ def _parse_sizes(text: str | None) -> list[int]:
 def _find_place(
     machine: MachineType | None, link: Link | None, price: float | None, group: list[Measured]
 ) -> Elsewhere:
-    """What differs from the runs of `group`."""
+    """The requested machine, network and price, relative to the machine of the runs in `group`."""
     if machine is None:
         return Elsewhere(link, price)
     place = compare(machine, group, price if price is not None else _list_price(machine))

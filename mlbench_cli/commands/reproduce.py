@@ -148,7 +148,7 @@ def reproduce(
 
 
 def _agree(program: AuthorsProgram, *, is_trusted: bool, is_dry: bool) -> None:
-    """Show what the archive's author chose, and ask. Raises UsageError for more than a command with its files."""
+    """Show what the archive's author chose, and ask. Raises UsageError if it is more than a command with its files."""
     if not program.is_shown_whole or not (program.code or is_trusted):
         refuse_to_reproduce(program)
     console.note(str(program))

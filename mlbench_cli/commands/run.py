@@ -246,14 +246,14 @@ def _follow_all(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int
 
 
 def _other_name(store: Store, name: str) -> str:
-    """A name that no experiment has: under its own, the same command only resumes one."""
+    """A name that no experiment has; with the same name, the command would only resume the experiment."""
     base = re.sub(r"-again\d*$", "", name)[: NAME_LENGTH - 20].rstrip("-")
     names = (f"{base}-again{number if number > 1 else ''}" for number in count(1))
     return next(other for other in names if store.find_experiment(other) is None)
 
 
 def _given(context: typer.Context) -> list[str]:
-    """The parameters that stand on the command line."""
+    """The parameters that were given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
@@ -291,7 +291,7 @@ def _agree(program: AuthorsProgram, *, yes: bool, is_trusted: bool, is_dry: bool
     console.confirm("Run this?", yes=yes and is_signed, flag="--yes" if is_signed else "--run-foreign-command")
 
 
-# --- on a cluster of its own ----------------------------------------------------------------------------------------
+# --- on a new cluster -----------------------------------------------------------------------------------------------
 
 
 def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_cluster: bool) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., L
     return code
 
 
-# --- the way of an experiment ---------------------------------------------------------------------------------------
+# --- completing the request -----------------------------------------------------------------------------------------
 
 
 def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> Request:
@@ -374,7 +374,7 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
 
 
 def _missing(request: Request) -> list[str]:
-    """What a run cannot do without."""
+    """The required options that a request lacks."""
     missing = []
     if request.name is None:
         missing.append("name")
@@ -490,7 +490,7 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
     return given if file is None else merge(read_file(file), given)
 
 
-# --- the way of a run -----------------------------------------------------------------------------------------------
+# --- submissions of --dry-run, warnings ----------------------------------------------------------------------------
 
 
 def _print_submissions(submissions: list[Submission], output: Format) -> None:

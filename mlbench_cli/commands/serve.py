@@ -110,7 +110,7 @@ def serve(
         public_url = _check_public_url(public_url)
         if token_file is None:
             raise UsageError("--public-url needs --token-file.", hint="--token-file FILE")
-    with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
+    with Client(notice=console.note) as client:  # fail before listening if the store cannot be used
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
     bound = listener.getsockname()[1]

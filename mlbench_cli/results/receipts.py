@@ -66,7 +66,7 @@ class ReceiptCheck:
 
 
 def archive_digest(archive: Archive) -> str:
-    """What a receipt names an archive by: the SHA-256 of its SHA256SUMS, and so of all of its files."""
+    """The digest by which a receipt names an archive: the SHA-256 of its SHA256SUMS, which covers all of its files."""
     return hashlib.sha256(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES)).hexdigest()
 
 
@@ -136,7 +136,7 @@ def check_receipt(receipt: Receipt, archives: Iterable[Archive]) -> ReceiptCheck
         "original": _describe_runs(sides[0]),
         "reproduction": _describe_runs(sides[1]),
     }
-    if document["mlbench"] != __version__:  # its words may be those of another version: those of this one are shown
+    if document["mlbench"] != __version__:  # another version may word it differently: show this version's words
         expected = _without_words(expected)
     return ReceiptCheck(tuple(_find_contradictions(clean_values(expected), document, "")), reason=found.reason)
 
@@ -153,7 +153,7 @@ def sign_receipt(path: Path, key: Path, *, force: bool = False) -> None:
 
 
 def check_receipt_origin(receipt: Receipt, signers: Path) -> Signer:
-    """Who of `signers` signed a receipt. Raises OriginError if nobody is proven to."""
+    """The one of `signers` who signed a receipt. Raises OriginError if none is proven to have."""
     try:
         with open(receipt.signature_path, "rb") as file:
             signature = file.read(MAX_SIGNATURE_BYTES + 1)
@@ -181,7 +181,7 @@ def _without_words(document: Any) -> Any:
 
 
 def _find_contradictions(expected: Any, found: Any, path: str) -> Iterable[str]:
-    """Where a receipt says something else than its archives, one sentence each."""
+    """Where a receipt contradicts its archives, one sentence each."""
     if isinstance(expected, Mapping):
         for key, value in expected.items():
             inner = found.get(key) if isinstance(found, Mapping) else None

@@ -179,9 +179,9 @@ class KubernetesEngine(HeadEngine):
         `complete` is False if results that were not fetched are lost with the head.
         """
         seen = RunFolder(run.folder).read_observation()
-        word = seen.ended if seen and seen.ended else Ending.CANCELLED
+        ending = seen.ended if seen and seen.ended else Ending.CANCELLED
         with self._access.client() as api:
-            self._stop_those_who_wait(api, run, str(word))
+            self._stop_those_who_wait(api, run, str(ending))
             snapshot = self._await_head(api, run)
             fetched = Fetched(0, 0)
             if snapshot.is_served:
@@ -195,13 +195,13 @@ class KubernetesEngine(HeadEngine):
             self._release(run)
             return fetched
 
-    def _stop_those_who_wait(self, api: Api, run: Run, word: str) -> None:
-        """Stop the workers that would run for ever, if nobody else does."""
+    def _stop_those_who_wait(self, api: Api, run: Run, ending: str) -> None:
+        """Stop workers that would otherwise run forever, unless the Job is over or stopped already."""
         pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
         if active(pods, {}):
             with suppress(ObjectNotFound):
                 if not is_over(read_job(api, self._namespace(run), run.spec)):
-                    self._stop(api, run, word)
+                    self._stop(api, run, ending)
 
     def _await_head(self, api: Api, run: Run) -> Snapshot:
         """The head's snapshot, once everything that is still being sent has arrived there."""
@@ -300,16 +300,16 @@ class KubernetesEngine(HeadEngine):
         with self._access.client() as api:
             self._stop(api, run, str(Ending.CANCELLED))
 
-    def _stop(self, api: Api, run: Run, word: str) -> None:
-        """Let the Job controller stop all workers. `word`: the ending, recorded on the Job so that every client reports
-        the same end.
+    def _stop(self, api: Api, run: Run, ending: str) -> None:
+        """Let the Job controller stop all workers. `ending` is recorded on the Job, so that every client reports the
+        same one.
         """
         stop = {"activeDeadlineSeconds": 1} if run.spec.pods.queue else {"suspend": True}
         path = object_path("Job", self._namespace(run), job_name(run.spec))
         with suppress(ObjectNotFound):
             job = api.get(path)
             if not is_over(job) and not is_stopped(job):
-                api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
+                api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
         if run.spec.servers:
             path = object_path("Job", self._namespace(run), servers_name(run.spec))
             with suppress(ObjectNotFound):

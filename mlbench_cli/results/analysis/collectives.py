@@ -1,6 +1,6 @@
-"""Collectives by message size, from archives of the task allreduce: curves and their fits.
+"""Collectives by message size, from archives of the task allreduce: curves (bytes, microseconds, GB/s) and their fits.
 
-The original's published curves can be put beside them; where they are from is said in published_allreduce.csv.
+The original's published curves can be added; published_allreduce.csv names their sources.
 """
 
 import json
@@ -29,7 +29,7 @@ ABOUT_PUBLISHED = (
 )
 # Facts of a run that distinguish curves, in the order of a label.
 FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
-# What the key of a run has in common with these.
+# Fields of a run's key that these facts cover.
 _KEY_FACTS_IN_LABEL = frozenset(
     {"task", "backend", "device", "processes_per_worker", "cpus", "cluster", "preset", "label"}
 )
@@ -54,7 +54,7 @@ class Curve:
 
 
 def read(archive: Archive) -> list[Curve]:
-    """The curves in a verified archive; none if it is of another task. Raises DamagedArchive for foreign rows."""
+    """The curves in a verified archive; empty if it is of another task. Raises DamagedArchive for foreign rows."""
     name = next((name for name in archive.names if _ROWS.fullmatch(name)), None)
     if name is None or archive.run["spec"]["task"] != "allreduce":
         return []
@@ -102,7 +102,7 @@ def select_published(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def find_published(curves: Sequence[Curve]) -> list[Curve]:
-    """As `published`; empty if the original published nothing of the kind."""
+    """Like `select_published`, but empty if the original published nothing comparable."""
     own = [curve for curve in curves if curve.collective == "all_reduce"]
     wanted = {(curve.facts["device"], curve.dtype) for curve in own}
     found = [curve for curve in load_published() if (curve.facts["device"], curve.dtype) in wanted]
@@ -205,7 +205,7 @@ def load_published() -> tuple[Curve, ...]:
 
 
 def _together(group: Sequence[Curve]) -> Curve:
-    """Repeats as one curve, over the sizes that all of them have."""
+    """Combine repeats into one curve, over the sizes that all of them have."""
     if len(group) == 1:
         return group[0]
     sizes = sorted(set.intersection(*({size for size, _, _ in curve.points} for curve in group)))

@@ -89,7 +89,7 @@ _DEFAULTS = {
 def _fact(word: str, name: str, *, reported: bool = False) -> Any:
     """A field of ComparisonKey: its word for `--across`, its name in a sentence.
 
-    `reported` says that only a run that came to its training knows it.
+    `reported`: only known if the run reached its training.
     """
     return field(metadata={"word": word, "name": name, "reported": reported})
 
@@ -281,7 +281,8 @@ def conditions_of(archive: Archive) -> Conditions:
 
 
 def describe_condition_difference(one: Iterable[Archive], other: Iterable[Archive]) -> str | None:
-    """The one rule about conditions: both sides have the same labels; a sentence if they have not."""
+    """The rule about conditions: both sides must have the same labels. A sentence about the difference; None without
+    one."""
     a, b = ({label for archive in side for label in conditions_of(archive).labels} for side in (one, other))
     if a == b:
         return None
@@ -317,7 +318,7 @@ class _Evidence:
         return f"{kind or 'cluster'} {self._spec.get('cluster')}"
 
     def interruptions(self) -> str:
-        """ "2 restarts, 1 of 2 ranks at the end": what happened to the ranks on the way; empty if nothing did."""
+        """ "2 restarts, 1 of 2 ranks at the end": restarts and lost ranks; empty if there were none."""
         faults = _mapping(self._result.get("faults"))
         restarts = max(0, int(faults.get("attempts") or 1) - 1)
         restarts += sum(int(_mapping(state).get("restarts") or 0) for state in self._result.get("worker_states") or ())
@@ -327,7 +328,7 @@ class _Evidence:
         return ", ".join([*found, *([f"{ranks} of {whole} ranks at the end"] if ranks != whole else [])])
 
     def libraries(self) -> str:
-        """The variables that bring libraries and modules of others into the ranks."""
+        """The variables that load foreign libraries and modules into the ranks, such as LD_PRELOAD."""
         found = find_loader_variables(self._provenance, self._ranks)
         if not found and (preloaded := self._conditions.preloaded) is not None:
             return _shorten(preloaded.reason)  # of a command on a cluster, as its agents found it

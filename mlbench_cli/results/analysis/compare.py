@@ -70,7 +70,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What B is against A: "1.45× faster (1.39 to 1.52)"."""
+        """B relative to A: "1.45× faster (1.39 to 1.52)"."""
         return format_change(self.a, self.b, self.ratio, self.unit, self.higher_is_better, is_time=self.is_time)
 
     def worse(self, higher_is_better: bool | None) -> Ratio | None:
@@ -100,7 +100,7 @@ class Obstacle:
 
 
 def be(name: str) -> str:
-    """ "is", or "are" of "2 workers"."""
+    """ "is", or "are" for a plural such as "2 workers"."""
     return "are" if name.endswith("workers") and name[:1].isdecimal() else "is"
 
 
@@ -132,7 +132,7 @@ class Comparison:
 
     @property
     def blocking(self) -> tuple[Obstacle, ...]:
-        """The obstacles that are no settings that people choose: with them the figures mean nothing together."""
+        """The obstacles other than settings that people choose: with them the figures cannot be compared."""
         return tuple(each for each in self.obstacles if each.word not in CHOICES)
 
     @property

@@ -2,9 +2,9 @@
 
 The rule is that of MLPerf's reference convergence points (rcp_checker of mlperf-logging 4.1.68): means without the
 least and the greatest value, the deviation of all, and a one-sided t-test with pooled degrees of freedom at 5 %. So the
-least acceptable mean is m - t(0.95, n + k - 2) s sqrt(1/n + 1/k), with n and k values that the two means are over. What
-a batch is, counts over all ranks; machine and backend may differ, the method may not. It needs at least 5 reference
-runs.
+least acceptable mean is m - t(0.95, n + k - 2) s sqrt(1/n + 1/k), where n and k are the numbers of values in the two
+means. Batch sizes are summed over all ranks; machine and backend may differ, the method may not. It needs at least 5
+reference runs.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ FIGURES = JOULES, PER_SAMPLE, PER_TOKEN = "energy", "energy per sample", "energy
 
 @dataclass(frozen=True)
 class Energy:
-    """What was used over the sampled time, and what a sample of training costs at the mean power of that time.
+    """The energy over the sampled time, and the energy per sample of training at the mean power of that time.
 
     joules     of all devices that were sampled; for a run that reached its goal, the energy to the goal
     sources    of the figures; with GPU_POWER among them they are estimates

@@ -115,8 +115,8 @@ class Row:
 
 
 def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, str]]:
-    """What sets the rows of runs apart, by their tasks and the points of their experiment: the task, the entry of the
-    file (if several entries have the same task), the cluster, and the values of the matrix."""
+    """The settings that distinguish the rows of runs, from their tasks and the points of their experiment: the task,
+    the entry of the file (if several entries have the same task), the cluster, and the values of the matrix."""
     entries: dict[str, set[str]] = {}
     for task, point in runs:
         entries.setdefault(task, set()).add(point.get("runs", ""))
@@ -135,7 +135,7 @@ def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[st
 def read_sample(
     run: str, settings: Mapping[str, str], workers: int, archive: Archive, metric: str | None = None
 ) -> Sample:
-    """A run's value: the figure that was asked for, else its throughput, else its seconds.
+    """A run with its value: the requested figure, else its throughput, else its seconds.
 
     SECONDS is the time to the goal if there is one, and GOAL the last value of the goal's metric.
     """
@@ -166,7 +166,7 @@ def _sent_bytes(result: Mapping[str, Any]) -> float | None:
 
 
 def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:
-    """The experiment's rows in order of appearance, then those that others published.
+    """The experiment's rows in order of appearance, then published rows.
 
     The runs are the unit of the interval. The blocks of one run share its process and machine state, so they are no
     repeats: one run has no interval.
@@ -303,7 +303,7 @@ def _value_text(cell: Cell | None) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """One line per row and number of workers: what was set, then what was found."""
+    """One line per row and number of workers: the settings, then the results."""
     names = setting_names(rows)
     found = ("value", "low", "high", "deviation", "unit", "speedup", "efficiency", "exposed")
     rest = ("seconds", "price", "sent_bytes", "runs", "failed")

@@ -1,4 +1,4 @@
-"""Gates: is B worse than A by more than the limit, not worse, or can nobody tell?
+"""Gates: is B worse than A by more than the limit, is it not, or can the runs not tell?
 
 `decide` answers for one comparison, and so for `mlbench compare --fail-above`; `check_results` finds what results have
 to be compared with in a baseline, for `mlbench gate`. Both decide by the interval of the row that they print.
@@ -38,7 +38,7 @@ _SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
 
 
 class Direction(StrEnum):
-    """What is better."""
+    """Which direction is better."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -323,7 +323,7 @@ def _find_reason(
     alike: Sequence[Archive],
     across: Collection[str],
 ) -> tuple[Verdict, str] | None:
-    """The verdict without a comparison: the results failed, or the baseline has nothing to compare them with."""
+    """The verdict if there is nothing to compare: the results failed, or the baseline has no comparable runs."""
     failed = [each for each in results if outcome_of(each.result) not in (*SUCCESSFUL, IN_DOUBT)]
     if failed:
         count = f"{len(failed)} of {len(results)} runs failed: " if len(results) > 1 else ""

@@ -43,7 +43,8 @@ class Job:
         }
 
     def name_of(self, group: Group, point: Point) -> str:
-        """What tells a configuration from the others of the job: "2 workers", "fusion", "2 workers (fusion)"."""
+        """What distinguishes a configuration from the others of the job: "2 workers", "fusion", "2 workers
+        (fusion)"."""
         size = counted(point.workers, "worker")
         if len(self.groups) == 1:
             return size

@@ -18,10 +18,10 @@ NO_VALUE = "–"
 SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
-CLOSE = 1.1  # factors below are told in percent
+CLOSE = 1.1  # smaller ratios are written in percent
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-_EXPONENT = 1e15  # from here on
+_EXPONENT = 1e15  # values from here on have an exponent
 _PERCENT = re.compile(r"Prec@\d+$")  # programs report an accuracy as a share, too
 _PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -85,7 +85,7 @@ def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool) -> s
 
 
 def _times(factor: float) -> str:
-    """A factor of at least 1: "1.45×"; close to 1 what it is more than 1, "3.20 %"."""
+    """A factor of at least 1 as text: "1.45×"; close to 1, by how much it exceeds 1: "3.20 %"."""
     return f"{significant(100 * (factor - 1))}{_SPACE}%" if factor < CLOSE else f"{significant(factor)}×"
 
 
@@ -98,7 +98,7 @@ def format_change(
     *,
     is_time: bool = True,
 ) -> str:
-    """What B is against A, whose ratio is `found`: as `format_ratio`, but percentages differ by points.
+    """B relative to A, with their ratio `found`: like `format_ratio`, but percentages differ by points.
 
     "26.0 points lower"; with an interval that holds 1, "no difference seen".
     """
@@ -143,7 +143,7 @@ def _ends(found: Ratio) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """The unit of a metric by its name; empty if it has none, or nobody knows. Its best and mean have the same."""
+    """The unit of a metric by its name; empty if it has none, or it is unknown. Its best and mean have the same."""
     metric = metric.removesuffix(" best").removesuffix(" mean")
     if _PERCENT.search(metric):
         return "%"
@@ -202,7 +202,7 @@ def _between(low: float, high: float, mean: float, unit: str) -> str:
 
 
 def _clip(value: float, unit: str, mean: float) -> float:
-    """Ends of intervals that a value cannot have: times and rates below 0, percentages outside 0 to 100."""
+    """Clip the end of an interval to possible values: times and rates to at least 0, percentages to 0 to 100."""
     if unit == "%" and 0 <= mean <= 100:
         return min(100.0, max(0.0, value))
     return max(0.0, value) if unit in (SECONDS, SAMPLES_PER_SECOND) and mean >= 0 else value

@@ -13,7 +13,7 @@ from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import one_line
 
-BEST, MEAN = " best", " mean"  # behind the name of a metric: the name of that figure; the last value has none
+BEST, MEAN = " best", " mean"  # suffixes of a metric's name for these figures; the last value has no suffix
 MAX_NAMES = 100  # a program may report any number of names
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

@@ -1,8 +1,8 @@
 """Do runs repeat an earlier result? A pure function from the archives of both sides to a verdict.
 
 Every figure is one row of `compare`, and is the same if its interval lies within the margin. All of them have to; for
-"different" one of k figures suffices, so each needs the level 5 % / k. What could not be the same is listed beside the
-verdict. A figure that differs where the machine, the software or the conditions differ, too, is no verdict on the
+"different" one of k figures suffices, so each needs the level 5 % / k. Facts that could not be the same are listed with
+the verdict. A figure that differs where the machine, the software or the conditions differ, too, is no verdict on the
 original. Runs of another request, for example of another method, may be different, but never reproduce anything.
 """
 
@@ -82,7 +82,7 @@ class NotTheSame:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The verdict on a result, with all that it was made from."""
+    """The verdict on a result, with everything that it was derived from."""
 
     verdict: Verdict
     reason: str
@@ -278,7 +278,7 @@ def _judge_ends(original: Sequence[Archive], reproduction: Sequence[Archive]) ->
 
 
 def format_margin(margin: float) -> str:
-    """ "10 %", "2.5 %", rounded up, so that what is said to lie within does."""
+    """ "10 %", "2.5 %", rounded up, so that figures do lie within the margin shown."""
     percent = math.ceil(1000 * margin - 1e-9) / 10
     return f"{percent:g}\u00a0%"
 
@@ -289,7 +289,7 @@ def format_margin(margin: float) -> str:
 def _find_differences(
     original: Sequence[Archive], reproduction: Sequence[Archive]
 ) -> tuple[list[Difference], list[NotTheSame]]:
-    """What was asked for differently; and what of machine, software and conditions could not be the same."""
+    """The requested settings that differ, and the facts of machine, software and conditions that differ."""
     reference = original[0]
     asked: dict[Difference, None] = {}
     surroundings: dict[NotTheSame, None] = {}

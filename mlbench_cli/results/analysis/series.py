@@ -1,9 +1,9 @@
 """Numbers for charts: runs grouped by what they measured, repeats put together, and speed-up against a named baseline.
 
-Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the runs that reached what
-they were to reach; efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2,
-so that below 1 more workers pay. Of runs that had a time to spend, there is no speed-up: what counts is how far they
-came. Means and intervals are those of stats.py, and a speed-up is the row of `mlbench compare` turned around.
+Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the successful runs;
+efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2, so that below 1
+more workers pay. Runs with a time budget have no speed-up: what counts is the metric that they reached. Means and
+intervals are those of stats.py, and a speed-up is the row of `mlbench compare` turned around.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -183,7 +183,7 @@ class Group:
     label: str
     key: ComparisonKey
     points: tuple[Point, ...]
-    min_runs: int = 1  # fewest runs of a size that reached what they were to reach, for a speed-up
+    min_runs: int = 1  # minimum number of successful runs of a size for a speed-up
 
     @cached_property
     def facts(self) -> dict[str, str]:
@@ -192,7 +192,7 @@ class Group:
 
     @property
     def titles(self) -> list[str]:
-        """What the runs are for people, each once: the task, or experiments with their command."""
+        """Titles of the runs for people, each once: the task, or experiments with their command."""
         return list(dict.fromkeys(run.title or self.task for point in self.points for run in point.shown))
 
     @property
@@ -202,7 +202,7 @@ class Group:
 
     @cached_property
     def after_time(self) -> bool:
-        """Whether the runs had a time to spend, so that what counts is the metric that they came to."""
+        """Whether the runs had a time budget, so that what counts is the metric that they reached."""
         return any(run.outcome == "budget_spent" for point in self.points for run in point.good)
 
     @cached_property
@@ -213,7 +213,7 @@ class Group:
         return next((point for point in self.points if self.has_enough(point) and point.seconds.mean > 0), None)
 
     def has_enough(self, point: Point) -> bool:
-        """Whether so many runs of this size succeeded that a mean of their times may stand for all."""
+        """Whether at least `min_runs` runs of this size succeeded, so that their mean time is meaningful."""
         return len(point.good) >= self.min_runs
 
     def speedup(self, point: Point) -> Ratio | None:

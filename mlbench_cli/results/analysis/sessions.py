@@ -1,7 +1,7 @@
 """Measurement sessions: runs of one machine, since one boot, at most an hour apart.
 
 Runs of one session share the state of their machine (clock speed, temperature, neighbors, caches), so they are not
-independent of each other. Sessions are. What two sides can be compared by follows from the sessions that they have:
+independent of each other. Sessions are. The sessions of two sides decide how they can be compared:
 
     paired    sessions that both sides were measured in, two at least: one difference of means for each
     within    one session that both sides were measured in: its effect is the same for both and cancels
@@ -72,7 +72,7 @@ class Sessions:
 
     @property
     def basis(self) -> Basis:
-        """What the two sides can be compared by."""
+        """How the two sides can be compared."""
         if len(self.shared) > 1:
             return Basis.PAIRED
         if self.shared:
@@ -81,7 +81,7 @@ class Sessions:
 
     @property
     def warning(self) -> str | None:
-        """What a drift of the machine may have done to the comparison, and how to avoid it."""
+        """How a drift of the machine may have biased the comparison, and how to avoid it."""
         if not self.in_blocks:
             return None
         return (

@@ -43,7 +43,8 @@ _NORMAL_80 = 0.8416  # 80 % quantile of the normal distribution
 
 
 class Verdict(StrEnum):
-    """What the interval says. The first three answer `gate` and `compare --fail-above`, the others `reproduce`."""
+    """The verdict from an interval. The first three answer `gate` and `compare --fail-above`, the others
+    `reproduce`."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -64,7 +65,7 @@ class Verdict(StrEnum):
 
 
 def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """One failure fails all; then one that cannot be decided decides. PASSED for none at all."""
+    """The worst verdict: a failure, else one that cannot be decided. PASSED for no verdicts."""
     found = set(verdicts)
     return next((worst for worst in (Verdict.FAILED, Verdict.CANNOT_TELL) if worst in found), Verdict.PASSED)
 
@@ -81,7 +82,7 @@ class EstimateDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What repeats of one measurement say: how many there are, their mean, and its 95 % interval, from three on.
+    """Repeats of one measurement: their number, mean and, for at least three, the 95 % interval of the mean.
 
     The mean is the geometric one, and the interval Student's on logarithms; of values that are not all above 0, it is
     the arithmetic mean with Student's interval.

@@ -81,5 +81,5 @@ def refuse_bundle(path: Path, purpose: str) -> None:
 
 
 def name_archive(path: Path) -> str:
-    """How people know an archive: by its path, or by its place in a bundle."""
+    """The name of an archive for people: its path, or its place in a bundle."""
     return _unpacked.get(path, str(path))

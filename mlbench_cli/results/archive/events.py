@@ -53,7 +53,7 @@ def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[Json
 
 
 def _explain_event(line: bytes) -> str:
-    """Why a line that begins as an event is none."""
+    """Why a line that begins like an event is not a valid one."""
     try:
         record = json.loads(line[len(contract.PREFIX) :])
     except (ValueError, RecursionError):

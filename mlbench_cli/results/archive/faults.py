@@ -67,7 +67,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
     before = None  # unfinished recovery of the previous attempt
     for number, attempt in enumerate(attempts):
         following = attempts[number + 1] if number + 1 < len(attempts) else None
-        # What passed before the first attempt's ranks were started is part of its start.
+        # The time before the first attempt's ranks were started is part of its startup.
         start = _number(attempt.get("started")) if number else 0.0
         end = ends[number] if following is not None else wall
         trained = attempt.get("training")

@@ -134,12 +134,12 @@ class Chart:
 
     @property
     def needs_key(self) -> bool:
-        """Whether names must be told: of several series, and of one with a fit."""
+        """Whether the chart needs a key: for several series, and for one with a fit."""
         return len(self.series) > 1 or any(row.get("style") for row in self.rows)
 
     @property
     def alt(self) -> str:
-        """A sentence that describes the chart for people who cannot see it."""
+        """A sentence that describes the chart, for screen readers."""
         return f"{self.title}: {self.y.label} over {self.x.label}, for {list_some([*self.series], 8)}."
 
     def scales(self) -> tuple[Scale, Scale]:

@@ -117,7 +117,7 @@ def _sheet(series: Series, name: str, title: str, charts: Sequence[Chart], messa
 
 
 def _marks(series: Series) -> tuple[str, ...]:
-    """What the figures must not be taken for."""
+    """Warnings beside the title: synthetic data, or a cluster whose timings mean nothing."""
     marks = []
     for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
         marked = [bool(group.facts[fact]) for group in series.groups]

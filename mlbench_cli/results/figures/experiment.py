@@ -83,7 +83,7 @@ def _pareto(rows: Sequence[Row]) -> Chart:
 
 
 def _by_bytes(rows: Sequence[Row]) -> Iterator[Chart]:
-    """What each row reached, or the time it took, against what it sent to get there: a chart for each task and network,
+    """What each row reached, or the time it took, against the bytes that it sent: a chart for each task and network,
     with the rest of the settings beside the points."""
     places: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -116,7 +116,7 @@ def _by_bytes(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def draw_front(offers: Iterable[tuple[float, float]]) -> list[chart.Row]:
-    """A staircase through the (cost, time) pairs that no other one beats: cheaper costs time only at the next offer."""
+    """A staircase through the (cost, time) pairs that no other pair dominates."""
     front = find_front(offers, lambda offer: offer)
     corners = front[:1]
     for before, after in pairwise(front):

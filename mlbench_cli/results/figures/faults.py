@@ -1,4 +1,4 @@
-"""The timeline of a run with faults: how ranks spent every second, and the times of faults."""
+"""The timeline of a run with faults: how the ranks spent every second, and when faults occurred."""
 
 from mlbench_cli.model.faults import FaultKind
 from mlbench_cli.results.analysis.numbers import SECONDS

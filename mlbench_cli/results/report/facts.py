@@ -111,7 +111,7 @@ def _run(run: RunData) -> Facts:
 
 
 def _divisions(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """The methods of the runs of each division; "none" is one, too."""
+    """The methods of the runs by division, including "none"."""
     found: dict[str, set[str]] = {}
     for run in runs:
         word = str(run.archive.result["division"].get("word") or "none")
@@ -120,7 +120,7 @@ def _divisions(runs: Sequence[RunData]) -> dict[str, list[str]]:
 
 
 def _deviations(runs: Sequence[RunData]) -> list[Facts]:
-    """What the figures must not be taken for, and what is left out of them, each once with its runs."""
+    """Caveats of the figures, and what is left out of them, each once with its runs."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         result = run.archive.result
@@ -250,7 +250,7 @@ def _row(place: Place, base: Place | None, job: Job, top: float) -> Facts:
 
 
 def _plot(place: Place, top: float) -> Facts | None:
-    """What a row's bar shows; places are from 0 to 1."""
+    """What a row's bar shows; positions are shares of the axis, 0 to 1."""
     point, begin, spent = place.point, 0.0, []
     if not point.good:
         return None

@@ -74,7 +74,8 @@ class Finding:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether there is a verdict that is no comparison: another session, or what stands in the way."""
+        """Whether no verdict is possible: for another reason than the number of runs, or because the sides were
+        measured in different sessions."""
         return self.ratio is None or self.row is None or self.ratio.is_confounded
 
 

@@ -186,7 +186,7 @@ def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
     except OSError as error:
         copy.unlink(missing_ok=True)
         return Refusal(str(path), "unreadable", f"it cannot be read: {error.strerror or error}")
-    except (ArithmeticError, ValueError, TypeError, LookupError) as error:  # numbers that nothing can be made of
+    except (ArithmeticError, ValueError, TypeError, LookupError) as error:  # numbers out of any sensible range
         copy.unlink(missing_ok=True)
         return Refusal(str(path), "unusable", f"it has no figures: {type(error).__name__}: {one_line(str(error), 200)}")
 

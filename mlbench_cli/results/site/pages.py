@@ -126,7 +126,7 @@ def _tasks(contests: Sequence[Contest]) -> dict[str, int]:
 
 
 def _values(claim: Claim) -> dict[str, str]:
-    """What a row of results says beside machine and value."""
+    """The cells of a row of results besides machine and value."""
     return {
         "method": claim.method,
         "network": claim.network or "–",
@@ -143,7 +143,7 @@ def _values(claim: Claim) -> dict[str, str]:
 
 
 def _columns(claims: Sequence[Claim]) -> dict[str, Any]:
-    """The columns whose cells differ, and what is the same for all, unless there is nothing to say."""
+    """The columns whose cells differ, and the values that are the same for all, unless empty."""
     rows = [_values(claim) for claim in claims]
     different = {name: len({row[name] for row in rows}) > 1 for name in rows[0]}
     same = {name: rows[0][name] for name, each in different.items() if not each and rows[0][name] != "–"}

@@ -59,7 +59,7 @@ def _price(claim: Claim, has_cost: bool) -> float | None:
 
 
 def _names(claims: Sequence[Claim]) -> list[str]:
-    """What tells results apart: their methods, and what else differs."""
+    """Names that distinguish results: their methods, and whatever else differs."""
     words = [
         (f"{claim.point.workers} ×", claim.machine, claim.network, ", ".join(claim.point.labels)) for claim in claims
     ]
