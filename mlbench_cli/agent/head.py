@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: float = 0.0) -> int:
-    """As `main`; then keep what has arrived for so long, unless a client says that it has it."""
+    """Like `main`; then keep what has arrived for `keep_seconds`, or until a client confirms that it has fetched it."""
     machine.keep_only()
     with open(f"{folder}/plan.json", encoding="utf-8") as file:
         plan = json.load(file)

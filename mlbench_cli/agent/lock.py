@@ -128,7 +128,7 @@ class MachineLock:
 
 
 class Line:
-    """The line of those who wait for the lock, over all processes and users of the machine: a file beside the lock.
+    """The queue of processes that wait for the lock, over all users of the machine: a file beside the lock.
 
     Each holds a byte of the file whose number grows with every arrival (by open file description, Linux); who holds the
     lowest one is first. The kernel frees the byte of a process that ends, however it ends. Where there are no such

@@ -47,7 +47,7 @@ class FaultPlan(TypedDict):
 
 
 class HubPlan(TypedDict):
-    """Where node 0 listens, and what the others must know, if that is known before the start."""
+    """The port of node 0 and the run's token, if they are known before the start."""
 
     port: int
     token: str

@@ -1,4 +1,4 @@
-"""What runs at the other end of a channel: answers requests about files and processes of one machine.
+"""The server at the other end of a channel: answers requests about files and processes of one machine.
 
 A client starts it with `python -c` (through ssh, or as a child process) and sends this text and that of the modules
 which it imports on standard input (see `channel`), so nothing has to be installed, and no argument shows in a list of
@@ -192,7 +192,7 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
             os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
             report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
         if state is not None:
-            has_courier = os.path.exists(f"{place}/.state/courier")  # which tells of the agent's end after all else
+            has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
             is_gone = os.path.exists(f"{place}/.state/gone")
             report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)
             if report["alive"] is False:  # it may have ended since its state was read

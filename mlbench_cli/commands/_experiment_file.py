@@ -22,7 +22,7 @@ TABLES = "tables"  # folder of the data folder, for tables and figures by the na
 
 
 class How(NamedTuple):
-    """What is done with the runs of a file."""
+    """Options for how the runs of a file are run and reported."""
 
     dry_run: bool = False
     only_report: bool = False

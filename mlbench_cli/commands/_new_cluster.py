@@ -38,7 +38,7 @@ MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it
 
 @dataclass(frozen=True)
 class Use:
-    """What a cluster is made for. `seconds` is how long all runs take at most, one after the other; `expected` is how
+    """The purpose of a new cluster. `seconds` is the maximum time of all runs, one after the other; `expected` is how
     long they will probably take, None if no such run is known."""
 
     name: str  # of the experiment

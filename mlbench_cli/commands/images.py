@@ -107,7 +107,7 @@ def push(
     store = Store(notice=console.note)
     every = [task for task in load_catalog().values() if task.origin is None]
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else every
-    # A catalog of somebody else may name a whole reference, which needs no registry besides.
+    # A third-party catalog may name a complete image reference, which needs no registry.
     references = {task.image for task in chosen if task.origin is not None and "/" in task.image}
     if registry is None and references.issuperset(task.image for task in chosen):
         place, known = next(iter(references)).rpartition("/")[0], None

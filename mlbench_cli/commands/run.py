@@ -207,7 +207,7 @@ def run(
 
 
 class _How(NamedTuple):
-    """What is done with the runs."""
+    """Options for how the runs are started and reported."""
 
     dry_run: bool
     detach: bool

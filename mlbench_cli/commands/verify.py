@@ -125,8 +125,8 @@ def _find(words: Sequence[str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckedArchive:
-    """What is proven of one archive. `origin_error` says why its origin is not, if that was asked. `remarks` is what
-    makes its times mean something else although they follow from the evidence."""
+    """What is proven of one archive. `origin_error` says why its origin is not, if that was asked. `remarks`: why its
+    times may be misleading although they follow from the evidence."""
 
     path: Path
     checked: Verification

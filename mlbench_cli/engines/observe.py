@@ -114,7 +114,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
 
 
 def find_first(snapshot: Snapshot) -> Facts | None:
-    """What ended the run everywhere: as node 0 has ordered it, else as the others know it."""
+    """What ended the run on all nodes: the first cause according to node 0, else according to the other nodes."""
     states = [report.state for report in snapshot.nodes.values() if report.state is not None]
     return next((state["first"] for state in states if state.get("first")), None)
 

@@ -87,7 +87,7 @@ def pod_host(spec: RunSpec, unit: int) -> str:
 
 
 def start_command(python: str, code_folder: str, module: str) -> list[str]:
-    """How an agent ("node") or a head is started on its machine; its folder is the last word, which the caller adds."""
+    """The command that starts an agent (`module` "node") or a head on its machine. The caller appends its folder."""
     return [python, "-I", "-S", "-c", _START.format(module), code_folder]
 
 
@@ -145,7 +145,7 @@ def pack_task_code(task: str | None) -> bytes:
     root, names = _find_files((*_MODULES, *_AGENT))
     files = {name: (root / name).read_bytes() for name in names}
     if task is not None:
-        with suppress(OSError):  # a task of somebody else's is in the image
+        with suppress(OSError):  # the code of a third-party task is in the image
             files |= {f"task_images/{name}": data for name, data in read_task_code(task, root).items()}
     return _pack(files)
 

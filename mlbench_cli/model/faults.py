@@ -47,7 +47,7 @@ MAX_ITEMS = 1000
 
 
 class FaultKind(StrEnum):
-    """What is done to a rank or a link."""
+    """The kinds of fault that can be injected into a rank or a link."""
 
     KILL = "kill"
     STOP = "stop"

@@ -54,14 +54,14 @@ def repeat_of(name: str) -> int:
 
 
 def common_name(name: str) -> str | None:
-    """What repeats of a run have in common in their names: "demo-2" of "demo-2-r3"; None for any other name."""
+    """The name that repeats of a run share: "demo-2" of "demo-2-r3"; None for any other name."""
     found = _REPEAT.fullmatch(name)
     return found[1] if found else None
 
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """What only the kubernetes engine reads. Quantities are Kubernetes' own strings ("8Gi")."""
+    """Options that only the kubernetes engine uses. Quantities are Kubernetes' own strings ("8Gi")."""
 
     namespace: str | None = None  # None: the cluster's own
     memory: str | None = None

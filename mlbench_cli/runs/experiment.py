@@ -167,7 +167,7 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be recorded and started. `runs` are all requested runs in order, `new` those to record, `left` those to
+    """The runs to record and to start. `runs` are all requested runs in order, `new` those to record, `left` those to
     start or follow. The others have ended and stay unchanged.
     """
 
@@ -276,7 +276,7 @@ def _contradiction(experiment: Experiment, differences: Sequence[str], advice: s
 
 
 def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two specs as JSON values: 'backend was "gloo", now "mpi"'."""
+    """The differences between two specs as JSON values: 'backend was "gloo", now "mpi"'."""
     found = []
     for key in sorted({*before, *after}, key=lambda key: (key not in ("task", "argv"), key)):
         old, new = before.get(key), after.get(key)

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
 
 
 class GoalStanding(TypedDict):
-    """How far a run is from its goal. `distance` is in the metric's unit, 0 once reached, null without any value."""
+    """A run's distance from its goal. `distance` is in the metric's unit, 0 once reached, null without any value."""
 
     metric: str
     comparison: str

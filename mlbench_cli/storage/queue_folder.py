@@ -125,7 +125,7 @@ class QueueFolder:
             return None
 
     def explain_end(self) -> str:
-        """Why nothing starts the remaining runs, e.g. "its process was killed"."""
+        """Why no process starts the remaining runs, e.g. "its process was killed"."""
         holder = self.read_holder()
         if holder is None:
             return "it was never started"

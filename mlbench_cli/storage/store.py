@@ -573,5 +573,5 @@ def _dump(value: Any) -> str:
 
 def _is_busy(error: sqlite3.Error) -> bool:
     """Whether the error means that another connection holds the lock."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes tell how
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -153,7 +153,7 @@ class _Hub:
                 *(f"link set {name} mtu {mtu} master hub up" for name in names),
             ]
         )
-        for name in names:  # toward the worker: the rate again, so that several senders share it
+        for name in names:  # toward the worker: the rate again, so that several senders share the link
             _shape(name, f"netem rate {rate:.0f}bit limit 10000")
             self.setup["qdiscs"].append(_dump_qdisc(name))
         return None
@@ -177,7 +177,8 @@ class _Hub:
                 pass
 
     def _change_link(self, link: int, rate: float, loss: float) -> str | None:
-        """Another rate and loss of a worker's link, in both directions; a rate of 0 is a link that is down."""
+        """Change rate (bits per second; 0: the link is down) and loss (share of packets) of a worker's link, in both
+        directions."""
         if self._switch is not None:
             self._switch.change_link(link, rate, loss)
             return None

@@ -31,7 +31,7 @@ _PROBE = "task_images.network_probe"
 
 
 class SwitchDocument(TypedDict):
-    """What the switch counted over the task; without one, in the kernel, empty."""
+    """The switch's counters over the task; empty if the kernel delays packets itself."""
 
     switch: Mapping[str, float] | None
     sent_bytes: list[int]
@@ -143,7 +143,7 @@ class ShapedNetwork:
         return report, problems
 
     def probe(self, stage: str) -> Mapping[str, object]:
-        """What a probe among the workers measures. Raises ShapingError if there is no answer."""
+        """The report of a probe among the workers. Raises ShapingError if there is no answer."""
         place = f"{worker_address(0)}:{PROBE_PORT}"
         started = []
         try:
@@ -202,7 +202,7 @@ class ShapedNetwork:
 
 
 def _difference(before: SwitchDocument, after: SwitchDocument) -> SwitchDocument:
-    """What was counted in between; the worst lateness is that of the whole run."""
+    """The counts between two readings; the worst lateness is that of the whole run."""
     if before["switch"] is None or after["switch"] is None:
         return after
     counts = {

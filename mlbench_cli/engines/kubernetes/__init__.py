@@ -1,1 +1,2 @@
-"""The engine that executes runs as Jobs of a Kubernetes cluster."""
+"""The engine of Kubernetes clusters: one Indexed Job for each run. Start at `engine.py`; `manifests` makes the
+objects."""

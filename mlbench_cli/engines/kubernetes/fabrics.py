@@ -21,7 +21,7 @@ def fabric_patch(spec: RunSpec) -> dict[str, Any]:
     kind = _choose_fabric(spec)
     if kind is None:
         return {}
-    # The program beside the ranks is of the same release as the plugin that the cluster has installed.
+    # The sidecar must be of the same release as the plugin that is installed in the cluster.
     branch = spec.pods.fabric.get("driver_branch")
     program = choose_release(kind, branch).program if kind in GOOGLES else None
     (patch,) = templates.documents(f"kubernetes/fabrics/{kind}.yaml.j2", {"name": spec.name, "program": program})

@@ -43,7 +43,7 @@ from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, MIN_KEEP_SECONDS, 
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
-STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
+STOPPED_ANNOTATION = "mlbench/stopped"  # "ENDING TIME": how the run ended, a value of Observation.ended
 FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"

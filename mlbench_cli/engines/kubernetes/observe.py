@@ -172,7 +172,8 @@ class RunObserver:
         )
 
     def _observe_agents(self, snapshot: Snapshot) -> Observation | None:
-        """What the agents alone say; None before any has begun. A pod that has ended has no agent any more."""
+        """The observation from the agents alone; None before any has started. A pod that has ended no longer has an
+        agent."""
         if not snapshot.is_begun:
             return None
         ended = self._had_ended if snapshot.is_served else ()
@@ -286,7 +287,8 @@ def _with_limit(finding: Finding, limit: float, seconds: float) -> Finding:
 
 
 def _join_findings(pods: Sequence[Finding], agents: Sequence[Finding]) -> list[Finding]:
-    """What the cluster says of the pods, and the agents of their ranks: the more telling of two on one failure."""
+    """Merge the cluster's findings on pods with the agents' findings on ranks; of two on one failure, keep the more
+    specific one."""
     special = [finding for finding in pods if finding.code not in GENERAL]
     known = {finding.code for finding in special} | ({"rank_crashed", "node_lost"} if special else set())
     return [*special, *(finding for finding in agents if finding.code not in known)] or list(pods)

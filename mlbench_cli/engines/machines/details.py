@@ -29,7 +29,8 @@ class HostRecord(TypedDict):
 
 @dataclass(frozen=True)
 class MachineDetails(ClusterDetails):
-    """What both kinds have. `folder` is absolute on the machines; `env` are variables of all ranks."""
+    """Fields that Slurm clusters and lists of hosts share. `folder` is absolute on the machines; `env` are variables of
+    all ranks."""
 
     folder: str = fact(str, default="")
     python: str = fact(str, default="python3")

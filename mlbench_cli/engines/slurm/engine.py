@@ -183,7 +183,8 @@ class SlurmEngine(MachinesEngine):
         return self._judge_running(run, job, snapshot, observation)
 
     def _find_memory_kill(self, run: Run, number: str) -> Finding | None:
-        """What Slurm has written into the step's log if it killed the step for its memory; its state may not say so."""
+        """The finding on a step that Slurm killed for its memory, from the step's log; the job's state may not show
+        it."""
         path = f"{self._run_place(run)}/step.log"
         size = self._channel.call("get", path=path, size=0)["size"]
         if not size:

@@ -51,7 +51,8 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
 
 
 def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> MachinesPlan:
-    """What the agents do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
+    """The plan of the agents. Their grace period after TERM is shorter than Slurm's, so that evidence is written in
+    time."""
     lock = WHOLE_NODES if details.exclusive else NO_PROMISE
     grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))
     return make_plan(spec, details, share_nodes(spec), lock=lock, launcher=_launcher(spec, details), grace=grace)
@@ -155,7 +156,7 @@ def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
 
 
 def _launcher(spec: RunSpec, details: SlurmDetails) -> Sequence[str]:
-    """What starts a rank in its container; with pyxis the step is in it already."""
+    """The command that starts a rank in its container; empty with pyxis, where the step already runs in it."""
     if spec.image is None or details.container == "pyxis":
         return ()
     if details.container is None:

@@ -1,1 +1,1 @@
-"""Figures over several results: series, statistics, comparisons."""
+"""Figures of runs, and relations between runs: series, statistics, comparisons, gates. Start at `figures.py`."""

@@ -285,7 +285,7 @@ def _name_of(archives: Sequence[Archive]) -> str:
 
 
 def group_key(archive: Archive) -> tuple[ComparisonKey, int]:
-    """What repeats of one run have in common."""
+    """The key that repeats of one run share."""
     return key_of(archive), int(archive.result["workers"])
 
 

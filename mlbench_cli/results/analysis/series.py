@@ -187,7 +187,7 @@ class Group:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What all runs of the group share, as texts."""
+        """The facts that all runs of the group share, as texts."""
         return self.key.facts()
 
     @property

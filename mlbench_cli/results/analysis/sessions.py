@@ -46,7 +46,7 @@ def moment_of(archive: Archive) -> Moment:
 
 
 class Basis(StrEnum):
-    """What two sides can be compared by."""
+    """How two sides can be compared, by their sessions."""
 
     PAIRED = "paired"
     WITHIN = "within"

@@ -9,7 +9,7 @@ from mlbench_cli.util import files
 from mlbench_cli.util.csv_text import format_csv
 
 SCHEMA = b"1"
-COLUMNS = ("task", "preset", "method", "network", "backend", "device", "seed")  # what people group runs by
+COLUMNS = ("task", "preset", "method", "network", "backend", "device", "seed")  # columns for grouping runs
 Settings = Mapping[str, Mapping[str, str | int]]  # by run
 
 

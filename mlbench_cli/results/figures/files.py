@@ -158,7 +158,7 @@ def draw(sheet: Sheet) -> "Picture":
 
 
 def _height(chart: Chart) -> float:
-    """In inches."""
+    """The height of a chart in inches."""
     rows = 0.3 * max(3, len({row["x"] for row in chart.rows})) if chart.kind in (Kind.BARS, Kind.SPANS) else 2.7
     return rows + 0.9 + 0.17 * len(chart.named)
 
@@ -217,7 +217,7 @@ def _draw_point(axes: "Axes", row: Row, line: Any, y: Scale, *, has_note: bool) 
 
 
 def _at(scale: Scale, value: float | None) -> float:
-    """The value, or what matplotlib leaves out if it has no place on the axis."""
+    """The value, or NaN, which matplotlib leaves out, if it has no place on the axis."""
     return float("nan") if value is None or scale.share(value) is None else value
 
 

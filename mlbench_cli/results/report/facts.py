@@ -207,7 +207,8 @@ def _waiting(places: Sequence[Place]) -> list[tuple[str, float]]:
 
 
 def _base(place: Place, job: Job) -> Place | None:
-    """What a row is compared with: the baseline method of its size, else the fewest workers. None for itself."""
+    """The place that a row is compared with: the baseline method of its size, else the fewest workers. None for the
+    baseline itself."""
     if place.group.after_time or not place.point.good:
         return None
     alike = [each for each in comparable_with(place, places_of(job)) if each.point.workers == place.point.workers]
@@ -270,7 +271,7 @@ def _plot(place: Place, top: float) -> Facts | None:
 
 
 def _metrics(places: Sequence[Place], bases: Mapping[int, Place | None], job: Job) -> Iterator[Facts]:
-    """What the programs reported, by metric and configuration, with the last value against the baseline."""
+    """The metrics that the programs reported, by metric and configuration, with the last value against the baseline."""
     good = [place for place in places if place.point.good]
     for name in dict.fromkeys(name for place in good for name in place.point.metrics):
         for place in good:
@@ -287,7 +288,7 @@ def _metrics(places: Sequence[Place], bases: Mapping[int, Place | None], job: Jo
 
 
 def _curves(job: Job, number: int, runs: Sequence[RunData]) -> list[Chart]:
-    """How the runs learned: the way to the goal, else the first metrics that the program reports."""
+    """The metric of the goal over time for each run, else the first metrics that the program reports."""
     own, prefix = [run for run in runs if str(run.archive.path) in job.sources], f"job{number}-"
     way = _way_chart(job, own, prefix)
     return (

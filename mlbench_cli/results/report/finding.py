@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the page is about: one configuration against its baseline, as `mlbench compare` has it."""
+    """The finding of the page: one configuration against its baseline, compared as by `mlbench compare`."""
 
     base: Place
     other: Place

@@ -1,4 +1,4 @@
-"""Why workers have failed: what was done to them from outside, or how their own command ended."""
+"""Why workers failed: disruptions from outside, or the end of their own command."""
 
 from collections.abc import Callable, Sequence
 
@@ -101,7 +101,7 @@ def ending(facts: Facts, worker: int) -> Finding:
     code = int(summary["exit_code"]) if summary else int(ended.get("exitCode", -1))
     # The container's message is its worker's last word if it had time for one, else the end of its log.
     message = "" if summary else str(ended.get("message") or "")
-    # Where memory is limited by process, the rank is killed and its agent lives to tell of it.
+    # Where memory is limited per process, only the rank is killed, and its agent reports that.
     reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
     node = str((pod or {}).get("spec", {}).get("nodeName") or "")
     return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod), node)

@@ -34,7 +34,7 @@ _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P":
     f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTP", start=1)
 }
 _MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
-# Where every worker could have a node for itself, anti-affinity can only be that to other runs' workers.
+# If there are enough nodes for one worker each, anti-affinity can only concern other runs' workers.
 _ANTI_AFFINITY = re.compile(r"anti-affinity")
 _PREEMPTION = re.compile(r"\s*preemption: .*", re.DOTALL)
 
@@ -143,7 +143,7 @@ def quantity(text: object) -> Decimal:
 
 
 def _scaler_event(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object:
-    """What an autoscaler said last about these pods or a node for them; empty if it said nothing."""
+    """The last event of an autoscaler about these pods or a node for them; empty if there is none."""
     found = [event for _, pod in blocked for event in facts.events_of(pod, *CLUSTER_AUTOSCALER, *KARPENTER)]
     begun = seconds(facts.job.get("metadata", {}).get("creationTimestamp")) or 0.0
     found += [
@@ -176,7 +176,7 @@ def _lacks(facts: Facts) -> str | None:
     if not fitting:
         return f"none of {len(usable)} nodes has everything that each requests"
     if _spreads(facts.template):
-        # How many of the nodes parameter servers of the run have, which take no worker beside them and stay to its end.
+        # Subtract nodes with parameter servers of the run: these take no worker, and stay until the run ends.
         servers = [pod for index, pod in facts.pods.items() if index >= workers and _spreads(pod.get("spec") or {})]
         names = {node.get("metadata", {}).get("name") for node in fitting}
         held = len(names & {pod["spec"].get("nodeName") for pod in servers})
