@@ -240,8 +240,8 @@ class Agent:
             shares = cores.share_cpus(sorted(os.sched_getaffinity(0)), len(ranks))
         except (ValueError, AttributeError) as error:
             raise OSError(errno.EINVAL, f"run.pin: {error}") from None
-        for rank, share in zip(ranks, shares, strict=True):
-            rank.cpus = share
+        for number, rank in enumerate(ranks):
+            rank.cpus = shares[number]
 
     def _shape_network(self) -> bool:
         """Create and verify the planned network; False if that fails."""

@@ -9,6 +9,8 @@ started it, and all namespaces with it.
                                                  - one namespace per worker: eth0 10.77.0.N, lo
 """
 
+from __future__ import annotations
+
 import json
 import os
 import platform

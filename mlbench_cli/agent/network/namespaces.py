@@ -3,6 +3,8 @@
 Nothing has to be removed: the kernel drops a namespace, with its links, when the last process and descriptor are gone.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import fcntl

@@ -4,6 +4,8 @@ It is never weaker than what was asked for without saying so: if the probe finds
 and the reason is a ShapingError.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -11,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from operator import sub
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -166,7 +169,7 @@ class ShapedNetwork:
                     process.stdout.close()
         return cast("Mapping[str, object]", report)
 
-    def _start_in(self, worker: int, words: list[str]) -> "subprocess.Popen[bytes]":
+    def _start_in(self, worker: int, words: list[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
         return subprocess.Popen(
             words,
@@ -209,7 +212,7 @@ def _difference(before: SwitchDocument, after: SwitchDocument) -> SwitchDocument
         name: value if name == "worst_late_seconds" else round(value - before["switch"][name], 6)
         for name, value in after["switch"].items()
     }
-    sent = [later - earlier for earlier, later in zip(before["sent_bytes"], after["sent_bytes"], strict=True)]
+    sent = list(map(sub, after["sent_bytes"], before["sent_bytes"]))
     return {"switch": counts, "sent_bytes": sent}
 
 
