@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mlbench_cli import console
 from mlbench_cli.api import FinishedRun, OpenExperiment, RunHandle
+from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
@@ -53,7 +54,7 @@ def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
 def _submit_all(opened: OpenExperiment, left: Sequence[RunHandle]) -> None:
     for run in left:
         _submit(opened, run)
-        console.note(f"Started {run.name}.")
+        console.note(f"Started {run.name}. Timeout {_limit(run.run)}.")
         _announce_keeping(run.run)
 
 
@@ -128,8 +129,16 @@ def _announce(handle: RunHandle) -> None:
         console.note(f"Interpreter: {program}")
     if run.spec.functional_only:
         console.note(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
-    console.note(f"Timeout {console.duration(run.spec.timeout)}; Ctrl-C {interrupt}.")
+    console.note(f"Timeout {_limit(run)}; Ctrl-C {interrupt}.")
     _announce_keeping(run)
+
+
+def _limit(run: Run) -> str:
+    """ "4 h (at most 6.00 USD)": the timeout of a run, and what its cluster costs until then, if that is known."""
+    limit, each = console.duration(run.spec.timeout), run.spec.price.get("per_hour")
+    if not each:
+        return limit
+    return f"{limit} (at most {price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
 
 
 def _announce_keeping(run: Run) -> None:

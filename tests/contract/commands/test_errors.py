@@ -187,6 +187,42 @@ def test_a_store_without_permission(home: Path, capsys: Captured) -> None:
     assert "cannot be used" in capsys.readouterr().err
 
 
+NOBODY = """
+import pwd, sys
+def find_none(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = find_none  # as in a container that runs as a number, which no file of the image knows
+from mlbench_cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["status"], 2),
+        (["run", "x", "1", "--command", "true"], 2),
+        (["create-cluster", "kind", "1", "x", "--dry-run"], 2),
+        (["config", "get", "cluster"], 2),
+        (["tasks"], 0),  # needs no folder
+    ],
+)
+def test_a_user_without_a_home_and_without_an_entry_in_passwd_is_told_what_to_set(
+    tmp_path: Path, argv: list[str], code: int
+) -> None:
+    words = [sys.executable, "-c", NOBODY, *argv]
+    bare = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(words, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("no home folder" in done.stderr and "Next: Set MLBENCH_HOME" in done.stderr) is (code == 2)
+    if argv[0] == "run":
+        named = {**bare, "MLBENCH_HOME": str(tmp_path / "mine"), "MLBENCH_MACHINE_LOCK": "none"}
+        done = subprocess.run(words, env=named, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("~*")) == []
+
+
 # --- the boundary itself ----------------------------------------------------------------------------------------------
 
 RAISING = """

@@ -98,6 +98,24 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_goal_on_samples_that_were_held_out_is_reached_in_its_own_words_and_is_in_no_division() -> None:
+    rules = ["--set", "goal_full=98", "--set", "goal_light=90", "--light"]  # the task's own, which tiny eases
+    texts = {}
+    for name, more in (("held", ["--set", "hold_out=0.2"]), ("whole", [])):
+        words = ["run", name, "1", "--task", "digits_resnet", "--preset", "tiny", *rules, *more, "--share-machine"]
+        assert run(words) == 0
+        assert run(["download", name, "--to", f"{name}.zip"]) == 0
+        with Archive.open(Path(f"{name}.zip")) as archive:
+            texts[name] = archive.read("official_result.txt", 4096).decode()
+    reason = "the goal was changed: hold_out 0.2 instead of 0"
+    assert f"\nDivision: none ({reason}), not comparable with official results.\n" in texts["held"]
+    assert "\nDivision: open (preset tiny" in texts["whole"]
+    for text in texts.values():
+        assert "90% Top 1 Validation Accuracy" in text.partition("\n")[0]
+
+
 def test_several_sizes_end_with_the_worst_code(capsys: Captured) -> None:
     document = answer(capsys, "run", "x", "1", "3", "2", *shell('test "$WORLD_SIZE" != 3'), code=7)
     assert [(entry["name"], entry["outcome"]) for entry in document["runs"]] == [
@@ -187,6 +205,22 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert answer(capsys, "wait", "far-2")["runs"][0]["outcome"] == "completed"
     assert run(["download", "far-2"]) == 0
     assert Path("results.zip").exists()
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_the_timeout_of_a_command_is_printed_with_what_the_machines_cost_until_then(
+    capsys: Captured, detach: list[str]
+) -> None:
+    command = ["2", "--command", "true", "--share-machine", *detach]
+    assert run(["run", "paid", *command, "--set", "run.worker_hour=1.5"]) == 0
+    assert "Timeout 4 h (at most 12.00 USD)" in capsys.readouterr().err
+    assert run(["run", "short", *command, "--set", "run.worker_hour=1.5", "--timeout", "30m"]) == 0
+    assert "Timeout 30 min (at most 1.50 USD)" in capsys.readouterr().err
+    assert run(["run", "own", *command]) == 0
+    told = capsys.readouterr().err
+    assert "Timeout 4 h" in told
+    assert "USD" not in told
+    assert run(["wait", "paid", "short", "own"]) == 0
 
 
 def test_a_detached_run_is_finalized_by_its_supervisor_and_status_only_reads(capsys: Captured) -> None:
