@@ -267,7 +267,7 @@ class Client(Workspace):
         contains: str = "",
         limit: int | None = None,
         offset: int = 0,
-    ) -> "list[RunHandle]":
+    ) -> "Runs":
         """The runs, newest first. `states` are states or outcomes as the store knows them; `contains` is a part of the
         name. `limit` and `offset` page through those that match."""
         end = None if limit is None else offset + limit

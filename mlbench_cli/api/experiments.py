@@ -36,7 +36,7 @@ class ExperimentHandle:
         """The headline of its table: the title that its file gives, else its name."""
         return str(self.experiment.request.get("title") or self.name)
 
-    def runs(self) -> "list[RunHandle]":
+    def runs(self) -> "Runs":
         """Its runs in their order; those that were deleted are left out."""
         from mlbench_cli.runs.select import members
 

@@ -6,11 +6,20 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mlbench_cli.api import Client
 from mlbench_cli.app import run
-from tests.unit.results.runs import sealed_run
+from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.results.archive.record import write_run_document
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
+from task_images.methods.catalog import describe, find_class
+from tests.needs import needs
+from tests.unit.results.runs import START, event, new_run, observation_of, sealed_run, spec, training_log
 
 SAMPLES = [
     {"time": 1_760_000_000 + second, "rank": rank, "cpu_seconds": second * 0.5, "rss_bytes": 1e6}
@@ -60,6 +69,50 @@ def test_parquet_has_metrics_and_samples_with_their_types(tmp_path: Path, archiv
     assert [row[name] for name in ("run", "task", "value", "unit")] == ["demo-2", "unknown-task", 40.0, "%"]
     samples = parquet.read_table(tmp_path / "new" / "all-resources.parquet")
     assert samples.num_rows == 6
+
+
+def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file of Parquet, and as frames of pandas that are joined by the name of the run."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    needs("pandas")
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    settings: dict[str, dict[str, Any]] = {
+        "sparse": {"method": describe(find_class("eftopk")()), "network": "1gbit,1ms", "seed": 43, "preset": "tiny"},
+        "small": {"method": describe(find_class("powersgd")()), "network": "10gbit", "seed": 44, "preset": "spec"},
+    }
+    for name, changes in settings.items():
+        _record(store, name, changes)
+    store.close()
+    assert run(["export", "parquet", str(tmp_path / "all.parquet"), "sparse", "small"]) == 0
+    wanted = {"sparse": ("eftopk", "1gbit,1ms", 43, "tiny", 900.0), "small": ("powersgd", "10gbit", 44, "spec", 900.0)}
+
+    client = Client(tmp_path / "home")
+    frames = [handle.metrics().to_pandas() for handle in client.runs()]
+    own = [frame[frame["name"] == "tokens_per_second"] for frame in frames]
+    runs = client.runs().to_pandas()
+    joined = [frame.merge(runs, left_on="run", right_on="name", suffixes=("", "_of_run")) for frame in own]
+    for rows in (
+        parquet.read_table(tmp_path / "all.parquet").to_pylist(),
+        *(each.to_dict("records") for each in joined),
+    ):
+        mine = [row for row in rows if row["name"] == "tokens_per_second"]
+        assert mine
+        for row in mine:
+            method, *others = wanted[row["run"]]
+            assert [row[name] for name in ("network", "seed", "preset", "value")] == others
+            assert row["method"].startswith(method)
+
+
+def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
+    made = store.record_run(spec(name=name, **changes), created=timestamp(START - 1))
+    logs = {rank: training_log(rank, 60.0) for rank in range(2)}
+    logs[0].insert(-1, event("metric", at=50.0, name="tokens_per_second", value=900.0))
+    new_run(made.folder, made.spec, logs)
+    write_run_document(made)
+    seal(made, observation_of(2, 63.0))
+    store.update_run(made, RunState.FINISHED, Outcome.GOAL_REACHED)
 
 
 # --- trackers -------------------------------------------------------------------------------------------------------

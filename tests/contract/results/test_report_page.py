@@ -1,6 +1,8 @@
 """The report page in a real browser, from a file, and the command that writes it."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +105,23 @@ def test_the_command_writes_page_and_data(page: Path, tmp_path: Path, capsys: py
     assert run(["report", str(tmp_path / "out.md"), *archives, "--title", "Mine"]) == 0
     assert (tmp_path / "out.md").read_text().startswith("# Mine\n")
     assert (tmp_path / "out-data" / "results.csv").is_file()
+
+
+def test_a_warning_of_many_runs_is_one_sentence_that_names_them(tmp_path: Path) -> None:
+    alike: dict[str, Any] = {"share_machine": True, "synthetic": True, "functional_only": "one node"}
+    archives = [str(sealed_run(tmp_path / f"alike-{number}", name=f"alike-{number}", **alike)) for number in range(4)]
+    archives.append(str(sealed_run(tmp_path / "clean", name="clean")))
+    assert run(["report", str(tmp_path / "out.md"), *archives]) == 0
+    assert run(["report", str(tmp_path / "out.html"), *archives]) == 0
+    lines = [line for line in (tmp_path / "out.md").read_text().splitlines() if line.startswith("> ")]
+    notes = re.findall(r'<div class="note.*?</div>', (tmp_path / "out.html").read_text())
+    for warnings in (lines, notes):
+        for condition in ("functional only", "on synthetic data", "shared"):
+            (sentence,) = [each for each in warnings if f"4 runs were {condition}" in each]
+            assert [name for name in ("alike-0", "alike-1", "alike-2", "alike-3", "clean") if name in sentence] == [
+                f"alike-{number}" for number in range(4)
+            ]
+            assert sum(condition in each for each in warnings) == 1
 
 
 @pytest.mark.parametrize(

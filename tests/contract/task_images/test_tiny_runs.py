@@ -116,6 +116,7 @@ def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: P
     assert first.result["synthetic"] is False
     assert first.result["data"] == "epsilon"
     assert first.result["details"]["rows"] == [400, 100]
+    assert first.result["details"]["target_loss"] == 0.2828  # of the original's figure of these data
     assert first.result["outcome"] == "goal_reached"  # the first feature tells the label
 
 

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from csv import DictReader
 from pathlib import Path
 
 import pytest
 
+from mlbench_cli.app import run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.reader import Archive
@@ -17,7 +19,7 @@ from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.published import read_published
 from mlbench_cli.results.figures.svg import render_svg
 from tests.unit.results.analysis.test_collectives import measured_run
-from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
+from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec, training_log
 
 PAGE = Path(__file__).parents[4] / "docs" / "development" / "original-figures.md"
 COUNTERS = ("cpu_seconds", "received_bytes", "sent_bytes", "read_bytes", "write_bytes")
@@ -96,3 +98,55 @@ def test_every_shipped_series_stands_in_the_table() -> None:
     named = {text for _, _, series in read_table() for text in series}
     missing = {f"{item.task} {item.metric}" for item in read_published()} - named
     assert not missing
+
+
+def seal_translation(folder: Path, workers: int) -> str:
+    goal = {"metric": "BLEU-Score", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
+    seconds = 3600.0 / workers
+    logs = {rank: training_log(rank, seconds, goal=goal) for rank in range(workers)}
+    logs[0].insert(-1, event("metric", at=seconds, name="val_BLEU-Score", value=80.5, seconds=seconds))
+    made = new_run(folder, spec(f"run-{workers}", workers, price=PRICE, task="wmt16_gnmt"), logs)
+    write_run_document(made)
+    seal(made, observation_of(workers, seconds + 3))
+    return str(folder)
+
+
+def test_costs_that_were_published_stay_beside_those_that_follow_from_published_times(tmp_path: Path) -> None:
+    """Both are in the file, for the same workers, and both are drawn, each under its own name."""
+    values = {(item.task, item.metric, item.workers): item.value for item in read_published()}
+    printed = {(task, workers): cost for (task, metric, workers), cost in values.items() if metric == "published_cost"}
+    assert printed == {
+        ("wmt16_gnmt", 1): 10.0,
+        ("wmt16_gnmt", 4): 18.0,
+        ("wmt17_transformer", 1): 5.5,
+        ("wmt17_transformer", 8): 9.3,
+    }
+    for (task, workers), cost in printed.items():
+        follows = values[task, "seconds", workers] / 3600 * 0.5592 * workers
+        assert values[task, "cost", workers] == pytest.approx(follows, rel=0.02)
+        assert cost == pytest.approx(follows, rel=0.12)
+
+    archives = [seal_translation(tmp_path / f"run-{workers}", workers) for workers in (1, 2)]
+    assert run(["charts", str(tmp_path / "figures"), *archives, "--published"]) == 0
+    with open(tmp_path / "figures" / "cost.csv", newline="") as file:
+        drawn = {(row["series"], row["workers"]): row["US dollars"] for row in DictReader(file)}
+    name = "published: NCCL, T4, 2020"
+    assert [float(drawn[series, "4"]) for series in (name, f"{name}, as printed")] == [17.2, 18.0]
+
+
+def test_the_target_loss_of_the_original_is_a_line_and_its_two_goals_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    details = {"best": 80.5, "target_loss": 0.2828}
+    archive = sealed_run(tmp_path / "run", task="epsilon_logistic_regression", details=details)
+    assert run(["charts", str(tmp_path / "figures"), str(archive)]) == 0
+    with open(tmp_path / "figures" / "metrics.csv", newline="") as file:
+        rows = [row for row in DictReader(file) if row["series"] == "target: 0.2828"]
+    charts = {row["chart"] for row in rows}
+    assert charts == {"Train loss over time", "Val loss over time"}
+    capsys.readouterr()
+    assert run(["tasks", "epsilon_logistic_regression"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "text asks for 80 % accuracy and its figure for 89 %" in told
+    assert "89 %, and 80 % for --light" in told
+    assert "training loss 0.2828" in told
