@@ -180,7 +180,7 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
         """All that there is of a cluster of that name, marked or not."""
         ec2 = get_backend("ec2")[ACCOUNT][region]
         stacks = get_backend("cloudformation")[ACCOUNT][region].stacks.values()
-        roles = get_backend("iam")[ACCOUNT]["aws"].roles.values()
+        roles = [role for partition in get_backend("iam")[ACCOUNT].values() for role in partition.roles.values()]
         vpcs = self._vpcs_of(name, region)
         found = [f"stack {stack.name}" for stack in stacks if stack.name == f"mlbench-{name}"]
         found += [f"role {role.name}" for role in roles if role.name.startswith(f"mlbench-{name}-")]

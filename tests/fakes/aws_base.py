@@ -153,7 +153,7 @@ class Base:
         return cluster
 
     def _check_role(self, arn: str) -> None:
-        if all(role.arn != arn for role in get_backend("iam")[ACCOUNT]["aws"].roles.values()):
+        if all(role.arn != arn for role in get_backend("iam")[ACCOUNT][arn.split(":")[1]].roles.values()):
             raise ApiError(
                 "InvalidParameterException", f"Role with arn: {arn}, could not be assumed because it does not exist"
             )

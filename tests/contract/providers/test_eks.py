@@ -1,9 +1,11 @@
 """EKS against a double of AWS that boto3 talks to over HTTP: what is asked for, refused, and found again."""
 
+import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +473,33 @@ def test_wrong_surroundings(
     assert "Next: " in told
     assert aws.list_left("never-2") == []
     assert not os.path.exists(home / "clusters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+def test_a_region_of_another_partition_gets_arns_of_its_own(
+    aws: AwsClient, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, region: str, partition: str
+) -> None:
+    """China and GovCloud refuse every ARN that begins with arn:aws:."""
+    monkeypatch.setenv("AWS_REGION", region)
+    offered = [[name, f"{region}{zone}"] for name in ("m5.large", "t3.medium") for zone in "ab"]
+    aws.rules(offered=offered, denied_actions=["eks:CreateCluster"])
+    forget()
+    role = f"arn:{partition}:iam::123456789012:role/ci"
+    try:
+        words = ("eks", "1", "far", "-t", "m5.large", "--admin", role, "--zones", f"{region}a,{region}b", "--yes")
+        made = command("create-cluster", *words)
+        assert made.code == 0, made.err
+        (policy, *_) = {given["policyArn"] for given in requests(aws, "AssociateAccessPolicy")}
+        assert policy == f"arn:{partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+        rights = next(
+            item for item in command("doctor", "eks", "-o", "json").json["checks"] if item["what"] == "eks rights"
+        )
+        assert f"arn:{partition}: in place of arn:aws:" in rights["hint"]
+        sent = "".join(json.dumps(entry["parameters"]) for entry in aws.log("me"))
+        assert set(re.findall(r"arn:([^:]+):", sent)) == {partition, "${AWS"}  # and what CloudFormation fills in
+        assert command("delete-cluster", "eks", "far-1", "--region", region, "--yes").code == 0
+        assert aws.list_left("far-1", region) == []
+    finally:
+        aws.rules(offered=[], denied_actions=[])
+        forget()

@@ -137,3 +137,18 @@ def test_a_first_use_is_planned_or_refused_before_money(
         assert "\nNext: " in done.err
     asked = [str(entry) for entry in (world.log("me") if use.cloud == "eks" else world.log)[before:]]
     assert not [line for line in asked if line.startswith(("Create", "Insert", "PUT")) or ":Create" in line]
+
+
+@pytest.mark.xdist_group("first use")
+@pytest.mark.usefixtures("ec2")
+def test_machines_of_eks_that_work_by_now_are_planned_without_a_warning_of_their_driver(
+    command: Callable[..., Any],
+) -> None:
+    """G7 as G6: the images of EKS have a driver for both."""
+    told = {}
+    for kind in ("g6.xlarge", "g7.12xlarge"):
+        done = command("create-cluster", "eks", "2", "first", "-t", kind, "--zone", ZONE, "--dry-run", "-o", "json")
+        assert done.code == 0, done.err
+        told[kind] = done.json["plan"]["warnings"]
+    assert [words for words in told["g7.12xlarge"] if words not in told["g6.xlarge"] and "--efa" not in words] == []
+    assert not any("driver" in words or "detect" in words for words in told["g7.12xlarge"])

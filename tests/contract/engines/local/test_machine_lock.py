@@ -301,6 +301,30 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     assert read_state(Store().run("mine-1").run.folder) is None
 
 
+def test_runs_that_wait_say_their_place_in_line_and_when_it_changes(lab: Lab) -> None:
+    first = lab.start(SLEEP)
+    words = [sys.executable, "-m", "mlbench_cli", "run"]
+    waiting = []
+    for name, place in (("early", "next in line"), ("late", "behind 1 other")):
+        argv = [*words, name, "1", "--command", "true"]
+        waiting.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        assert place in _next_sentence(waiting[-1], f"{name}-1 is waiting for this machine: {first.name} of user")
+    early, late = waiting
+    early.send_signal(signal.SIGINT)
+    early.communicate(timeout=60)
+    assert "next in line" in _next_sentence(late, f"late-1 is waiting for this machine: {first.name} of user")
+    lab.engine.cancel(first)
+    lab.end(first)
+    late.communicate(timeout=60)
+    assert (early.returncode, late.returncode) == (130, 0)
+
+
+def _next_sentence(client: "subprocess.Popen[str]", start: str) -> str:
+    """The next line on a client's stderr that begins so."""
+    assert client.stderr is not None
+    return next(line for line in client.stderr if line.startswith(start))
+
+
 def machine_rows(run: Run) -> list[dict[str, Any]]:
     rows = map(json.loads, (run.folder / "resources.jsonl").read_text().splitlines())
     return [row for row in rows if row.get("kind") == "machine"]
