@@ -75,10 +75,6 @@ def vary(folder: Path, *, number: int, repeat: int, turn: int) -> None:
         _rewrite(log, lambda text: _vary_line(text, changes, shift))
 
 
-def _vary_row(text: str, shift: timedelta) -> str:
-    return json.dumps(_move(json.loads(text), shift), separators=(",", ":"))
-
-
 def _vary_line(text: str, changes: dict[str, str], shift: timedelta) -> str:
     event = parse_event(text.encode())
     if event is None:

@@ -97,7 +97,7 @@ def _finalize(folder: str, module: str | None, path: list[str]) -> None:
     import traceback
 
     signal.set_wakeup_fd(-1)
-    sys.path[:] = path
+    sys.path += [entry for entry in path if entry not in sys.path]  # behind the standard library
     try:
         importlib.import_module(module).main(folder)
     except Exception:

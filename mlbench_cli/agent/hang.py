@@ -69,6 +69,7 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
                     with contextlib.suppress(OSError):
                         os.kill(pid, STACKS_SIGNAL)
                         asked.append(pid)
+                        is_done = True
                 elif spy is not None and _is_python(pid):
                     log.write(TITLE % (rank, pid))
                     log.flush()
@@ -76,16 +77,22 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
                         subprocess.run([spy, "dump", "--pid", str(pid)], stdout=log, stderr=log, timeout=SPY_SECONDS)
                         is_done = True
     end = time.monotonic() + PRINT_SECONDS
-    while time.monotonic() < end and any(_has_signal(pid, STACKS_SIGNAL, "ShdPnd") for pid in asked):
+    while time.monotonic() < end and any(_will_take(pid, STACKS_SIGNAL) for pid in asked):
         time.sleep(0.05)  # SIGTERM would overtake it
     if asked:
         time.sleep(WRITE_SECONDS)
-    return is_done or bool(asked)
+    return is_done
 
 
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal: without one it would end."""
     return _has_signal(pid, number, "SigCgt")
+
+
+def _will_take(pid: int, number: int) -> bool:
+    """Whether a signal waits for a process that runs; one that is stopped takes it only when it is continued."""
+    state = processes.stat_fields(pid)
+    return state is not None and state[0] not in "tT" and _has_signal(pid, number, "ShdPnd")
 
 
 def _has_signal(pid: int, number: int, field: str) -> bool:

@@ -35,7 +35,7 @@ def find_preloaded(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of PRELOAD that ranks with this environment get; for an anonymous run, digests of them."""
     found = {name: environ[name] for name in PRELOAD if environ.get(name)}
     if environ.get("MLBENCH_ANONYMOUS"):
-        return {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in found.items()}
+        return {name: hashlib.sha256(os.fsencode(value)).hexdigest()[:16] for name, value in found.items()}
     return {name: value[:MAX_VARIABLE] for name, value in found.items()}
 
 

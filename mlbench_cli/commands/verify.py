@@ -62,6 +62,8 @@ def verify(
     Exit code 0: everything is proven; 2: damaged, or it contradicts its
     evidence; 3: origin not proven; 9: something could not be derived.
     """
+    if sign is not None and signers is not None:
+        raise UsageError("--sign and --signers exclude each other.", hint="Sign first, then verify the signature.")
     if signers is not None:
         require_signers(signers)
     if sign is not None:

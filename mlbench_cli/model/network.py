@@ -20,9 +20,6 @@ NOT_AS_ASKED_HINT = "Use another network or fewer workers, or wait until the mac
 MIN_RATE = 1e5  # bits per second
 MAX_RATE = 1e14
 MAX_DELAY = 10.0  # seconds
-MIN_BUCKET_BYTES = 3000  # two packets
-BUCKET_SECONDS = 0.001  # size of a token bucket, in seconds at its rate
-QUEUE_SECONDS = 0.05  # queue of a token bucket in seconds at its rate, besides packets in flight
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)(?:/s)?")
@@ -65,12 +62,6 @@ class NetworkShape(NamedTuple):
     def seconds_per_byte(self) -> float:
         """Seconds per byte at this rate."""
         return 8 / self.rate
-
-    @property
-    def bucket_bytes(self) -> float:
-        """Bytes of the token bucket for this rate. A larger one would not limit short messages; a smaller one would
-        lose throughput whenever a kernel timer is late."""
-        return max(MIN_BUCKET_BYTES, self.rate / 8 * BUCKET_SECONDS)
 
 
 def parse_network(text: str, what: str = "--network") -> NetworkShape:

@@ -31,11 +31,6 @@ class Silence:
         self._hint: str | None = None
         self._is_told = False
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the last attempt was answered."""
-        return self._since is None
-
     def end(self) -> None:
         """Record that the cluster has answered."""
         self._since = self._refused_since = None

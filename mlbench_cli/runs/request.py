@@ -342,8 +342,10 @@ def parse_line(text: str) -> Request:
         if word not in known:
             raise UsageError(f'Unknown option "{shorten(word)}".{did_you_mean(word, list(known))}')
         if _KINDS[known[word]] == "switch":
+            if equals:
+                raise UsageError(f"{word} takes no value.", hint=f"{word}, or {flag('no_' + known[word])}")
             value = "no" if word.startswith("--no-") else "yes"
-        elif not equals and (value := next(words, "")) == "":
+        elif (value := value if equals else next(words, "")) == "":
             raise UsageError(f"{word} needs a value.")
         given.setdefault(known[word], []).append(value)
     own, rare = take_rare(pairs(given.pop("set", []), "set"))

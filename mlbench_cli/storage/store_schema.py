@@ -90,7 +90,7 @@ def _give_options_to_engines(db: sqlite3.Connection) -> None:
             new = {**old, "spec_version": 2, "env": options.pop("env", {})}
             new["kubernetes"] = options if old["engine"] == "kubernetes" else None
             spec = RunSpec.from_dict(new)
-        except (MlbenchError, ValueError, TypeError, KeyError, AttributeError):
+        except (MlbenchError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # shown with the reason why it cannot be read
         text = json.dumps(spec.to_dict(), sort_keys=True)
         db.execute("UPDATE runs SET spec = ? WHERE id = ?", (text, run_id))

@@ -75,8 +75,8 @@ def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
                 yield from _named_files(["sh", *shlex.split(_OPERATORS.sub(" ", word))], folder)
             except ValueError:
                 continue
-        elif number and (folder / word / "__main__.py").is_file():
-            yield from _module_files(word.rstrip("/").replace("/", "."), folder)
+        elif number and os.path.isfile(folder / word / "__main__.py"):  # False for what can be no path, such as a text
+            yield from sorted(path for path in (folder / word).rglob("*.py") if _is_code(path))
         elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_script(path)):
             yield path
 
@@ -135,7 +135,7 @@ def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path
         except ValueError:
             words += line.split()
     words = [word if word.startswith("-") else _VARIABLE.sub("", word) for word in words]
-    folders = [folder for word in words[1:] for root in roots if word and (folder := root / word).is_dir()]
+    folders = [folder for word in words[1:] for root in roots if word and os.path.isdir(folder := root / word)]
     for folder in dict.fromkeys((*roots, *folders)):
         yield from _named_files(words, folder)
 

@@ -145,7 +145,7 @@ def _list_loader_variables(spec: RunSpec) -> dict[str, str]:
     names = [name for name in LOADER if name != "PYTHONPATH" or not spec.runs_task_program]
     found = {name: value for name in names if (value := os.environ.get(name))}
     if spec.anonymous:
-        return {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in found.items()}
+        return {name: hashlib.sha256(os.fsencode(value)).hexdigest()[:16] for name, value in found.items()}
     return {name: one_line(value, MAX_VARIABLE) for name, value in found.items()}
 
 

@@ -6,6 +6,7 @@ is set up is `fabric["setup"]` of the cluster's record (`providers/gke/options.p
 
 from typing import Any
 
+import templates
 from mlbench_cli.kube.gpudirect import choose_release
 from mlbench_cli.model.spec import RunSpec
 
@@ -16,8 +17,6 @@ GPUS = 8  # of every machine with one of Google's networks
 
 def fabric_patch(spec: RunSpec) -> dict[str, Any]:
     """What is merged into the pods of workers; variables that the user sets are left out of it."""
-    import templates
-
     kind = _choose_fabric(spec)
     if kind is None:
         return {}

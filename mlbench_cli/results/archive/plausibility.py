@@ -168,7 +168,7 @@ def find_ignored(reported: ReportedFacts) -> Finding | None:
         "event_ignored",
         f"{count} event{'s' if count > 1 else ''} of rank {rank}{others} {'were' if total > 1 else 'was'} ignored. The "
         f"first: {logs[rank].why}.",
-        hint="docs/reference/events.md describes the fields of events.",
+        hint="docs/tutorial/own-training.md shows how a program reports events.",
         evidence={"events": {str(number): counts.ignored for number, counts in logs.items()}, "first": logs[rank].why},
     )
 

@@ -49,16 +49,13 @@ def complete_run_document(run: Run) -> Mapping[str, Any]:
     """The run.json in the run's folder; rewritten without provenance if it is missing or belongs to another run."""
     folder = RunFolder(run.folder)
     document = folder.read_json(RUN)
-    if document is not None and _describes_run(document, run):
-        return document
-    written = {"schema_version": SCHEMA_VERSION, **run_document(run)}
+    provenance = repeats = None
+    if document is not None and [document.get(name) for name in ("id", "name", "created")] == [
+        *(run.id, run.name, run.created)
+    ]:
+        if document.get("spec") == json.loads(canonical_json(run.spec.to_dict())):
+            return document
+        provenance, repeats = document.get("provenance"), document.get("repeats")  # the spec had another form then
+    written = {"schema_version": SCHEMA_VERSION, **run_document(run, provenance, repeats)}
     folder.write(RUN, format_document(written))
     return written
-
-
-def _describes_run(document: Mapping[str, Any], run: Run) -> bool:
-    spec = json.loads(canonical_json(run.spec.to_dict()))
-    return (document.get("id"), document.get("name"), document.get("created"), document.get("spec")) == (
-        *(run.id, run.name, run.created),
-        spec,
-    )

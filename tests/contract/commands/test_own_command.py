@@ -210,6 +210,7 @@ def test_two_versions_of_a_script_are_not_repeats_of_each_other(project: Path) -
     [
         "python -m pack.train",
         "python pack",
+        f"python ../project/pack/ {'x' * 300}",
         "python -m pack.deep.start",
         "sh run.sh",
         "./run.sh --fast",

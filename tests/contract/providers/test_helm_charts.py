@@ -1,6 +1,6 @@
 """Charts from create-cluster to delete-cluster, on GKE's double: a cluster with an API of its own, a helm with rules.
 
-The real helm on a real cluster is in tests/e2e/test_charts.py.
+The real helm on a real cluster is in tests/e2e/test_helm_charts.py.
 """
 
 import contextlib

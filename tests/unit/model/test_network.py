@@ -218,13 +218,6 @@ def test_a_network_just_outside_is_refused_in_the_name_of_its_option(text: str, 
 
 
 @pytest.mark.parametrize(
-    ("rate", "bytes_"), [(1e5, 3000.0), (2.4e7, 3000.0), (4e7, 5000.0), (1e9, 125_000.0), (1e10, 1_250_000.0)]
-)
-def test_a_token_bucket_holds_a_millisecond_and_at_least_two_packets(rate: float, bytes_: float) -> None:
-    assert NetworkShape(rate).bucket_bytes == pytest.approx(bytes_)
-
-
-@pytest.mark.parametrize(
     ("rates", "found"),
     [
         ([0.95e9, 0.95e9, 0.2e9], []),
