@@ -10,12 +10,10 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from mlbench_cli.agent import link
-
-Message = Mapping[str, Any]
+from mlbench_cli.agent.link import Message
 
 PING_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # without a message, until the other side counts as lost

@@ -485,8 +485,7 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
             )
         sizes = (int(name[:9]), *sizes)
         name = None
-    values["set"], rare = take_rare(values.get("set") or {})
-    given = merge(rare, Request(name=name, workers=sizes, **values))
+    given = take_rare(Request(name=name, workers=sizes, **values))
     return given if file is None else merge(read_file(file), given)
 
 

@@ -27,7 +27,7 @@ from mlbench_cli.runs.kubernetes_options import (
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
-from mlbench_cli.runs.preflight import check_pinning, check_run
+from mlbench_cli.runs.preflight import IN_PUBLIC_IMAGE, check_pinning, check_run, find_missing_package
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, check_environment, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.command_code import collect_code, reads_parameters
@@ -324,7 +324,7 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
         return request.image
     image = request.image or task_image(task, cluster, request.registry)
     backend = _asked_backend(request) or ""
-    lacks = {"mpi": "mpi4py", "grpc": "tensorflow"}.get(backend)
+    lacks = find_missing_package(task, backend, IN_PUBLIC_IMAGE)
     if lacks and task.origin is None and image.removeprefix(GOOGLES_MIRROR) in public_images():
         raise UsageError(
             f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.",

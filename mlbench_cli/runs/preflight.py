@@ -47,8 +47,8 @@ def check_run(task: Task, spec: RunSpec) -> None:
 # Backend -> the package that it needs, and the extra of mlbench that has it. The others come with torch.
 _PACKAGES = {"mpi": ("mpi4py", "mpi"), "grpc": ("tensorflow", "tensorflow")}
 
-
 _GPU_BUILD = "torch for GPUs"
+IN_PUBLIC_IMAGE = ("torch", _GPU_BUILD)  # of the packages that backends need, those in PyTorch's public image
 
 
 def find_missing_package(task: Task, backend: str, installed: Collection[str] | None = None) -> str | None:

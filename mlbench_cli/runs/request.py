@@ -312,11 +312,12 @@ def parse_flags(given: Mapping[str, str]) -> Request:
     return Request(**values)
 
 
-def take_rare(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Request]:
-    """The settings of --set without those of the run, which are `run.KEY=VALUE`, and the request with these. Raises
-    UsageError for an unknown one."""
-    own = {key: value for key, value in settings.items() if not key.startswith(RARE)}
-    given = {key.removeprefix(RARE).replace("-", "_"): str(value) for key, value in settings.items() if key not in own}
+def take_rare(request: Request) -> Request:
+    """The request with the settings of the run, which --set takes as `run.KEY=VALUE`, in their own fields. A field that
+    is given both ways keeps its own value. Raises UsageError for an unknown setting."""
+    own = {key: value for key, value in request.set.items() if not key.startswith(RARE)}
+    rare = {key.removeprefix(RARE): str(value) for key, value in request.set.items() if key not in own}
+    given = {key.replace("-", "_"): text for key, text in rare.items()}
     given = {name: text.lower() if text in ("True", "False") else text for name, text in given.items()}
     for name, text in given.items():
         if name not in _RARE:
@@ -324,7 +325,7 @@ def take_rare(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Request]:
             near = did_you_mean(name, list(_RARE))
             raise UsageError(f'There is no setting "{shorten(RARE + name)}".{near}', hint=hint)
         given[name] = {"true": "yes", "false": "no"}.get(text, text) if _KINDS[name] == "switch" else text
-    return own, parse_flags(given)
+    return merge(parse_flags(given), replace(request, set=own))
 
 
 def parse_line(text: str) -> Request:
@@ -348,9 +349,9 @@ def parse_line(text: str) -> Request:
         elif (value := value if equals else next(words, "")) == "":
             raise UsageError(f"{word} needs a value.")
         given.setdefault(known[word], []).append(value)
-    own, rare = take_rare(pairs(given.pop("set", []), "set"))
+    settings = pairs(given.pop("set", []), "set")
     texts = {name: "\n".join(values) if _KINDS[name] in REPEATABLE else values[-1] for name, values in given.items()}
-    return merge(rare, replace(parse_flags(texts), set=own))
+    return take_rare(replace(parse_flags(texts), set=settings))
 
 
 def describe_rare() -> list[tuple[str, str]]:
@@ -417,9 +418,7 @@ def parse_mapping(data: Mapping[Any, Any]) -> Request:
             raise UsageError(f'The key "{key}" is given twice.')
         if value is not None:
             values[name] = _file_value(str(key), name, known[name], value)
-    request = Request(**values)
-    own, rare = take_rare(request.set)
-    return merge(rare, replace(request, set=own))
+    return take_rare(Request(**values))
 
 
 def _file_value(key: str, name: str, kind: str, value: Any) -> Any:

@@ -123,8 +123,9 @@ def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path
     """The files that a shell script names, below `roots` or in a folder that it names."""
     try:
         with open(path, "rb") as file:
-            is_script = _SHELL_LINE.match(file.readline(512)) or path.suffix.lstrip(".") in _SHELLS
-        text = path.read_text("utf-8", "replace") if is_script else ""
+            first = file.readline(512)
+            is_script = _SHELL_LINE.match(first) or path.suffix.lstrip(".") in _SHELLS
+            text = (first + file.read()).decode("utf-8", "replace") if is_script else ""
     except OSError:
         return
     words = ["sh"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__, isolation
+from mlbench_cli.agent.load import anonymize
 from mlbench_cli.agent.processes import boot_id
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.masking import mask_words
@@ -145,7 +146,7 @@ def _list_loader_variables(spec: RunSpec) -> dict[str, str]:
     names = [name for name in LOADER if name != "PYTHONPATH" or not spec.runs_task_program]
     found = {name: value for name in names if (value := os.environ.get(name))}
     if spec.anonymous:
-        return {name: hashlib.sha256(os.fsencode(value)).hexdigest()[:16] for name, value in found.items()}
+        return {name: anonymize(value) for name, value in found.items()}
     return {name: one_line(value, MAX_VARIABLE) for name, value in found.items()}
 
 
