@@ -10,7 +10,6 @@ from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import DAMAGED, Cluster, JsonObject, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.reader import read_documents
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.storage import run_folder
@@ -64,6 +63,8 @@ def list_unknown_folders(store: Store) -> list[Path]:
 
 def _record_folder(folder: Path, store: Store) -> Discovered:
     """Record a run from its sealed folder. Its experiment is unknown."""
+    from mlbench_cli.results.archive.reader import read_documents
+
     try:
         (document,) = read_documents(folder, [run_folder.RUN])
         spec = RunSpec.from_dict(document["spec"])

@@ -11,14 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlbench_cli.engines.base import LOSSES, Engine
-from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.model.run import Finding, Observation, Run, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.evidence import collect_evidence
-from mlbench_cli.results.archive.judge import judge
-from mlbench_cli.results.archive.record import run_document
-from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.runs.finished import ARCHIVE_UNFINISHED, FinishedRun, read_finished
 from mlbench_cli.storage.run_folder import RUN, RunFolder
 from mlbench_cli.storage.store import Store
@@ -57,6 +52,8 @@ def finalize(
 
 def finalize_folder(folder: Path) -> None:
     """Finalize the local run in `folder`; called by its agent, which knows only the folder."""
+    from mlbench_cli.engines.local.engine import LocalEngine
+
     document = RunFolder(folder).read_json(RUN)
     if document is None:
         return
@@ -76,6 +73,8 @@ def _require_recorded(run: Run, store: Store) -> None:
 
 
 def _complete(run: Run, engine: Engine, observation: Observation | None) -> FinishedRun | None:
+    from mlbench_cli.results.archive.seal import seal
+
     folder = RunFolder(run.folder)
     observation = folder.read_observation() or observation or engine.look(run)
     if observation.ended is None:
@@ -106,6 +105,10 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
 def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
     """How a run ended whose archive does not fit on the disk. The next command that waits for it tries again."""
+    from mlbench_cli.results.archive.evidence import collect_evidence
+    from mlbench_cli.results.archive.judge import judge
+    from mlbench_cli.results.archive.record import run_document
+
     judgement = judge(collect_evidence(run, run_document(run), observation))
     finding = Finding(
         ARCHIVE_UNFINISHED,

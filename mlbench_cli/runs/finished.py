@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mlbench_cli.errors import CapacityError, DamagedArchive, UsageError
 from mlbench_cli.model.network import NOT_AS_ASKED
 from mlbench_cli.model.run import Finding, Outcome, Run, RunRow
-from mlbench_cli.results.archive.documents import ResultDocument
-from mlbench_cli.results.archive.reader import read_documents
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.text import clean_values
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.documents import ResultDocument
 
 ARCHIVE_UNFINISHED = "archive_unfinished"
 
@@ -24,7 +25,7 @@ class FinishedRun:
     outcome: Outcome
     summary: str
     findings: tuple[Finding, ...]
-    result: ResultDocument | None
+    result: "ResultDocument | None"
 
     @property
     def goal_reached(self) -> bool:
@@ -46,6 +47,8 @@ def read_finished(run: Run) -> FinishedRun | None:
 
     Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
     """
+    from mlbench_cli.results.archive.reader import read_documents
+
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None

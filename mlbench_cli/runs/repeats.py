@@ -1,17 +1,18 @@
 """Repeats of a run (`mlbench run --repeat`), combined to a mean and an interval."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
-from mlbench_cli.results.analysis.series import Point, collect
-from mlbench_cli.results.archive.reader import Archive, read_documents
 from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
 from mlbench_cli.storage.store import Store
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.analysis.series import Point
 
 
 class Repeats(NamedTuple):
@@ -20,7 +21,7 @@ class Repeats(NamedTuple):
     name: str
     total: int
     metric: str
-    point: Point
+    point: "Point"
 
     @property
     def unit(self) -> str:
@@ -47,7 +48,7 @@ class Repeats(NamedTuple):
         }
 
 
-def _metrics(point: Point) -> JsonObject:
+def _metrics(point: "Point") -> JsonObject:
     return {name: {which: each.to_dict() for which, each in found.items()} for name, found in point.metrics.items()}
 
 
@@ -71,6 +72,9 @@ def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
 
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
+    from mlbench_cli.results.analysis.series import collect
+    from mlbench_cli.results.archive.reader import Archive
+
     groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
     unfinished = sum(not _is_intact(run) for run in runs)
     # One group, unless something that the experiment does not fix has changed between its runs, such as the code.
@@ -82,6 +86,8 @@ def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
 
 def _is_intact(run: Run) -> bool:
     """Whether the documents that the figures are read from are as they were sealed."""
+    from mlbench_cli.results.archive.reader import read_documents
+
     try:
         return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))
     except DamagedArchive:

@@ -10,8 +10,6 @@ from mlbench_cli.model.goals import Goal, metric_names
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
-from mlbench_cli.results.analysis.program_metrics import program_metrics
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import EventReader, ProgressTracker
 from mlbench_cli.runs.supervise import is_waiting
@@ -118,6 +116,9 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
 
 def _finished_metrics(run: Run) -> dict[str, Any]:
     """Last, best and mean of each metric; empty if the file of metrics is damaged."""
+    from mlbench_cli.results.analysis.program_metrics import program_metrics
+    from mlbench_cli.results.archive.reader import Archive
+
     try:
         with Archive.open(run.folder) as archive:
             return {name: found.to_dict() for name, found in program_metrics(archive).items()}

@@ -73,7 +73,7 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
         "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
         "mlbench_cli.engines.local.engine:LocalEngine.logs",
         "mlbench_cli.runs.supervise:finalize",
-        "mlbench_cli.runs.finalize:seal",
+        "mlbench_cli.results.archive.seal:seal",
         "mlbench_cli.results.archive.layout:write_sums",
         "mlbench_cli.storage.run_folder:_wait_for_lock",
     ],
