@@ -12,13 +12,15 @@ import functools
 import os
 import resource
 import select
+import selectors
 import signal
 import socket
 import sys
 import sysconfig
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 LINUX_ONLY: dict[types.ModuleType, tuple[str, ...]] = {
@@ -39,6 +41,7 @@ LINUX_ONLY: dict[types.ModuleType, tuple[str, ...]] = {
     time: ("CLOCK_BOOTTIME", "pthread_getcpuclockid"),
 }
 LINUX_FOLDERS = ("/proc", "/sys", "/dev/shm")
+ROOT = str(Path(__file__).parents[2])
 TESTS = "/dev/shm/tests-"  # begins the folder of the tests' files (tests/conftest.py)
 # Functions of os that take a path first.
 BY_PATH = ("open", "stat", "lstat", "listdir", "scandir", "access", "readlink", "chmod", "mkdir", "unlink", "rename")
@@ -66,6 +69,18 @@ def _hide_paths(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 os_access = os.access
+os_posix_spawn = os.posix_spawn
+
+
+def _spawn_on_mac(path: str, words: Sequence[str], *arguments: Any, **options: Any) -> int:
+    """Start a program; an agent, which is Python code on the command line, is on the Mac, too."""
+    words = list(words)
+    if "-c" in words:
+        code = words.index("-c") + 1
+        words[code] = (
+            f"import sys; sys.path.append({ROOT!r}); import tests.fakes.mac as mac; mac.leave_linux(); {words[code]}"
+        )
+    return os_posix_spawn(path, words, *arguments, **options)
 
 
 class _Libc:
@@ -91,6 +106,8 @@ def leave_linux() -> None:
     setattr(ctypes, "CDLL", _Libc)  # noqa: B010
     sysconfig.get_config_vars()  # reads a file that is named after the platform
     sys.platform = "darwin"
+    setattr(selectors, "DefaultSelector", selectors.PollSelector)  # noqa: B010
+    setattr(os, "posix_spawn", _spawn_on_mac)  # noqa: B010
     names = os.uname_result(("Darwin", os.uname().nodename, "25.0.0", "Darwin Kernel Version 25.0.0", "arm64"))
     os.uname = lambda: names
 

@@ -26,8 +26,6 @@ def make_run(folder: Path, **changes: Any) -> Run:
         {"id": "80"},
         {"name": "demo-3"},
         {"created": "2025-10-09T08:53:20.000Z"},
-        {"spec": {}},
-        {"spec": None},
     ],
 )
 def test_a_record_of_another_run_is_replaced_without_its_provenance(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -39,6 +37,18 @@ def test_a_record_of_another_run_is_replaced_without_its_provenance(tmp_path: Pa
     assert found == {**document, "provenance": None}
     assert json.loads((tmp_path / "run.json").read_bytes()) == found
     assert list(found) == list(document)
+
+
+@pytest.mark.parametrize("written_before", [{}, None])
+def test_a_spec_in_the_form_of_an_earlier_version_is_written_again_with_its_provenance(
+    tmp_path: Path, written_before: dict[str, Any] | None
+) -> None:
+    run = make_run(tmp_path)
+    write_run_document(run, {"mlbench": "4.0.0"}, repeats=2)
+    document = json.loads((tmp_path / "run.json").read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps({**document, "spec": written_before}))
+    assert complete_run_document(run) == document
+    assert json.loads((tmp_path / "run.json").read_bytes()) == document
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}"])
