@@ -27,6 +27,7 @@ MLBENCH_CHECKPOINT_DIR           folder for checkpoints that ranks are started a
 MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
 MLBENCH_RESUME                   the checkpoint in that folder to resume from; empty: start from scratch
 MLBENCH_COLLECTIVE_SECONDS       longest time that a rank may keep the others waiting in a collective
+MLBENCH_ANONYMOUS                not empty: the run reports no names of hosts or users, no addresses and no paths
 
 Taken from every rank
 ---------------------
@@ -70,6 +71,7 @@ task cannot run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -145,6 +147,7 @@ class Contract:
         self.checkpoint_every = environ.get("MLBENCH_CHECKPOINT_EVERY") or None
         self.resume_from = environ.get("MLBENCH_RESUME") or None
         self.collective_seconds = _integer(environ, "MLBENCH_COLLECTIVE_SECONDS", 0)
+        self.anonymous = bool(environ.get("MLBENCH_ANONYMOUS"))
         if self.role not in ("trainer", "server"):
             raise ContractError(f"MLBENCH_ROLE is {self.role!r}, not trainer or server")
         if self.role == "server":
@@ -158,6 +161,11 @@ class Contract:
             raise ContractError(f"MLBENCH_DEVICE is {self.device!r}, not cpu or gpu")
         if self.goal not in ("full", "light"):
             raise ContractError(f"MLBENCH_GOAL is {self.goal!r}, not full or light")
+
+
+def anonymize(value: str) -> str:
+    """What an anonymous run records of a variable: the first 16 hex digits of its SHA-256."""
+    return hashlib.sha256(os.fsencode(value)).hexdigest()[:16]
 
 
 def emit(event: str, rank: int | None = None, stream: TextIO | None = None, **fields: Any) -> None:

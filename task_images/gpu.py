@@ -8,10 +8,13 @@ With NCCL_DEBUG=INFO, NCCL (or AMD's RCCL) logs its choices. `log_to` directs th
 the user has chosen otherwise; `describe` reads it after the first collective.
 """
 
+import atexit
 import contextlib
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -19,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+
+from task_images.contract import anonymize
 
 LOG = "nccl.log"
 FABRIC = "MLBENCH_FABRIC"  # "GBITS NAME" of the machine's fast network, from the cluster's record
@@ -32,13 +37,20 @@ _VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)(?:/\d+)?(/GDRDMA)?
 # since NCCL 2.24.3, for each launch.
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
 _CHANNELS = re.compile(r"(\d+) coll channels\b.*? (\d+) p2p channels\b(?! per peer)")
+_ADDRESS = re.compile(r":[0-9a-fA-F.:%]+<\d+>")  # "eth0:10.0.0.1<0>" -> "eth0"
 _VERSION = re.compile(r"[NR]CCL version(?: :)? (\S+)")  # AMD's RCCL: "RCCL version : 2.22.3-develop:8fdb8c0"
 
 
 def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
-    """Have NCCL log its choices to `folder`, unless the user has set another place."""
+    """Have NCCL log its choices to `folder`, unless the user has set another place.
+
+    Each line of the log names this machine: in an anonymous run it is kept elsewhere until this process exits.
+    """
     if "NCCL_DEBUG_FILE" in environ or environ.get("NCCL_DEBUG", "INFO") != "INFO":
         return
+    if environ.get("MLBENCH_ANONYMOUS"):
+        folder = Path(tempfile.mkdtemp(prefix="mlbench-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environ["NCCL_DEBUG"] = "INFO"
     environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV")
     environ["NCCL_DEBUG_FILE"] = str(folder / LOG)
@@ -48,9 +60,12 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """For the result: NCCL's variables, the network in its log, and the machine's network.
 
     `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are
-    omitted.
+    omitted. In an anonymous run, variables that are not numbers are digests, and interfaces have no addresses.
     """
     variables = {name: value for name, value in sorted(environ.items()) if name.startswith(("NCCL_", "RCCL_"))}
+    is_anonymous = bool(environ.get("MLBENCH_ANONYMOUS"))
+    if is_anonymous:
+        variables = {name: value if value.isdecimal() else anonymize(value) for name, value in variables.items()}
     facts: dict[str, object] = {"variables": variables}
     gbits, _, name = environ.get(FABRIC, "").partition(" ")
     if gbits.isdecimal():
@@ -60,6 +75,8 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
             facts |= parse_log(file.read(MAX_LOG_BYTES))
     except OSError:
         pass
+    if is_anonymous and "interfaces" in facts:
+        facts["interfaces"] = _ADDRESS.sub("", str(facts["interfaces"]))
     return facts
 
 

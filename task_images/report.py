@@ -9,7 +9,7 @@ from typing import Any
 
 from task_images.cache import DataIdentity
 from task_images.clock import Snapshot, Tracker, gather_timings
-from task_images.contract import emit
+from task_images.contract import anonymize, emit
 from task_images.facts import code_facts, machine_facts
 from task_images.goals import GoalWatch
 from task_images.ranks import Ranks
@@ -29,22 +29,23 @@ class Reporter:
 
     def environment(self, **facts: Any) -> None:
         """Report this rank's environment; rank 0 adds the code and the packages."""
+        contract = self._world.contract
         preloaded = os.environ.get("LD_PRELOAD")
         if preloaded:
-            facts["variables"] = {"LD_PRELOAD": preloaded}
+            facts["variables"] = {"LD_PRELOAD": anonymize(preloaded) if contract.anonymous else preloaded}
         emit(
             "environment",
-            self._world.contract.rank,
+            contract.rank,
             **self._world.framework_facts(),
             python=platform.python_version(),
-            host=None if os.environ.get("MLBENCH_ANONYMOUS") else socket.gethostname(),
+            host=None if contract.anonymous else socket.gethostname(),
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,
-            seed=self._world.contract.seed,
-            method=dict(self._world.contract.method),
+            seed=contract.seed,
+            method=dict(contract.method),
             **machine_facts(),
-            **(code_facts(self._world.contract.method.get("name", "")) if self._world.is_first else {}),
+            **(code_facts(contract.method.get("name", "")) if self._world.is_first else {}),
             **facts,
         )
 

@@ -1,11 +1,18 @@
 """From start to end of a rank: contract variables in, exit code out, no tracebacks for expected errors."""
 
+import contextlib
+import getpass
+import io
+import os
+import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
-from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, Contract, ContractError
+from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, PREFIX, Contract, ContractError
 from task_images.methods.servers import serve
 
 # Messages of gloo and NCCL when the other end of a collective is gone.
@@ -24,6 +31,12 @@ _LOST = (
 )
 
 
+# IPv4 without those of this machine, and IPv6 as in "[fd00::1]:29500".
+_IPV4 = r"(?<![\w.])(?!127\.|0\.0\.0\.0)\d{1,3}(\.\d{1,3}){3}(?![\w.])"
+_IPV6 = r"\[[0-9a-fA-F.]*:[0-9a-fA-F:.]*\](?=:\d)"
+_ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")
+
+
 def run(main: Callable[[Contract], None]) -> NoReturn:
     """Call `main` with the contract's variables and exit: 0, or the code of `errors`.
 
@@ -31,6 +44,8 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
     """
     try:
         contract = Contract()
+        if contract.anonymous:
+            sys.stdout, sys.stderr = _Anonymous(sys.stdout, contract), _Anonymous(sys.stderr, contract)
         code = _call(main, contract)
     except ContractError as error:
         _say(0, str(error))
@@ -65,6 +80,50 @@ def _call(main: Callable[[Contract], None], contract: Contract) -> int:
         )
         return EXIT_RETRYABLE
     return 0
+
+
+class _Anonymous(io.TextIOWrapper):
+    """Standard output or error of an anonymous run, without names of hosts and users, addresses, and local paths: those
+    of messages, tracebacks and of libraries that print."""
+
+    def __init__(self, stream: TextIO, contract: Contract) -> None:
+        stream.flush()
+        super().__init__(stream.buffer, stream.encoding, stream.errors, line_buffering=True)
+        paths = {
+            contract.output_dir: "OUTPUT",
+            contract.data_dir: "DATA",
+            contract.checkpoint_dir: "CHECKPOINTS",
+            str(Path(__file__).parents[1]): "MLBENCH",
+            sys.prefix: "PYTHON",
+            sys.base_prefix: "PYTHON",
+            os.getcwd(): "FOLDER",
+            os.path.expanduser("~"): "~",
+        }
+        self._paths = sorted(((path, word) for path, word in paths.items() if path and len(path) > 1), reverse=True)
+        hosts = [*contract.hosts, *[""] * (contract.node_rank + 1)]
+        hosts[contract.node_rank] = hosts[contract.node_rank] or socket.gethostname()
+        names = {contract.master_addr: "node-0", socket.gethostname(): f"node-{contract.node_rank}"}
+        names |= {host: f"node-{number}" for number, host in enumerate(hosts)}
+        self._words = {
+            re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])"): word
+            for name, word in names.items()
+            if name not in ("", "localhost", "127.0.0.1")
+        }
+        with contextlib.suppress(OSError, KeyError):  # a user without a name
+            self._words[re.compile(rf"(?<=/){re.escape(getpass.getuser())}(?![\w-])")] = "USER"
+
+    def write(self, text: str) -> int:
+        """Write `text`, and return its length. Events have words of the contract, which a host may be named like; they
+        name hosts in fields of their own."""
+        hidden = text
+        for path, word in self._paths:
+            hidden = hidden.replace(path, word)
+        if not text.lstrip("\n").startswith(PREFIX):
+            for pattern, word in self._words.items():
+                hidden = pattern.sub(word, hidden)
+            hidden = _ADDRESS.sub("ADDRESS", hidden)
+        super().write(hidden)
+        return len(text)
 
 
 def tells_of_lost_peer(error: Exception) -> bool:

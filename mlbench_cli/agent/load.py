@@ -17,7 +17,6 @@ Sources: proc_stat(5), task_images/cores.py.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from typing import Any
 from mlbench_cli.agent import machine
 from mlbench_cli.agent.clock import read_clocks
 from task_images import cores
+from task_images.contract import anonymize
 
 PRELOAD = ("LD_AUDIT", "LD_PRELOAD")  # such a library may replace clocks, sockets and memory
 MAX_VARIABLE = 2000
@@ -37,11 +37,6 @@ def find_preloaded(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("MLBENCH_ANONYMOUS"):
         return {name: anonymize(value) for name, value in found.items()}
     return {name: value[:MAX_VARIABLE] for name, value in found.items()}
-
-
-def anonymize(value: str) -> str:
-    """What an anonymous run records of a variable: the first 16 hex digits of its SHA-256."""
-    return hashlib.sha256(os.fsencode(value)).hexdigest()[:16]
 
 
 class LoadMeter:

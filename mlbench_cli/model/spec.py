@@ -143,7 +143,7 @@ class RunSpec:
     seed: int = SEED
     data_dir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)  # further variables of the ranks, except on this machine
-    anonymous: bool = False  # the archive has neither host names nor the command line
+    anonymous: bool = False  # the archive has no host names, local paths or command line
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)

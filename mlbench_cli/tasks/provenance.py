@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__, isolation
-from mlbench_cli.agent.load import anonymize
 from mlbench_cli.agent.processes import boot_id
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.masking import mask_words
 from mlbench_cli.util.text import one_line
 from task_images import facts as environment
+from task_images.contract import anonymize
 
 LOADER = ("LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
 MAX_VARIABLE = 2000

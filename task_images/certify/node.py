@@ -171,7 +171,7 @@ def obey(contract: Contract, place: tuple[str, int], join_seconds: float) -> Non
     say("inventory", device=hello.get("device"), keys=keys, serial=gpu.get("serial"), error=hello.get("error"))
     connection = _connect(place, join_seconds)
     if connection is None:
-        say("alone", error=f"rank 0 does not answer at {place[0]}:{place[1]}")
+        say("alone", error=f"rank 0 does not answer at port {place[1]}")
         return
     with connection, connection.makefile("rw", encoding="utf-8") as stream:
         introduction = {"rank": contract.rank, "node": contract.node_rank, "run": contract.run_id}
