@@ -70,7 +70,8 @@ def _expect_seconds(store: Store, specs: Sequence[RunSpec]) -> float | None:
     run."""
 
     def key(spec: RunSpec) -> tuple[object, ...]:
-        return spec.task, spec.preset, tuple(spec.argv), spec.workers, spec.cluster_kind
+        method = tuple(sorted(spec.method.items()))
+        return spec.task, spec.preset, tuple(spec.argv), method, spec.workers, spec.gpus_per_worker, spec.cluster_kind
 
     done = {key(row.run.spec): row.run for row in store.runs() if row.outcome is Outcome.COMPLETED}
     latest = [done.get(key(spec)) for spec in specs]

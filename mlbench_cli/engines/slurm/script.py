@@ -22,6 +22,11 @@ CLEAN = (
     "mlbench",
 )
 SETUP_FAILED = "mlbench: --setup failed"
+# Starts the container ($0) with the libraries of the node's GPUs. Slurm does not say whose they are, and Singularity
+# accepts only one of the two options.
+GPU_CONTAINER = (
+    'gpus=--nv; if test -e /dev/kfd && ! test -e /dev/nvidiactl; then gpus=--rocm; fi; exec "$0" exec "$gpus" "$@"'
+)
 
 
 def check_request(spec: RunSpec, details: SlurmDetails) -> None:
@@ -161,13 +166,13 @@ def _launcher(spec: RunSpec, details: SlurmDetails) -> Sequence[str]:
         return ()
     if details.container is None:
         raise UsageError(
-            "--image: the cluster has neither pyxis nor apptainer, so no container can be started.",
+            "--image: the cluster has neither pyxis, apptainer nor singularity, so no container can be started.",
             hint="Remove --image and choose Python or modules: mlbench attach-slurm NAME --python PATH --setup FILE",
         )
     binds = [word for folder in _mounts(spec, details) for word in ("--bind", folder)]
-    gpus = ["--nv"] if spec.gpus_per_worker else []
     image = spec.image if spec.image.startswith(("/", "docker://", "oras://")) else f"docker://{spec.image}"
-    return (details.container, "exec", *gpus, *binds, image)
+    words = (details.container, *binds, image)
+    return ("sh", "-c", GPU_CONTAINER, *words) if spec.gpus_per_worker else (words[0], "exec", *words[1:])
 
 
 def _mounts(spec: RunSpec, details: SlurmDetails) -> list[str]:

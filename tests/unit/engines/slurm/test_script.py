@@ -1,6 +1,8 @@
 """The batch script of a run: what it asks for, and what is refused before anything is submitted."""
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,11 +109,24 @@ PLAIN = replace(DETAILS, folder="/s")
         ("/images/me.sif", "/images/me.sif"),
     ],
 )
-@pytest.mark.parametrize(("gpus", "words"), [(0, []), (1, ["--nv"])])
-def test_ranks_start_in_a_container_of_apptainer(image: str, shown: str, gpus: int, words: list[str]) -> None:
-    spec = replace(SPEC, image=image, gpus_per_worker=gpus)
-    plan = make_slurm_plan(spec, replace(PLAIN, container="apptainer"))
-    assert plan["launcher"] == ["apptainer", "exec", *words, "--bind", "/s", shown]
+def test_ranks_start_in_a_container_of_apptainer(image: str, shown: str) -> None:
+    plan = make_slurm_plan(replace(SPEC, image=image), replace(PLAIN, container="apptainer"))
+    assert plan["launcher"] == ["apptainer", "exec", "--bind", "/s", shown]
+
+
+@pytest.mark.parametrize(("maker", "flag"), [("", "--nv"), ("nvidiactl", "--nv"), ("kfd", "--rocm")])
+def test_a_container_gets_the_libraries_of_the_gpus_of_its_node(tmp_path: Path, maker: str, flag: str) -> None:
+    program = tmp_path / "singularity"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    if maker:
+        (tmp_path / maker).touch()
+    spec = replace(SPEC, image="me/image:1", gpus_per_worker=1)
+    plan = make_slurm_plan(spec, replace(PLAIN, container=str(program)))
+    shell, option, text, *words = plan["launcher"]
+    words = [shell, option, text.replace("/dev/", f"{tmp_path}/"), *words]
+    done = subprocess.run([*words, "python", "a b"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"exec {flag} --bind /s docker://me/image:1 python a b\n"
 
 
 @pytest.mark.parametrize(("kill_wait", "grace"), [(30, 5.0), (10, 5.0), (9, 4.5), (2, 1.0), (1, 1.0), (0, 1.0)])
