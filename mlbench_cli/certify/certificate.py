@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.certify.judge import State
+from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive

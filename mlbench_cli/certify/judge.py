@@ -8,10 +8,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.certify.samples import Case, NodeSample, Samples, Together
+from mlbench_cli.certify.words import State, Verdict
 from task_images.certify import pairs, rules
 from task_images.certify.rules import TESTS
 
@@ -23,36 +23,6 @@ _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 _SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
 
 
-class Verdict(StrEnum):
-    """About the cluster."""
-
-    ACCEPTED = "accepted"
-    ACCEPTED_WITHOUT = "accepted_without"
-    REJECTED = "rejected"
-    CANNOT_TELL = "cannot_tell"
-
-
-class State(StrEnum):
-    """Of a node, worst first."""
-
-    MISSING = "missing"
-    FAILED = "failed"
-    SLOW = "slow"
-    WATCH = "watch"
-    NOT_TESTED = "not_tested"
-    OK = "ok"
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the node is to be returned."""
-        return self in (State.MISSING, State.FAILED, State.SLOW)
-
-
-REASONS = (
-    *("no_answer", "device_missing", "wrong_result", "errors_counted", "throttled", "flapping", "drift"),
-    *dict.fromkeys(test.reason for test in TESTS.values()),
-    *("link_slow", "boundary_slow", "transport_fallback", "below_expected"),
-)
 Document = dict[str, Any]
 _NOBODY = rules.Recheck()
 

@@ -6,11 +6,11 @@ from typing import Literal, TypedDict, cast
 
 from mlbench_cli import console
 from mlbench_cli.clusters.manage import find_record
-from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import PlanLineRecord, TimesRecord
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers import registry
@@ -346,9 +346,9 @@ def _price_words(planned: PriceDocument | None) -> str | None:
         return None
     each, currency = planned["per_hour"], planned["currency"]
     if not each:
-        return price(each, currency)
-    amount = "" if planned["amount"] is None else f", {price(planned['amount'], currency)} so far"
-    return f"{price(each, currency)} an hour{amount}; {planned['source']}"
+        return format_price(each, currency)
+    amount = "" if planned["amount"] is None else f", {format_price(planned['amount'], currency)} so far"
+    return f"{format_price(each, currency)} an hour{amount}; {planned['source']}"
 
 
 def _after(seconds: float | None) -> str | None:

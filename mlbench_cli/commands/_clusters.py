@@ -10,7 +10,7 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters.manage import PlannedCluster
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.results.analysis.numbers import format_money
+from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers.base import Plan
@@ -99,29 +99,20 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     """Print the parts of a cluster and their prices on stderr."""
     rows: list[list[object]] = [
         [
-            *(line.count, line.what, price(line.price, plan.currency)),
-            *(price(None if line.price is None else line.price * line.count, plan.currency), line.as_of),
+            *(line.count, line.what, format_price(line.price, plan.currency)),
+            *(format_price(None if line.price is None else line.price * line.count, plan.currency), line.as_of),
         ]
         for line in plan.lines
     ]
-    rows.append(["", f"cluster {cluster.name} in {plan.location}", "", price(plan.total, plan.currency), ""])
+    rows.append(["", f"cluster {cluster.name} in {plan.location}", "", format_price(plan.total, plan.currency), ""])
     console.note(console.format_table(["COUNT", "WHAT", "EACH/H", "TOGETHER/H", "PRICE OF"], rows))
     if plan.source:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
     if missing := [line.what for line in plan.lines if line.price is None]:
-        rest = f"; the rest costs {price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
+        rest = f"; the rest costs {format_price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
         console.note(f"mlbench does not know the price of {', '.join(dict.fromkeys(missing))}{rest}.")
     for warning in plan.warnings:
         console.warn(warning)
-
-
-def price(amount: float | None, currency: str) -> str:
-    """An amount as text with at least two digits; "free" for 0, "unknown" for None."""
-    if amount is None:
-        return "unknown"
-    if not amount:
-        return "free"
-    return f"{format_money(amount)} {currency}"
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:

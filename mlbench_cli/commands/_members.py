@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from mlbench_cli import console
 from mlbench_cli.api import FinishedRun, OpenExperiment, RunHandle
-from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
 from mlbench_cli.model.run import Outcome, Run
 from mlbench_cli.model.spec import MIN_KEEP_SECONDS
+from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.util.text import counted
 
@@ -138,7 +138,7 @@ def _limit(run: Run) -> str:
     limit, each = console.duration(run.spec.timeout), run.spec.price.get("per_hour")
     if not each:
         return limit
-    return f"{limit} (at most {price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
+    return f"{limit} (at most {format_price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
 
 
 def _announce_keeping(run: Run) -> None:

@@ -16,12 +16,13 @@ from mlbench_cli import console
 from mlbench_cli.api import RunHandle, check_archive
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters.manage import CreationRequest, PlannedCluster, Ttl, plan_cluster, sketch_cluster
-from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, price, show_plan
+from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, show_plan
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError, Stopped, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.predict.machines import find_gpu, load_machines
+from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs.launch import public_images
 from mlbench_cli.storage.run_folder import is_sealed
@@ -269,18 +270,18 @@ def _show(planned: PlannedCluster, use: Use) -> None:
     if plan.total:
         fixed = plan.total * (up + down) / 60
         likely, most = (
-            None if seconds is None else price(fixed + plan.total * seconds / 3600, plan.currency)
+            None if seconds is None else format_price(fixed + plan.total * seconds / 3600, plan.currency)
             for seconds in (use.expected, use.seconds)
         )
         console.note(
-            f"Cost: {price(fixed, plan.currency)} to create and delete it, and {price(plan.total, plan.currency)} per "
-            "hour of the runs."
+            f"Cost: {format_price(fixed, plan.currency)} to create and delete it, and "
+            f"{format_price(plan.total, plan.currency)} per hour of the runs."
         )
         if use.expected is not None:
             console.note(f"Expected: {likely}, because such runs took {console.duration(use.expected)} before.")
         console.note(f"Limit: {most}, if the runs take all of {use.limit}. A run that ends earlier costs less.")
     elif plan.total is None:
-        known = f"more than {price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"
+        known = f"more than {format_price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"
         console.note(f"Cost: {known}, because the price of a part is unknown.")
     if (sentence := cluster_changes.describe_end(cluster)) is not None:
         ttl = ClusterDetails.of(cluster).ttl

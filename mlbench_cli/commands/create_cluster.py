@@ -68,8 +68,6 @@ class ProviderGroup(TyperGroup):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
 
-CREATED = "created_"  # prefix of the names of `cluster_options`
-
 create_cluster = typer.Typer(cls=ProviderGroup, rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
@@ -281,9 +279,9 @@ def _parameter(item: Field[Any], kind: Any) -> inspect.Parameter:
     )
 
 
-def cluster_options(provider: Provider, taken: Collection[str]) -> list[Any]:
-    """The options of `create-cluster PROVIDER` for a command that also makes a cluster. Their names begin with CREATED,
-    and the flags of those that are `taken` by that command with --cluster-.
+def cluster_options(provider: Provider, taken: Collection[str], prefix: str) -> list[Any]:
+    """The options of `create-cluster PROVIDER` for a command that also makes a cluster. Their names begin with
+    `prefix`, and the flags of those that are `taken` by that command with --cluster-.
     """
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command()(_function(provider))
@@ -294,7 +292,7 @@ def cluster_options(provider: Provider, taken: Collection[str]) -> list[Any]:
             item.opts = [word for word in long if word not in taken] or [f"--cluster-{long[0].removeprefix('--')}"]
             if item.name == "ttl":
                 item.help = "delete the cluster after this time; default for paid ones: all timeouts of the runs + 1 h"
-            item.name, item.rich_help_panel = CREATED + item.name, f"Cluster ({provider.name})"
+            item.name, item.rich_help_panel = prefix + item.name, f"Cluster ({provider.name})"
             found.append(item)
     return found
 

@@ -8,16 +8,13 @@ from dataclasses import Field, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 import templates
 from mlbench_cli import console
 from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle, Submission
-from mlbench_cli.api.repetition import AuthorsProgram
-from mlbench_cli.clusters.creation import find_creator, read_creation
-from mlbench_cli.commands import _new_cluster as clusters
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -30,15 +27,12 @@ from mlbench_cli.commands._common import (
     require_goal_option,
     to_option,
 )
-from mlbench_cli.commands._experiment_file import How, run_file
-from mlbench_cli.commands._images import require_images
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
-from mlbench_cli.commands.create_cluster import CREATED, cluster_options
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
-from mlbench_cli.runs import wizard
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, local_machine
@@ -62,6 +56,13 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import use_task_folder
 from mlbench_cli.util.files import write_atomically
 
+if TYPE_CHECKING:
+    from mlbench_cli.api import AuthorsProgram
+
+# What only some runs need is imported where they need it: a run on this machine loads nothing of clouds, of questions
+# and of experiments' tables.
+
+CREATED = "created_"  # prefix of the names of the options that a cluster to be created takes
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
 _BESIDE_RUNS = (
@@ -79,8 +80,11 @@ class RunCommand(PanelCommand):
         named = [word.partition("=")[2] for word in words if word.startswith("--create=")]
         named += [after for word, after in pairwise(words) if word == "--create"]
         if named:
+            from mlbench_cli.clusters.creation import find_creator
+            from mlbench_cli.commands.create_cluster import cluster_options
+
             taken = {flag for item in self.params for flag in (*item.opts, *item.secondary_opts)}
-            self.params += cluster_options(find_creator(named[-1]), taken)
+            self.params += cluster_options(find_creator(named[-1]), taken, CREATED)
         return super().parse_args(ctx, args)
 
 
@@ -224,8 +228,15 @@ def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, lis
         return 0, []
     _warn(launch.specs)
     if launch.new_cluster is None and any(spec.engine == "kubernetes" for spec in launch.specs):
-        require_images(launch.specs, launch.workspace.store.cluster)
+        _require_images(launch.specs, launch.workspace.store.cluster)
     return _follow_all(launch, how, repeats=repeats)
+
+
+def _require_images(specs: Sequence[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:
+    if any(spec.engine == "kubernetes" for spec in specs):
+        from mlbench_cli.commands._images import require_images
+
+        require_images(specs, find_cluster)
 
 
 def _follow_all(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
@@ -275,6 +286,8 @@ def _run_several(context: typer.Context, file: str) -> int:
             f"{file} describes several runs, so {', '.join(wrong)} cannot be given here.",
             hint="Write it into the file, above runs for all of them.",
         )
+    from mlbench_cli.commands._experiment_file import How, run_file
+
     given = context.params
     how = How(*(given[name] for name in How._fields))
     to = None if given["to"] is None else Path(given["to"])  # the context has texts
@@ -282,7 +295,7 @@ def _run_several(context: typer.Context, file: str) -> int:
     return run_file(file, clusters, how, to, given["output"], ("mlbench", *context.obj))
 
 
-def _agree(program: AuthorsProgram, *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
+def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
     """Print what the archive's author chose, and ask. --yes answers for archives of allowed signers only."""
     console.note(str(program))
     if is_trusted or is_dry:
@@ -317,6 +330,9 @@ def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_clus
 
 def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool) -> int:
     """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
+    from mlbench_cli.clusters.creation import read_creation
+    from mlbench_cli.commands import _new_cluster as clusters
+
     keep = bool(request.create.get("keep_cluster"))
     if how.detach and not keep:
         raise UsageError(
@@ -338,7 +354,7 @@ def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., L
             clusters.end_earlier(store, earlier, use)
             return code
     if not how.dry_run:
-        require_images(specs, lambda name: wanted.describe())
+        _require_images(specs, lambda name: wanted.describe())
     with clusters.make_cluster(store, wanted, use, yes=yes, dry_run=how.dry_run) as cluster:
         code, runs = _start(prepare(new_cluster=cluster), how)
         if runs and not how.detach:
@@ -364,6 +380,8 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
             hint=f"mlbench run {request.name or 'NAME'} 1 2 4 --task TASK [--backend NAME], "
             "or --command 'python train.py' [--image NAME:TAG]",
         )
+
+    from mlbench_cli.runs import wizard
 
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)

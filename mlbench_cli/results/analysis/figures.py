@@ -13,10 +13,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.analysis import collectives, energy, program_metrics
+from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.results.analysis import collectives, energy
 from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.analysis.stats import MAX_FIGURE
 from mlbench_cli.results.archive.reader import Archive
 from task_images.contract import ALL_CATEGORIES
@@ -50,11 +52,28 @@ def figures(archive: Archive) -> dict[str, Figure]:
     """Every number of a run by its name, whatever became of the run: times first, then rates, then metrics."""
     own = {name: found for name, found in _own_figures(archive) if math.isfinite(found.value)}
     reported = {
-        name: Figure(_bound(value), unit_of(name), higher, is_metric=True)
-        for name, (value, higher) in program_metrics.figures_of(archive).items()
+        name: Figure(_bound(value), unit_of(name), summary.higher_is_better, is_metric=True)
+        for metric, summary in program_metrics(archive).items()
+        for name, value in summary.figures(metric)
         if name not in own
     }
     return {**own, **reported}
+
+
+_known: "WeakKeyDictionary[Archive, dict[str, MetricSummary]]" = WeakKeyDictionary()
+
+
+def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
+    """The figures of every metric that rank 0 reported, by name."""
+    if archive not in _known:
+        tally = MetricTally()
+        for row in archive.metrics():
+            name, value = row.get("name"), row.get("value")
+            if row.get("rank") == 0 and isinstance(name, str) and (is_finite_number(value) or isinstance(value, str)):
+                tally.take(name, value if isinstance(value, str) else float(value))
+        goal = archive.result["goal"]
+        _known[archive] = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
+    return _known[archive]
 
 
 def _own_figures(archive: Archive) -> Iterator[tuple[str, Figure]]:

@@ -240,3 +240,12 @@ def _with_prefix(value: float) -> str:
         if 0.9995 * size <= abs(value) < _EXPONENT:
             return f"{significant(value / size)}{name}"
     return significant(value)
+
+
+def format_price(amount: float | None, currency: str) -> str:
+    """An amount as text with at least two digits; "free" for 0, "unknown" for None."""
+    if amount is None:
+        return "unknown"
+    if not amount:
+        return "free"
+    return f"{format_money(amount)} {currency}"

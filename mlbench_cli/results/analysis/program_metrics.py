@@ -7,10 +7,8 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.model.goals import Goal
 from mlbench_cli.util.text import one_line
 
 BEST, MEAN = " best", " mean"  # suffixes of a metric's name for these figures; the last value has no suffix
@@ -64,6 +62,15 @@ class MetricSummary:
         """The figures as JSON documents have them."""
         return {"last": self.last, "best": self.best, "mean": self.mean, "count": self.count}
 
+    def figures(self, name: str) -> Iterator[tuple[str, float]]:
+        """The finite ones, by their names, for the metric `name`."""
+        if not isinstance(self.last, str):
+            yield name, self.last
+        if self.best is not None:
+            yield name + BEST, self.best
+        if self.mean is not None:
+            yield name + MEAN, self.mean
+
 
 class MetricTally:
     """Summarizes metrics value by value."""
@@ -107,22 +114,6 @@ class _Tally:
         return MetricSummary(self.count, self._last, mean, best, higher_is_better)
 
 
-_known: "WeakKeyDictionary[Archive, dict[str, MetricSummary]]" = WeakKeyDictionary()
-
-
-def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
-    """The figures of every metric that rank 0 reported, by name."""
-    if archive not in _known:
-        tally = MetricTally()
-        for row in archive.metrics():
-            name, value = row.get("name"), row.get("value")
-            if row.get("rank") == 0 and isinstance(name, str) and (is_finite_number(value) or isinstance(value, str)):
-                tally.take(name, value if isinstance(value, str) else float(value))
-        goal = archive.result["goal"]
-        _known[archive] = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
-    return _known[archive]
-
-
 def find_direction(name: str, goal: Goal | None = None) -> bool | None:
     """Whether a higher value of a metric is better: as its goal says, else as such names usually mean it; else None."""
     if goal is not None and name in goal.metric_names:
@@ -135,21 +126,3 @@ def find_direction(name: str, goal: Goal | None = None) -> bool | None:
     if words & _LOWER:
         return False
     return True if words & _HIGHER else None
-
-
-def figures_of(archive: Archive) -> dict[str, tuple[float, bool | None]]:
-    """Every figure of the program's metrics: its value, and whether higher is better."""
-    return {
-        name: (value, summary.higher_is_better)
-        for metric, summary in program_metrics(archive).items()
-        for name, value in _figures(metric, summary)
-    }
-
-
-def _figures(metric: str, summary: MetricSummary) -> Iterator[tuple[str, float]]:
-    if not isinstance(summary.last, str):
-        yield metric, summary.last
-    if summary.best is not None:
-        yield metric + BEST, summary.best
-    if summary.mean is not None:
-        yield metric + MEAN, summary.mean

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from mlbench_cli.certify.judge import REASONS, State, Verdict
+from mlbench_cli.certify.words import REASONS, State, Verdict
 from mlbench_cli.model.goals import COMPARISONS, KINDS
 from mlbench_cli.model.run import Ending, FindingDocument, Outcome, Phase
 from mlbench_cli.results.archive.conditions import LABELS
