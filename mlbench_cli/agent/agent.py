@@ -33,7 +33,7 @@ from mlbench_cli.agent.messages import NodeState, pending_facts
 from task_images import cores
 
 if TYPE_CHECKING:  # loaded for runs that have them
-    from mlbench_cli.agent.faults import FaultHands
+    from mlbench_cli.agent.faults import NodeFaults
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
 GRACE = 5.0  # seconds between TERM and KILL
@@ -195,13 +195,13 @@ class Agent:
         }
         self.selector = selectors.DefaultSelector()
 
-    def _control_faults(self, plan: Mapping[str, Any] | None) -> FaultHands | None:
+    def _control_faults(self, plan: Mapping[str, Any] | None) -> NodeFaults | None:
         """The part that injects faults and restarts ranks, if the plan asks for it."""
         if plan is None:
             return None
-        from mlbench_cli.agent.faults import FaultControl, FaultHands
+        from mlbench_cli.agent.faults import FaultControl, NodeFaults
 
-        return FaultHands(self, plan) if self.node else FaultControl(self, plan)
+        return NodeFaults(self, plan) if self.node else FaultControl(self, plan)
 
     # --- start --------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ or all ranks start again from the last whole checkpoint. faults.json in the run'
 was done at which moment, and what became of each attempt. Its times are seconds since the first rank was started, by
 the monotonic clock.
 
-Every agent of a run has `FaultHands`, which do things to the ranks of its machine. Those of node 0 are a
-`FaultControl`: it decides, tells the hands of all nodes what to do (`obey`), and hears what became of it (`hear`).
+Every agent of a run has `NodeFaults`, which do things to the ranks of its machine. Those of node 0 are a
+`FaultControl`: it decides, tells those of all nodes what to do (`obey`), and hears what became of it (`hear`).
 On one machine that is all one object.
 
 Nothing is left stopped or slowed: ranks die with the agent, and a guard process kills the groups of stopped ranks if
@@ -72,7 +72,7 @@ MAIN = "main.pt"
 UNCONFIRMED = "its machine has not confirmed it"
 
 
-class FaultHands:
+class NodeFaults:
     """Injects faults into the ranks of one agent and restarts them, on orders from node 0."""
 
     def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
@@ -342,8 +342,8 @@ class FaultHands:
             os.close(self._guard)
 
 
-class FaultControl(FaultHands):
-    """The `FaultHands` of node 0, which also direct those of the other nodes, follow the plan, and keep the record."""
+class FaultControl(NodeFaults):
+    """The `NodeFaults` of node 0, which also direct those of the other nodes, follow the plan, and keep the record."""
 
     def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
         super().__init__(agent, plan)
@@ -409,7 +409,7 @@ class FaultControl(FaultHands):
         self.hear(self._agent.node, message)
 
     def _tell(self, node: int | None, message: Mapping[str, Any]) -> None:
-        """Tell the hands of a node what to do; None: all, this one last, because what it does may end the run."""
+        """Tell a node what to do; None: all, this one last, because what it does may end the run."""
         for other in [node] if node is not None else reversed(range(self._agent.count)):
             if other == self._agent.node:
                 self.obey(message)
@@ -417,11 +417,11 @@ class FaultControl(FaultHands):
                 self._agent.send_faults(other, message)
 
     def take(self, node: int, message: Mapping[str, Any]) -> None:
-        """Handle a message from the hands of another node."""
+        """Handle a message from another node."""
         self.hear(node, message)
 
     def hear(self, node: int, message: Mapping[str, Any]) -> None:
-        """Handle a message from the hands of a node."""
+        """Handle a message from a node."""
         if "event" in message:
             self._take_event(node, message)
         elif "end" in message:
@@ -608,13 +608,13 @@ class _Lasting:
 
 
 class _Stopped(_Lasting):
-    def __init__(self, hands: FaultHands, rank: Rank, event: int, fault: Fault, now: float) -> None:
+    def __init__(self, node: NodeFaults, rank: Rank, event: int, fault: Fault, now: float) -> None:
         super().__init__(event, fault, now)
-        self._hands, self._pid = hands, rank.pid
-        hands.hold(rank.pid)
+        self._node, self._pid = node, rank.pid
+        node.hold(rank.pid)
 
     def end(self) -> None:
-        self._hands.free(self._pid)
+        self._node.free(self._pid)
 
 
 class _Slowed(_Lasting):
@@ -622,10 +622,10 @@ class _Slowed(_Lasting):
 
     outlives_attempt = True
 
-    def __init__(self, hands: FaultHands, number: int, event: int, fault: Fault, now: float) -> None:
+    def __init__(self, node: NodeFaults, number: int, event: int, fault: Fault, now: float) -> None:
         super().__init__(event, fault, now)
         assert fault.share is not None
-        self._hands, self._number, self._share = hands, number, fault.share
+        self._node, self._number, self._share = node, number, fault.share
         self._held: int | None = None
         self._since = self._begun = now
         self._stopped = 0.0
@@ -639,17 +639,17 @@ class _Slowed(_Lasting):
             self._release(now)
             self.next = min(self.over, now + PERIOD * self._share)
             return False
-        rank = self._hands.find_rank(self._number)
+        rank = self._node.find_rank(self._number)
         if rank is not None:  # else it is between two attempts
             with contextlib.suppress(OSError):
-                self._hands.hold(rank.pid)
+                self._node.hold(rank.pid)
                 self._held, self._since = rank.pid, now
         self.next = min(self.over, now + PERIOD * (1 - self._share))
         return False
 
     def _release(self, now: float) -> None:
         if self._held is not None:
-            self._hands.free(self._held)
+            self._node.free(self._held)
             self._stopped += now - self._since
             self._held = None
 
@@ -663,10 +663,10 @@ class _Slowed(_Lasting):
 class _ChangedLink(_Lasting):
     outlives_attempt = True
 
-    def __init__(self, hands: FaultHands, event: int, fault: Fault, now: float) -> None:
+    def __init__(self, node: NodeFaults, event: int, fault: Fault, now: float) -> None:
         super().__init__(event, fault, now)
         assert fault.target is not None
-        self._hands, self._worker = hands, fault.target
+        self._node, self._worker = node, fault.target
 
     def end(self) -> None:
-        self._hands.restore_link(self._worker)
+        self._node.restore_link(self._worker)

@@ -13,11 +13,11 @@ from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs import queue
-from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
+from mlbench_cli.runs.connect import EnginesByCluster, connect_renderer, find_machine_holder
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.preflight import check_backend
-from mlbench_cli.runs.queue import HeldQueue
+from mlbench_cli.runs.queue import QueueLease
 from mlbench_cli.runs.recording import document_writer, plan_experiment, record
 from mlbench_cli.runs.request import Request, request_document
 from mlbench_cli.util.times import now
@@ -56,7 +56,9 @@ class Launch:
             renderer = connect_renderer(self.new_cluster)
             return [renderer.render(spec) for spec in self.specs]
         if offline:
-            engines = EngineCache(workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice))
+            engines = EnginesByCluster(
+                workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice)
+            )
         return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
 
     def render_one_each(self) -> list[Submission]:
@@ -118,7 +120,7 @@ class OpenExperiment:
 
     workspace: Workspace
     plan: Plan
-    held: HeldQueue
+    held: QueueLease
     command_line: tuple[str, ...] = API_COMMAND
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from mlbench_cli.runs.connect import EngineCache
+from mlbench_cli.runs.connect import EnginesByCluster
 from mlbench_cli.storage.store import Store
 
 Notice = Callable[[str], None]
@@ -41,6 +41,6 @@ class Workspace:
         self.store.close()
 
     @cached_property
-    def engine_of(self) -> EngineCache:
+    def engine_of(self) -> EnginesByCluster:
         """A function from a run to the engine that executes it; one engine per cluster."""
-        return EngineCache(self.store, self.notice)
+        return EnginesByCluster(self.store, self.notice)

@@ -98,7 +98,7 @@ class HeadEngine(ABC):
                 observation = self._look(run)
                 silence.end()
             except MlbenchError as error:
-                silence.bear(error, begun)
+                silence.tolerate(error, begun)
                 observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), lambda rank: []))
             last = observation
             yield observation
@@ -170,7 +170,7 @@ class HeadEngine(ABC):
                             return report.is_over
                 ended = self._observe(run, snapshot).ended is not None
         except MlbenchError as error:
-            silence.bear(error, begun)
+            silence.tolerate(error, begun)
             silence.tell(self._report)
             return False
         silence.end()

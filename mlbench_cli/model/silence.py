@@ -36,7 +36,7 @@ class Silence:
         self._since = self._refused_since = None
         self._has_answered, self._is_told = True, False
 
-    def bear(self, error: MlbenchError, begun: float | None = None) -> None:
+    def tolerate(self, error: MlbenchError, begun: float | None = None) -> None:
         """Record an attempt without an answer that started at `begun` on the monotonic clock.
 
         Raises `error` if it is of another kind, or if the cluster has been silent for too long.

@@ -39,7 +39,7 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
     return KubernetesEngine(registry.load(cluster.provider).connect(cluster), report)
 
 
-class EngineCache:
+class EnginesByCluster:
     """The engine of a run's cluster, made once for each cluster.
 
     A sealed run gets the local engine, because everything is read from its folder.

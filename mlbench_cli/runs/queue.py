@@ -62,7 +62,7 @@ def start_member(run: Run, engine: Engine, store: Store) -> None:
 
 
 @dataclass
-class HeldQueue:
+class QueueLease:
     """The queue of an experiment, held by this process until the descriptor is closed or another process has it."""
 
     folder: QueueFolder
@@ -71,11 +71,11 @@ class HeldQueue:
 
 
 @contextmanager
-def hold(experiment: Experiment, store: Store) -> Iterator[HeldQueue]:
+def hold(experiment: Experiment, store: Store) -> Iterator[QueueLease]:
     """Act as the queue of an experiment, and record why it ended. Raises UsageError if another process is the queue."""
     store.require_writable()
     folder = QueueFolder.of(store.folder, experiment.id)
-    held = HeldQueue(folder, _acquire(experiment, folder, store))
+    held = QueueLease(folder, _acquire(experiment, folder, store))
     try:
         folder.write_holder(os.getpid(), is_detached=False)
         try:
@@ -129,7 +129,7 @@ def _have_ended(experiment: Experiment, store: Store) -> bool:
 # --- a separate process ---------------------------------------------------------------------------------------------
 
 
-def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: HeldQueue) -> int:
+def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: QueueLease) -> int:
     """Let a process that outlives this one start the recorded `runs`. Returns its process ID.
 
     It takes over the lock. Raises MlbenchError with the end of its log if the process does not start.

@@ -93,7 +93,7 @@ def _wait_out_silence(
         try:
             return action()
         except (UnreachableError, CredentialError) as error:
-            silence.bear(error, begun)
+            silence.tolerate(error, begun)
         silence.tell(None if notice is None else lambda words: notice(f"{run.name}: {words}"))
         time.sleep(silence.pause())
 

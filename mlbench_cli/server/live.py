@@ -188,7 +188,7 @@ class Feeds:
                             self._take(feed, news)
                             silence.end()
                         except (UnreachableError, CredentialError) as error:
-                            silence.bear(error, begun)
+                            silence.tolerate(error, begun)
                             self._note_silence(feed, silence)
                     await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
             except (MlbenchError, OSError, ValueError) as error:

@@ -56,7 +56,7 @@ class Packet(NamedTuple):
     frame: bytes = b""
 
     @property
-    def way(self) -> tuple[int, int, bytes]:
+    def route(self) -> tuple[int, int, bytes]:
         """The fields that all packets of its flow share."""
         return self[:3]
 
@@ -79,12 +79,12 @@ class Scheduler:
 
     def admit(self, now: float, packet: Packet) -> None:
         """Take in a packet that came at `now`."""
-        cost, way = packet.length * self._seconds_per_byte[packet.source], packet.way
+        cost, route = packet.length * self._seconds_per_byte[packet.source], packet.route
         if packet.length < SPARSE_BYTES:
-            left = max(now + cost, self._flows_up.get(way, 0.0))
+            left = max(now + cost, self._flows_up.get(route, 0.0))
         else:
             left = max(now - self._credit, self._up[packet.source]) + cost
-            self._up[packet.source] = self._flows_up[way] = left
+            self._up[packet.source] = self._flows_up[route] = left
         self._number += 1
         heapq.heappush(self._leaving, (left, self._number, packet))
 
@@ -109,9 +109,9 @@ class Scheduler:
     def _pass_down(self, left: float, packet: Packet) -> float:
         """When a packet that left its sender's link at `left` has passed its receiver's."""
         if packet.length < SPARSE_BYTES:
-            return max(left, self._flows_down.get(packet.way, 0.0))
+            return max(left, self._flows_down.get(packet.route, 0.0))
         passed = max(left, self._down[packet.target] + packet.length * self._seconds_per_byte[packet.target])
-        self._down[packet.target] = self._flows_down[packet.way] = passed
+        self._down[packet.target] = self._flows_down[packet.route] = passed
         return passed
 
 
