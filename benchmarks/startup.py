@@ -69,7 +69,7 @@ def fill(home: Path) -> None:
     for number in range(RUNS):
         spec = RunSpec(f"run-{number}", "local", "local", "custom", "custom", ("true",), "gloo", 1)
         run = store.record_run(spec)
-        store.update_run(run, RunState.FINISHED, Outcome.COMPLETED)
+        store.advance(run, RunState.FINISHED, Outcome.COMPLETED)
     store.close()
 
 

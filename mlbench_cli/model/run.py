@@ -22,7 +22,8 @@ DAMAGED = "damaged"  # shown as the state of a run whose sealed folder was chang
 
 
 class RunState(StrEnum):
-    """The last known state of a run. FINISHED runs have an `outcome`."""
+    """The last known state of a run, in the order in which a run passes through them: `Store.advance` moves it on.
+    FINISHED runs have an `outcome`."""
 
     QUEUED = "queued"  # in the queue of its experiment; its engine does not know it
     SUBMITTED = "submitted"  # its engine may know it

@@ -81,9 +81,9 @@ def _record_folder(folder: Path, store: Store) -> Discovered:
     try:
         finished = read_finished(run)
     except DamagedArchive as damage:
-        store.update_run(run, RunState.FINISHED)
+        store.advance(run, RunState.FINISHED)
         return Discovered(spec.name, RECORDED, run_id, created, DAMAGED, damage.message)
-    store.update_run(run, RunState.FINISHED, finished.outcome if finished else None)
+    store.advance(run, RunState.FINISHED, finished.outcome if finished else None)
     return Discovered(spec.name, RECORDED, run_id, created, FETCHED)
 
 
@@ -104,5 +104,5 @@ def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> 
         run = store.record_run(spec, run_id=found.id, created=found.created)
     except UsageError:
         return Discovered(name, TAKEN, found.id, found.created, results, _explain_taken(name))
-    store.update_run(run, RunState.RUNNING)
+    store.advance(run, RunState.RUNNING)
     return Discovered(name, RECORDED, found.id, found.created, results)

@@ -46,7 +46,7 @@ def finalize(
             finished = read_finished(run)
             finished = finished or _complete(run, engine, observation)
     if finished is not None and finished.result is not None:
-        store.update_run(run, RunState.FINISHED, finished.outcome)
+        store.advance(run, RunState.FINISHED, finished.outcome)
     return finished
 
 

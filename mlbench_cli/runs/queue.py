@@ -51,11 +51,11 @@ def start_member(run: Run, engine: Engine, store: Store) -> None:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
         if run.spec.engine != "local":  # the folder of a local run shows that it was started
-            store.update_run(run, RunState.SUBMITTED)
+            store.advance(run, RunState.SUBMITTED)
         if run.spec.engine != "kubernetes":
             locks.close()
         engine.submit(run, engine.render(run.spec))
-    store.update_run(run, RunState.RUNNING)
+    store.advance(run, RunState.RUNNING)
 
 
 # --- holding the queue ----------------------------------------------------------------------------------------------

@@ -108,9 +108,7 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
             kept = tuple(finding for finding in permanent if finding.code not in codes)
             return replace(observation, findings=kept + observation.findings)
         if not is_noted:  # the client that submitted it may have been killed before it could
-            row = store.find_run(run.id)
-            if row and row.state in (RunState.QUEUED, RunState.SUBMITTED):
-                store.update_run(run, RunState.RUNNING)
+            store.advance(run, RunState.RUNNING)
             is_noted = True
         if not permanent and (permanent := _permanent_findings(observation)):
             engine.cancel(run)

@@ -295,10 +295,17 @@ class Store:
         """The number of recorded runs."""
         return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
 
-    def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
-        """Record a run's state and, once it is known, its outcome."""
+    def advance(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
+        """Record that a run has reached `state` and, once it is known, its outcome.
+
+        A run never goes back: what a slower client observed before has no effect.
+        """
+        earlier = [str(each) for each in RunState][: list(RunState).index(state) + 1]
         with self._transaction() as db:
-            db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
+            db.execute(
+                f"UPDATE runs SET state = ?, outcome = ? WHERE id = ? AND state IN ({', '.join('?' * len(earlier))})",
+                (state, outcome, run.id, *earlier),
+            )
 
     def forget_run(self, run: Run) -> None:
         """Delete a run's record, and its experiment's if it was the last member."""

@@ -65,7 +65,7 @@ def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable
         new_run(recorded.folder, recorded.spec)
         write_run_document(recorded)
         seal(recorded, observation_of())
-        store.update_run(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
+        store.advance(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
         if name == "bad-2":
             damage(recorded.folder)
     store.close()

@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = Store(tmp_path / "home")
     for name in ("demo-1", "demo-2"):
         spec = RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1)
-        store.update_run(store.record_run(spec), RunState.FINISHED, Outcome.FAILED)
+        store.advance(store.record_run(spec), RunState.FINISHED, Outcome.FAILED)
     store.close()
     return tmp_path / "home"
 

@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         created = timestamp(os.stat(tmp_path).st_mtime - (59 - number) * DAY)
         recorded = found.record_run(spec, created=created)
         outcome = Outcome.FAILED if number % 10 == 0 else Outcome.COMPLETED
-        found.update_run(recorded, RunState.FINISHED, outcome)
+        found.advance(recorded, RunState.FINISHED, outcome)
     yield found
     found.close()
 
@@ -137,7 +137,7 @@ def test_runs_that_go_on_are_looked_at_whatever_state_is_recorded(store: Store, 
     """Recorded as created, and now at an end without an archive: the store alone does not know it."""
     spec = RunSpec("live-1", "local", "local", "custom", "spec", ("true",), "gloo", 1)
     recorded = store.record_run(spec)
-    store.update_run(recorded, RunState.RUNNING)
+    store.advance(recorded, RunState.RUNNING)
     (shown,) = [row for row in _rows(capsys) if row["name"] == "live-1"]
     assert shown["state"] != "finished"
     assert names(capsys, "--state", str(shown["state"])) == ["live-1"]

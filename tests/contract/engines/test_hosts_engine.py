@@ -119,8 +119,8 @@ def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, m
         monkeypatch.setenv(name, value)
     lab = EngineLab("hosts", tmp_path)
     run = lab.record(["sleep", "3"])
-    lab.store.record_experiment(Experiment("x", "x", run.created, {}, (Member(0, run.id, "", {}),)), [])
-    lab.store.update_run(run, RunState.QUEUED)
+    lab.store.forget_run(run)
+    lab.store.record_experiment(Experiment("x", "x", run.created, {}, (Member(0, run.id, "", {}),)), [run])
     queue = QueueFolder.of(lab.store.folder, "x")
     lock = queue.acquire()
     assert lock is not None
@@ -129,7 +129,7 @@ def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, m
     def start_late() -> None:
         time.sleep(3)
         lab.engine.submit(run, lab.engine.render(run.spec))
-        Store(tmp_path).update_run(run, RunState.RUNNING)
+        Store(tmp_path).advance(run, RunState.RUNNING)
 
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(start_late)

@@ -112,7 +112,7 @@ def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
     new_run(made.folder, made.spec, logs)
     write_run_document(made)
     seal(made, observation_of(2, 63.0))
-    store.update_run(made, RunState.FINISHED, Outcome.GOAL_REACHED)
+    store.advance(made, RunState.FINISHED, Outcome.GOAL_REACHED)
 
 
 # --- trackers -------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _record(store: Store, side: str, case: Case) -> None:
         new_run(made.folder, own, logs)
         write_run_document(made, about, len(case.a if side == "a" else case.b))
         seal(made, observation_of(2, seconds + 3))
-        store.update_run(made, RunState.FINISHED, outcome)
+        store.advance(made, RunState.FINISHED, outcome)
 
 
 @pytest.fixture(params=list(CASES))

@@ -59,7 +59,7 @@ def _seal(store: Store, run_spec: RunSpec, made: Any, seconds: float) -> None:
         (made.folder / run_folder.SHAPING).write_bytes(format_document({"method": "netem", "probes": []}))
     write_run_document(made)
     seal(made, observation_of(run_spec.workers, seconds + 3))
-    store.update_run(made, RunState.FINISHED, Outcome.GOAL_REACHED)
+    store.advance(made, RunState.FINISHED, Outcome.GOAL_REACHED)
 
 
 @pytest.fixture(scope="module")

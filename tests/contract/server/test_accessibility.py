@@ -101,7 +101,7 @@ def busy(tmp_path: Path) -> Iterator[Dashboard]:
     new_run(broken.folder, broken.spec, {0: ["loading", "RuntimeError: CUDA out of memory."], 1: ["loading"]})
     write_run_document(broken)
     seal(broken, observation_of(2, 5.0, (1, 143)))
-    store.update_run(broken, RunState.FINISHED, Outcome.FAILED)
+    store.advance(broken, RunState.FINISHED, Outcome.FAILED)
     store.close()
     with serve(home, "--allow-actions") as found:
         found.post("/api/v1/runs", {"name": "live", "workers": [2], "command": BUSY, "share_machine": True})

@@ -66,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_run(recorded.folder, recorded.spec, {0: lines})
     write_run_document(recorded)
     seal(recorded, observation_of(1, 12.0))
-    store.update_run(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
+    store.advance(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
     store.close()
     return home
 

@@ -196,5 +196,5 @@ def record_sealed(
         (run.folder / "resources.jsonl").write_text(samples)
     write_run_document(run, provenance)
     seal(run, observation_of(workers, seconds + 3, [int(failed and rank == 0) for rank in range(workers)]))
-    store.update_run(run, RunState.FINISHED, Outcome(outcome))
+    store.advance(run, RunState.FINISHED, Outcome(outcome))
     return run

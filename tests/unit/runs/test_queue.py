@@ -135,7 +135,7 @@ def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cl
         thread = threading.Thread(target=delete)
         thread.start()
         assert waits.wait(30)
-        store.update_run(run, RunState.SUBMITTED)
+        store.advance(run, RunState.SUBMITTED)
     thread.join(30)
     assert "delete" in str(engine.calls)
 

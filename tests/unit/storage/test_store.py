@@ -54,7 +54,7 @@ def test_a_family_is_what_begins_with_the_name_and_a_hyphen(store: Store) -> Non
 def test_runs(store: Store) -> None:
     first = store.record_run(spec("a-1"))
     store.record_run(spec("b-1"))
-    store.update_run(first, RunState.FINISHED, Outcome.FAILED)
+    store.advance(first, RunState.FINISHED, Outcome.FAILED)
     rows = store.runs()
     assert [(row.run.name, row.state, row.outcome) for row in rows] == [
         ("a-1", "finished", "failed"),
@@ -64,6 +64,16 @@ def test_runs(store: Store) -> None:
     assert first.folder == store.folder / "runs" / first.id
     store.forget_run(first)
     assert [row.run.name for row in store.runs()] == ["b-1"]
+
+
+def test_a_run_never_goes_back(store: Store) -> None:
+    run = store.record_run(spec("a-1"))
+    store.advance(run, RunState.FINISHED)
+    store.advance(run, RunState.FINISHED, Outcome.COMPLETED)
+    for earlier in (RunState.QUEUED, RunState.SUBMITTED, RunState.RUNNING):
+        store.advance(run, earlier)
+    row = store.run("a-1")
+    assert (row.state, row.outcome) == (RunState.FINISHED, Outcome.COMPLETED)
 
 
 def test_a_name_is_taken_once(store: Store) -> None:
@@ -395,7 +405,7 @@ def test_a_listing_can_be_limited_to_names_and_states(store: Store) -> None:
     for number in range(80):
         run = store.record_run(spec(f"r-{number}"))
         if number % 40 == 0:
-            store.update_run(run, RunState.FINISHED, Outcome.FAILED)
+            store.advance(run, RunState.FINISHED, Outcome.FAILED)
     assert [row.run.name for row in store.iterate_runs(contains="-7")][:2] == ["r-79", "r-78"]
     assert [row.run.name for row in store.iterate_runs(words=["failed"])] == ["r-40", "r-0"]
     assert [row.run.name for row in store.iterate_runs(contains="4", words=["finished"])] == ["r-40"]

@@ -189,7 +189,7 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
 def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
     run = lab.start(task(), workers=2)
     follow(lab, run)
-    lab.store.update_run(run, RunState.RUNNING)
+    lab.store.advance(run, RunState.RUNNING)
     assert finalize(run, lab.engine, lab.store)
     assert lab.store.run(run.name).state == "finished"
     assert lab.store.run(run.name).outcome == "goal_reached"
