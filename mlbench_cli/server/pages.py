@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -233,10 +234,12 @@ class _Pages:
         return render(request, self._config, "new.html.j2", "New run", questions=read_questions(self._config))
 
     def compare(self, request: Request) -> Response:
-        """Compare the names `a` and `b`, or the first two runs selected in a list."""
+        """Compare the names `a` and `b`, or the runs that were selected in a list: more than two in a report."""
         query = request.query_params
-        selected = [*query.getlist("run"), "", ""][:2]
-        a, b = (query.get(side, other)[:100] for side, other in zip("ab", selected, strict=True))
+        selected = list(dict.fromkeys(query.getlist("run")))
+        if len(selected) > 2:
+            return RedirectResponse(f"/report?{urlencode([('run', name) for name in selected])}", 303)
+        a, b = (query.get(side, other)[:100] for side, other in zip("ab", [*selected, "", ""][:2], strict=True))
         across = query.getlist("across")
         known = [handle.name for handle in list_runs(self._config, limit=MAX_NAMES)]
         experiments = [item.name for item in list_experiments(self._config, limit=MAX_LISTED)]

@@ -167,6 +167,14 @@ def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> 
     assert b"result.json" in acting.ask("/report?run=mine-1").body
 
 
+def test_more_than_two_selected_runs_are_compared_in_a_report(dashboard: Dashboard) -> None:
+    runs = ("alpha-1", "alpha-2", "beta-1")
+    answer = dashboard.ask(f"/compare?{'&'.join(f'run={name}' for name in (*runs, *runs))}")
+    assert (answer.status, answer.headers["location"]) == (303, "/report?run=alpha-1&run=alpha-2&run=beta-1")
+    two = dashboard.ask("/compare?run=alpha-1&run=alpha-2&run=alpha-1")
+    assert (two.status, b"What differs" in two.body) == (200, True)
+
+
 def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboard) -> None:
     """The page is answered from the store alone: it must not wait for folders and clusters."""
     page = dashboard.ask("/?contains=alpha&state=finished", headers={"Accept": "text/html"}).body.decode()
