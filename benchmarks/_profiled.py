@@ -45,8 +45,8 @@ def main() -> None:
             target.write_text(describe(profiler, self._protocol.updates, self._seconds[0], has_gpu))
 
     Throughput._start, Throughput._end_block = begin, finish  # type: ignore[method-assign]
-    sys.argv = [task]
-    runpy.run_module(f"task_images.{task}", run_name="__main__", alter_sys=True)
+    sys.argv[1:] = [task]
+    runpy.run_module("task_images.run", run_name="__main__", alter_sys=True)
 
 
 def describe(profiler: Any, updates: int, seconds: float, has_gpu: bool) -> str:

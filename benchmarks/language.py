@@ -27,7 +27,7 @@ from task_images.translation.batches import SentenceBatches, TokenBatches
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.pairs import Pairs, Side
 from task_images.translation.training import TranslationModel
-from task_images.wikitext2_awd_lstm.model import (
+from task_images.wikitext2_awd_lstm.task import (
     AwdLstm,
     State,
     WeightDroppedLstm,
@@ -35,9 +35,9 @@ from task_images.wikitext2_awd_lstm.model import (
     drop_words,
     regularization,
 )
-from task_images.wmt16_gnmt.model import Gnmt
-from task_images.wmt16_gnmt.model import Size as GnmtSize
-from task_images.wmt17_transformer.model import Size, Transformer
+from task_images.wmt16_gnmt.task import Gnmt
+from task_images.wmt16_gnmt.task import Size as GnmtSize
+from task_images.wmt17_transformer.task import Size, Transformer
 
 
 def main() -> None:

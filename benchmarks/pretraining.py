@@ -89,7 +89,7 @@ def run_task(name: str) -> list[float]:
     task = load_task(f"{name}_pretraining")
     parameters = task.resolve(str(changes.pop("preset")), changes)
     given = {"MLBENCH_DEVICE": "cpu", "MLBENCH_PARAMETERS": json.dumps(parameters), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"task_images.{name}_pretraining"]
+    command = [sys.executable, "-m", "task_images.run", f"{name}_pretraining"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **given}, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)

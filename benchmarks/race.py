@@ -82,7 +82,7 @@ def train(folder: Path, preset: str, changes: dict[str, Any], seed: int) -> list
         "MLBENCH_PARAMETERS": json.dumps(load_task("gpt_pretraining").resolve(preset, changes)),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "task_images.gpt_pretraining"]
+    command = [sys.executable, "-m", "task_images.run", "gpt_pretraining"]
     given = {**os.environ, **variables}
     done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
     if done.returncode:

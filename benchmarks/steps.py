@@ -87,7 +87,7 @@ def print_bound(title: str, own: Sequence[float], alone: Sequence[float]) -> Non
 
 def run_epsilon(ranks: int) -> float:
     """Seconds of an update of the task."""
-    output = run_ranks([sys.executable, "-m", "task_images.epsilon_logistic_regression"], ranks)
+    output = run_ranks([sys.executable, "-m", "task_images.run", "epsilon_logistic_regression"], ranks)
     measured = find_result(output)["details"]["throughput_protocol"]
     return float(measured["per_update"] / measured["summary"]["median"])
 

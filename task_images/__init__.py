@@ -4,7 +4,7 @@ contract     what the tool gives a task and takes from it; the only module that 
 loop         the training loop, independent of the framework: epochs, validation, goal, budget, checkpoints
 train        `Trainer`, the loop in torch; classification: from model and data to the result, for images
 methods      how gradients travel: a method is a file
-run          entry point of a rank: contract in, exit code out; errors: failures by exit code
+run          `python -m task_images.run TASK` is a rank: contract in, exit code out; errors: failures by exit code
 parameters   what a task declares of itself; describe: writes it to catalog.json, which the tool reads
 world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; tensorflow_ranks
 clock        time by category, and throughput in timed blocks; peak: FLOPs and the device's peak rate

@@ -1,10 +1,10 @@
 """Write the catalog of tasks: `python -m task_images.describe [FOLDER]`; without FOLDER, mlbench's own.
 
-Each package in FOLDER whose `__init__` has `TASK` becomes an entry of FOLDER/catalog.json, the only file that mlbench
-reads of a task before it runs it. Run it after every change of `TASK` or `Settings`.
+Each package in FOLDER that has `TASK`, in its `__init__` or in its module `task`, becomes an entry of
+FOLDER/catalog.json, the only file that mlbench reads of a task before it runs it. Run it after every change of `TASK`
+or `Settings`.
 """
 
-import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from task_images.parameters import Task, describe
+from task_images.run import find_in
 
 FILE = "catalog.json"
 
 
 def describe_task(package: str) -> dict[str, Any] | None:
     """The entry of a package; None if it is no task."""
-    task: Task | None = getattr(importlib.import_module(package), "TASK", None)
+    task: Task | None = find_in(package, "TASK", "", "task")
     if task is None:
         return None
     name = package.rpartition(".")[2]
     given = {one.name: getattr(task, one.name) for one in fields(task) if one.name != "settings"}
-    given |= {"image": task.image or name, "command": list(task.command or ("python", "-m", package))}
+    command = task.command or ("python", "-m", "task_images.run", package.removeprefix("task_images."))
+    given |= {"image": task.image or name, "command": list(command)}
     parameters = {} if task.settings is None else describe(task.settings)
     return {"name": name, **{key: value for key, value in given.items() if value}, "parameters": parameters}
 

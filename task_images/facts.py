@@ -46,7 +46,7 @@ def _collect_code(package: Path, task: str, more: Sequence[str]) -> dict[str, by
     """The files of the task's folder, the modules `more`, and all modules of task_images that they import, directly or
     not. Hidden files, compiled files and Dockerfiles are left out."""
     contents = {path.relative_to(package).as_posix(): path.read_bytes() for path in _code_files(package / task)}
-    waiting = ["__init__.py", "contract.py", *more, *(name for name in contents if name.endswith(".py"))]
+    waiting = ["__init__.py", "contract.py", "run.py", *more, *(name for name in contents if name.endswith(".py"))]
     read: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -77,8 +77,8 @@ def _list_imports(package: Path, code: bytes) -> set[str]:
 def running_task() -> str | None:
     """The catalog task whose program this process runs; None for other programs."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    parts = (spec.name if spec else "").split(".")
-    return parts[1] if parts[0] == "task_images" and len(parts) > 1 else None
+    task = sys.argv[1] if spec and spec.name == "task_images.run" and len(sys.argv) > 1 else ""
+    return task if task.isidentifier() and (ROOT / "task_images" / task).is_dir() else None
 
 
 def list_packages(path: Sequence[str] | None = None) -> dict[str, str]:

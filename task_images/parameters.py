@@ -1,10 +1,9 @@
 """What a task says of itself, declared once: its parameters (name, type, default, range, help), presets, goal, data.
 
-A task's package has in its `__init__` the class `Settings` with the parameters, whose defaults are the preset `spec`,
-and `TASK`. `python -m task_images.describe` writes both to catalog.json, from which mlbench's catalog, `--set` and the
-documentation read them. The classes below have shared parameters, to inherit from; assigning a value in a subclass
-changes a parameter's default. `read_parameters` makes an instance from MLBENCH_PARAMETERS. No torch, so that describing
-tasks needs none.
+A task has in its module `task`, or in its package, the class `Settings` with the parameters, whose defaults are the
+preset `spec`, and `TASK`. `python -m task_images.describe` writes both to catalog.json, from which mlbench's catalog,
+`--set` and the documentation read them. The classes below have shared parameters, to inherit from; assigning a value in
+a subclass changes a parameter's default. `read_parameters` makes an instance from MLBENCH_PARAMETERS. No torch.
 """
 
 import dataclasses

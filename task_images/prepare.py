@@ -6,11 +6,10 @@ output. After an interruption, it resumes where it stopped.
 
 Files at URLs (https://, s3://, gs://) are copied into the folder first.
 
-Catalog tasks that read data have `prepare_data(folder, parameters) -> DataIdentity` in their module `data`.
+Catalog tasks that read data have `prepare_data(folder, parameters) -> DataIdentity` in their module `data` or `task`.
 Those with an official validation set also have `validation_arrays(folder)`, which `load_validation` finds.
 """
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from task_images.cache import data_folder, writable_folder
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
 from task_images.fetch import Archive, fetch
-from task_images.run import run
+from task_images.run import find_in, find_package, run
 
 Array = npt.NDArray[np.generic]
 
@@ -33,13 +32,7 @@ def main(contract: Contract) -> None:
     if len(sys.argv) < 2:
         raise TaskUsageError("the name of a task is missing", "python -m task_images.prepare TASK [PACKAGE]")
     name, package, *urls = [*sys.argv[1:], *([f"task_images.{sys.argv[1]}"] if len(sys.argv) == 2 else [])]
-    try:
-        module = importlib.import_module(f"{package}.data") if package.replace(".", "").isidentifier() else None
-    except ModuleNotFoundError as error:
-        if error.name not in (package, f"{package}.data"):
-            raise
-        module = None
-    prepare = getattr(module, "prepare_data", None)
+    prepare = find_in(package, "prepare_data", "data", "task")
     folder = data_folder(contract)
     # Tasks print progress, but standard output is for the result only.
     out, sys.stdout = sys.stdout, sys.stderr
@@ -73,12 +66,8 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
     missing. Raises TaskUsageError for a task without such a set, and errors of reading the data.
     """
     name = (task if task.isidentifier() else "_").removesuffix("_ddp").removesuffix("_tensorflow")  # the same data
-    try:
-        found = getattr(importlib.import_module(f"task_images.{name}.data"), "validation_arrays", None)
-    except ModuleNotFoundError as error:
-        if error.name not in (f"task_images.{name}", f"task_images.{name}.data"):
-            raise
-        found = None
+    package = find_package(name)
+    found = find_in(package, "validation_arrays", "data") if package.startswith("task_images.") else None
     if found is None:
         raise TaskUsageError(
             f"the task {task[:60]!r} has no validation set of arrays",

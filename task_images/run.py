@@ -1,4 +1,7 @@
-"""From start to end of a rank: contract variables in, exit code out, no tracebacks for expected errors."""
+"""From start to end of a rank: contract variables in, exit code out, no tracebacks for expected errors.
+
+`python -m task_images.run TASK` is a rank of a task: a task's name, or the package of your own task.
+"""
 
 import contextlib
 import getpass
@@ -8,12 +11,14 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, PREFIX, Contract, ContractError
-from task_images.methods.servers import serve
+from task_images.errors import TaskError, TaskUsageError
+from task_images.methods import FILES
 
 # Messages of gloo and NCCL when the other end of a collective is gone.
 _LOST = (
@@ -55,12 +60,10 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
 
 def _call(main: Callable[[Contract], None], contract: Contract) -> int:
     """What the process exits with after `main`."""
-    from task_images.errors import TaskError
-
     rank = contract.rank
     try:
         if contract.role == "server":
-            serve(contract)
+            import_module(f"task_images.methods.{FILES['bsp-ps']}").serve(contract)
         else:
             main(contract)
     except ContractError as error:
@@ -135,3 +138,49 @@ def _say(rank: int, message: str, hint: str | None = None) -> None:
     lines = f"rank {rank}: {message}\n" + (f"rank {rank}: {hint}\n" if hint else "")
     sys.stderr.write(lines)
     sys.stderr.flush()
+
+
+def find_package(task: str) -> str:
+    """The package of a task: one of mlbench's by its name, or any by its dotted name."""
+    is_own = task.isidentifier() and Path(__file__).with_name(task).is_dir()
+    return f"task_images.{task}" if is_own else task
+
+
+def find_in(package: str, name: str, *modules: str) -> Any:
+    """What the first of a package's modules that has it calls `name`; the module "" is the package itself. None if none
+    has it, or if there is no such package."""
+    for module in modules if package.replace(".", "").isidentifier() else ():
+        place = f"{package}.{module}".rstrip(".")
+        try:
+            found = getattr(import_module(place), name, None)
+        except ModuleNotFoundError as error:
+            if not f"{place}.".startswith(f"{error.name}."):  # it is not the place, but something that it imports
+                raise
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def start(words: Sequence[str]) -> None:
+    """Be a rank of the task that the first word names: its `main`, in its package or in its module `task`."""
+
+    def main(contract: Contract) -> None:
+        if contract.anonymous:
+            # Torch's own messages about connections name hosts, and do not pass through Python.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if not words:
+            raise TaskUsageError("the name of a task is missing", "python -m task_images.run TASK")
+        own = find_in(find_package(words[0]), "main", "", "task")
+        if own is None:
+            raise TaskUsageError(
+                f"{words[0]!r} is no task: no such package has a function `main`, or a module `task` with one",
+                "mlbench tasks",
+            )
+        own(contract)
+
+    run(main)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:])

@@ -18,6 +18,7 @@ from mlbench_cli import console, isolation
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, make_folder
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.plan import PREPARE, RUN
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
@@ -196,7 +197,7 @@ def request_filling(
     return Request(
         name=f"prepare-{task.name.replace('_', '-')}"[:NAME_LENGTH].rstrip("-"),
         workers=(1,),
-        command=shlex.join(["python", "-m", "task_images.prepare", task.name, _module_of(task), *urls]),
+        command=shlex.join(["python", "-m", PREPARE, task.name, _module_of(task), *urls]),
         image=task_image(task, cluster),
         cluster=cluster.name,
         data_claim=claim,
@@ -250,15 +251,17 @@ def _check_name(name: str, task: Task) -> None:
 
 
 def _module_of(task: Task) -> str:
-    """The package that the task's command runs."""
-    words = [*task.command, ""]
-    return words[words.index("-m") + 1] if "-m" in words else f"task_images.{task.name}"
+    """The package of the task: what its command runs as a module, or has `task_images.run` run."""
+    if task.origin is None:
+        return f"task_images.{task.name}"
+    words = [word for word in (*task.command, task.name) if word != RUN]
+    return words[words.index("-m") + 1] if "-m" in words else task.name
 
 
 def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any], urls: Sequence[str]) -> PreparedData:
     """Run the task's preparation, whose progress goes to standard error; returns its result."""
     command = isolation.rank_command(
-        ["python", "-m", "task_images.prepare", task.name, _module_of(task), *urls],
+        ["python", "-m", PREPARE, task.name, _module_of(task), *urls],
         os.environ,
         task.search_path,
     )

@@ -33,6 +33,7 @@ _AGENT = (
     "mlbench_cli/agent",
     *("task_images/__init__.py", "task_images/contract.py", "task_images/cores.py"),
 )
+RUN = "task_images.run"  # a rank of the task that its first argument names
 PREPARE = "task_images.prepare"  # prepares the data of the task that its first argument names
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -132,11 +133,9 @@ def pack_code() -> tuple[bytes, str]:
 
 
 def find_task(argv: Sequence[str]) -> str | None:
-    """The task whose program a command runs: `python -m task_images.TASK`; None for other commands."""
+    """The task whose program a command runs: `python -m task_images.run TASK`; None for other commands."""
     words = [*argv, "", "", "", ""]
-    if words[:2] != ["python", "-m"] or not words[2].startswith("task_images."):
-        return None
-    return words[3] if words[2] == PREPARE else words[2].split(".")[1]
+    return words[3] if words[:2] == ["python", "-m"] and words[2] in (RUN, PREPARE) else None
 
 
 @cache

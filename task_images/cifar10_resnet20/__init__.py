@@ -1,8 +1,13 @@
-"""ResNet-20 on CIFAR-10, the official image classification: synchronous SGD, warm-up of log2 k epochs, plateau."""
+"""ResNet-20 on CIFAR-10, the official image classification: synchronous SGD, warm-up of log2 k epochs, plateau.
+
+What every framework that trains it shares is here, without torch; the training is in `task`.
+"""
 
 from dataclasses import dataclass
 
+from task_images.errors import TaskUsageError
 from task_images.parameters import CheckpointedSettings, PlateauSettings, Task, parameter
+from task_images.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 
 
 @dataclass(frozen=True)
@@ -121,3 +126,19 @@ TASK = Task(
         },
     },
 )
+
+
+def make_schedule(settings: CifarSettings, workers: int) -> Schedule:
+    """The rate of one worker, linearly warmed up to that of `workers`; then halved on plateaus, or cut at milestones.
+
+    Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) if that is -1. Raises TaskUsageError.
+    """
+    target = settings.learning_rate * (workers if settings.scale_rate else 1)
+    warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs
+    if settings.schedule == "plateau":
+        return follow_plateaus(settings, settings.learning_rate, target, warmup)
+    try:
+        milestones = tuple(settings.milestones)
+        return PerEpoch(MultiStep(target, milestones, settings.step_factor, warmup, settings.learning_rate))
+    except (ValueError, TypeError) as error:
+        raise TaskUsageError(f"milestones {settings.milestones} and {warmup} epochs of warm-up: {error}") from None

@@ -1,8 +1,7 @@
 """ResNet on CIFAR-10 with synchronous SGD to a validation accuracy: the official image classification."""
 
-from task_images.cifar10_resnet20 import Settings
+from task_images.cifar10_resnet20 import Settings, make_schedule
 from task_images.cifar10_resnet20 import data as cifar
-from task_images.cifar10_resnet20.schedule import make_schedule
 from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.data import ImageData

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from task_images.cifar10_resnet20 import data as cifar
-from task_images.cifar10_resnet20.schedule import make_schedule
+from task_images.cifar10_resnet20 import make_schedule
 from task_images.cifar10_resnet20_tensorflow import PARAMETER_SERVER, Settings
 from task_images.cifar10_resnet20_tensorflow.data import Images
 from task_images.cifar10_resnet20_tensorflow.world import World, open_world, require_tensorflow

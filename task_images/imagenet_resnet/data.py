@@ -18,8 +18,7 @@ from task_images.cache import DataIdentity, cached_folder
 from task_images.data import Batch, BufferPool, Normalize, pin
 from task_images.errors import EnvironmentUnfitError
 from task_images.imagenet_resnet.folders import ImageFolders, load
-from task_images.imagenet_resnet.jpeg import Cut, Place
-from task_images.imagenet_resnet.on_device import decode_batch, load_decoder
+from task_images.imagenet_resnet.jpeg import Cut, Place, decode_batch, load_decoder
 from task_images.seeds import generator
 from task_images.world import World
 

@@ -1,12 +1,18 @@
-"""WikiText-2: reading its files, the vocabulary, streams, random sequence lengths.
+"""WikiText-2: reading its files, the vocabulary, streams, random sequence lengths; and a sample for tests.
 
 The official form is `wiki.{train,valid,test}.tokens`, one paragraph a line, words parted by blanks, or the zip file
 `wikitext-2-v1.zip` that holds the three. Every line, blank ones too, ends with one more word, <eos>.
+
+The sample is a real text that every Python brings along: `pydoc_data.topics` holds some 80 chapters of The Python
+Language Reference (PSF license), about 80,000 words. Its wording differs a little between Python versions, so the
+preset's goal leaves room for that.
 """
 
 import random
+import re
 import zipfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,3 +145,27 @@ def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.int32], npt.NDArray[
     """Numbers of the validation text's words [n - 1], and of the words that follow them. Raises as `read_corpus`."""
     words = read_corpus(folder).valid.numpy()
     return words[:-1], words[1:]
+
+
+WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?|[0-9]+|[^\sA-Za-z0-9]")
+LEAST_COUNT = 3  # rarer words become <unk>, as in WikiText-2
+
+
+def write_sample(folder: Path) -> None:
+    """Write wiki.{train,valid,test}.tokens; in every ten paragraphs one goes to valid and one to test."""
+    paragraphs = _paragraphs()
+    counts = Counter(word for paragraph in paragraphs for word in paragraph)
+    splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for number, paragraph in enumerate(paragraphs):
+        split = {3: "valid", 7: "test"}.get(number % 10, "train")
+        words = (word if counts[word] >= LEAST_COUNT else "<unk>" for word in paragraph)
+        splits[split].append(f" {' '.join(words)} \n")
+    for split, lines in splits.items():
+        (folder / f"wiki.{split}.tokens").write_text("".join(lines), encoding="utf-8")
+
+
+def _paragraphs() -> list[list[str]]:
+    from pydoc_data.topics import topics
+
+    texts = (part for name in sorted(topics) for part in topics[name].split("\n\n"))
+    return [words for text in texts if len(words := WORD.findall(text.lower())) > 3]

@@ -1,30 +1,494 @@
-"""Training of AWD-LSTM: truncated backpropagation through time over parallel streams, SGD, then averaged SGD."""
+"""Benchmark 3a: the language model AWD-LSTM on WikiText-2. Tied embedding, three weight-dropped LSTM layers, four kinds
+of dropout; truncated backpropagation through time over parallel streams, SGD, then averaged SGD.
 
+Shapes: T time steps, B streams, V words, E embedding width, H hidden width. Everything is time-major.
+Source: Merity, Keskar, Socher 2017 (arXiv 1708.02182), Regularizing and Optimizing LSTM Language Models, sections 2,
+4.1-4.5.
+"""
+
+import math
 import tempfile
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from task_images.arrays import shard
 from task_images.contract import Contract
 from task_images.errors import EnvironmentUnfitError
 from task_images.goals import GoalWatch
-from task_images.loop import Plan, Unit, check_finite
+from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.allreduce import Bsp
 from task_images.methods.check import prepare_method
-from task_images.parameters import read_parameters
+from task_images.metrics import Mean, Perplexity, collect
+from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
 from task_images.precision import Precision, refuse_bf16_lstm
 from task_images.report import Reporter
-from task_images.schedules import Constant, PerUpdate
+from task_images.schedules import Constant, LinearWarmup, PerUpdate
 from task_images.seeds import seed_all
-from task_images.train import Trainer, count_parameters
-from task_images.wikitext2_awd_lstm import Settings
-from task_images.wikitext2_awd_lstm.averaging import Average
-from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus
-from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout
-from task_images.wikitext2_awd_lstm.sample import write_sample
-from task_images.wikitext2_awd_lstm.streams import Evaluation, Streams
+from task_images.train import PassLoss, Trainer, count_parameters
+from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus, sequence_lengths, streams, write_sample
 from task_images.world import World, training_session
+
+
+@dataclass(frozen=True)
+class Settings(UpdateSettings, TrainingSettings, CudaSettings):
+    """Parameters of the task, with the preset `spec` as defaults."""
+
+    data: str = parameter("wikitext-2", "text to train on", choices=("wikitext-2", "python-topics"))
+    batch_size: int = parameter(80, "streams per rank and pass", min=1, max=65536)
+    accumulation: int = parameter(1, "passes per rank and update; each counts like a rank", min=1, max=4096)
+    sequence_length: int = parameter(70, "base length of a sequence in words", min=2, max=65536)
+    short_sequence_share: float = parameter(0.05, "probability that the base length is halved", min=0, max=1)
+    least_sequence_length: int = parameter(5, "minimum length of a sequence in words", min=1, max=65536)
+    epochs: int = parameter(750, "maximum number of epochs", min=1, max=100000)
+    embedding: int = parameter(400, "width of the embedding and the last layer", min=1, max=65536)
+    hidden: int = parameter(1150, "width of the hidden layers", min=1, max=65536)
+    layers: int = parameter(3, "number of LSTM layers", min=1, max=64)
+    dropout_embedding: float = parameter(0.1, "share of words whose embedding is dropped", min=0, max=0.99)
+    dropout_input: float = parameter(0.65, "locked dropout of the embedded words", min=0, max=0.99)
+    dropout_hidden: float = parameter(0.2, "locked dropout between layers", min=0, max=0.99)
+    dropout_output: float = parameter(0.4, "locked dropout after the last layer", min=0, max=0.99)
+    weight_drop: float = parameter(0.5, "dropout of the entries of hidden-to-hidden matrices", min=0, max=0.99)
+    activation_penalty: float = parameter(2.0, "alpha of activation regularization", min=0, max=1000)
+    temporal_penalty: float = parameter(1.0, "beta of temporal activation regularization", min=0, max=1000)
+    learning_rate: float = parameter(30.0, "base rate of SGD for a sequence of the base length", min=0, max=10000)
+    warmup_epochs_per_rank: float = parameter(
+        3.0, "epochs per rank until the rate is base x sqrt(ranks)", min=0, max=1000
+    )
+    averaged_learning_rate: float = parameter(0.0, "rate of averaged SGD; 0: that of plain SGD", min=0, max=10000)
+    switch_rule: str = parameter(
+        "stalled",
+        "switch to averaged SGD when the last epochs brought no new minimum, or when the last one is above the "
+        "earlier minimum",
+        choices=("stalled", "non_monotone"),
+    )
+    switch_patience: int = parameter(5, "epochs that the switch rule looks back", min=1, max=1000)
+    weight_decay: float = parameter(1.2e-06, "weight decay of SGD", min=0, max=1)
+    clip: float = parameter(0.25, "maximum norm of the mean gradient", min=1e-06, max=1000000)
+    precision: str = parameter("fp32", "number format of training", choices=("fp32", "bf16"))
+    validation_streams: int = parameter(10, "streams of the validation and test text", min=1, max=65536)
+    goal_full: float = parameter(70.0, "validation perplexity of the full goal", min=1, max=1000000)
+    goal_light: float = parameter(90.0, "validation perplexity of the light goal", min=1, max=1000000)
+
+
+TASK = Task(
+    settings=Settings,
+    number="3a",
+    title="AWD-LSTM language model on WikiText-2",
+    legacy_name="PyTorch Language Modeling (AWD-LSTM)",
+    backends=["gloo", "nccl", "mpi"],
+    devices=["cpu", "gpu"],
+    measured_on=["CPU", "1 x H100"],
+    method={
+        "own": "bsp",
+        "refuses": {"wraps": "it calls parts of its model", "gates": "it clips gradients by their norm"},
+    },
+    goal={"metric": "Perplexity", "comparison": "<=", "wording": "Validation Perplexity of {threshold}"},
+    data=(
+        "WikiText-2, word level: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or "
+        "wikitext-2-v1.zip, in the data folder. The preset tiny uses the language reference that "
+        "comes with Python."
+    ),
+    files={
+        "when": {"data": "wikitext-2"},
+        "folders": [".", "wikitext-2"],
+        "wanted": [["wiki.train.tokens", "wikitext-2-v1.zip"]],
+        "instead": "--preset tiny",
+    },
+    workers={
+        "sensible": 32,
+        "reason": ("each of 32 ranks has 12 updates an epoch; 256 have 2, and a warm-up longer than the training"),
+    },
+    notes=[
+        (
+            "Validation reads 10 streams in parallel, each in pieces of 70 words: MLBench's text says"
+            " sequence length 10, its code 10 streams."
+        )
+    ],
+    presets={
+        "legacy": {
+            "batch_size": 20,
+            "learning_rate": 15.0,
+            "warmup_epochs_per_rank": 0.0,
+            "averaged_learning_rate": 15.0,
+            "switch_rule": "non_monotone",
+        },
+        # The protocol of all throughput presets, on a text with fewer words; no goal.
+        "throughput": {
+            "data": "python-topics",
+            "blocks": 10,
+        },
+        "tiny": {
+            "data": "python-topics",
+            "batch_size": 8,
+            "epochs": 12,
+            "embedding": 64,
+            "hidden": 128,
+            "layers": 2,
+            "dropout_input": 0.2,
+            "dropout_hidden": 0.1,
+            "dropout_output": 0.2,
+            "weight_drop": 0.2,
+            "learning_rate": 20.0,
+            "warmup_epochs_per_rank": 0.5,
+            "goal_full": 90,
+            "goal_light": 150,
+        },
+    },
+)
+
+
+_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+
+State = list[tuple[Tensor, Tensor]]  # per layer: hidden and cell state, each (1, B, width)
+
+# cuDNN wants a layer's weights in one buffer and copies them together otherwise: once per call and layer, which is
+# cheap beside the layer itself. A dropped matrix is new at every call, so it can never lie in that buffer.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Shares of what is dropped, each in [0, 1)."""
+
+    embedding: float = 0.1  # whole rows of the embedding: every occurrence of a word
+    input: float = 0.65  # locked, on the embedded words
+    hidden: float = 0.2  # locked, between LSTM layers
+    output: float = 0.4  # locked, behind the last layer
+    weight: float = 0.5  # entries of the hidden-to-hidden matrices
+
+
+class WeightDroppedLstm(nn.LSTM):
+    """One layer; `share` of the entries of its hidden-to-hidden matrix are zero, others at every call in training.
+
+    forward: x (T, B, before) and a state -> output (T, B, after) and the state behind it, in one fused call.
+    """
+
+    def __init__(self, before: int, after: int, share: float) -> None:
+        super().__init__(before, after)
+        self.share = share
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """[T, B, before] to [T, B, after], and the state behind it, with another mask of weights at each call."""
+        weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self, name) for name in _WEIGHTS)
+        dropped = F.dropout(weight_hh, self.share, self.training)
+        weights = [weight_ih, dropped, bias_ih, bias_hh]
+        output, hidden, cell = torch.lstm(x, state, weights, True, 1, 0.0, self.training, False, False)
+        return output, (hidden, cell)
+
+
+class AwdLstm(nn.Module):
+    """Word-level language model. `forward` gives logits-to-be, the loss is taken by `score`.
+
+    With V = 33 278, E = 400, H = 1150 and 3 layers it has 33 556 078 parameters.
+    """
+
+    def __init__(
+        self, vocabulary: int, embedding: int = 400, hidden: int = 1150, layers: int = 3, dropout: Dropout | None = None
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout or Dropout()
+        self.embedding = nn.Parameter(torch.empty(vocabulary, embedding))  # also the weight of the decoder
+        self.bias = nn.Parameter(torch.empty(vocabulary))
+        self.widths = [hidden] * (layers - 1) + [embedding]
+        inputs = [embedding, *self.widths]
+        self.layers = nn.ModuleList(
+            WeightDroppedLstm(before, after, self.dropout.weight)
+            for before, after in zip(inputs, self.widths, strict=False)
+        )
+        if not self.embedding.is_meta:
+            nn.init.uniform_(self.embedding, -0.1, 0.1)
+            nn.init.zeros_(self.bias)
+
+    def initial_state(self, streams: int) -> State:
+        """Zeros for `streams` streams, on the parameters' device."""
+        zeros = [self.embedding.new_zeros(1, streams, width) for width in self.widths]
+        return [(zero, zero) for zero in zeros]
+
+    def forward(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """words (T, B) integers -> last layer's raw output (T, B, E), the same dropped, the next state (detached)."""
+        x = F.embedding(words, self.embedding)
+        x = drop_words(x, words, len(self.embedding), self.dropout.embedding, self.training)
+        x = drop_locked(x, self.dropout.input, self.training)
+        after: State = []
+        last = len(self.layers) - 1
+        for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
+            raw, (hidden, cell) = layer(x, before)
+            after.append((hidden.detach(), cell.detach()))
+            x = drop_locked(raw, self.dropout.output if index == last else self.dropout.hidden, self.training)
+        return raw, x, after
+
+    def score(self, output: Tensor, targets: Tensor) -> Tensor:
+        """output (T, B, E), targets (T, B) -> mean cross-entropy per word in nats, a scalar."""
+        logits = F.linear(output.flatten(0, 1), self.embedding, self.bias)
+        return F.cross_entropy(logits.float(), targets.flatten())
+
+
+def regularization(raw: Tensor, dropped: Tensor, alpha: float, beta: float) -> Tensor:
+    """Activation (alpha, on the dropped output) and temporal activation (beta, on the raw one) penalty, a scalar."""
+    penalty = alpha * dropped.float().square().mean()
+    if len(raw) > 1:
+        penalty = penalty + beta * (raw[1:] - raw[:-1]).float().square().mean()
+    return penalty
+
+
+def drop_locked(x: Tensor, share: float, training: bool) -> Tensor:
+    """x (T, B, W) with one mask (1, B, W) for all time steps, the rest rescaled to keep the mean."""
+    if not training or not share:
+        return x
+    return x * F.dropout(torch.ones_like(x[:1]), share)
+
+
+def drop_words(x: Tensor, words: Tensor, vocabulary: int, share: float, training: bool) -> Tensor:
+    """x (T, B, E), the embedded `words` (T, B): every occurrence of a dropped word is zero, the rest is rescaled."""
+    if not training or not share:
+        return x
+    keep = F.dropout(x.new_ones(vocabulary, 1), share)
+    return x * F.embedding(words, keep)
+
+
+def should_switch(losses: Sequence[float], patience: int, rule: str) -> bool:
+    """Whether the validation losses so far (oldest first) end the plain SGD.
+
+    `stalled`: the last `patience` epochs brought no new minimum. `non_monotone` (Merity et al., algorithm 1, with
+    one validation per epoch): the last loss is above the minimum of all but the last `patience`.
+    """
+    if len(losses) <= patience:
+        return False
+    earlier = min(losses[:-patience])
+    return min(losses[-patience:]) >= earlier if rule == "stalled" else losses[-1] > earlier
+
+
+class RunningAverage:
+    """Mean of the parameters over all updates since `start`: averaged SGD with λ = 0 and t0 = 0 (Polyak, Ruppert)."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.means: list[Tensor] = []
+        self.count = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether averaging has begun."""
+        return bool(self.means)
+
+    def start(self) -> None:
+        """Begin with the parameters as they are now."""
+        self.means = [weights.detach().clone() for weights in self.parameters]
+        self.count = 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters as they are after an update. Nothing happens before `start`."""
+        if not self.active:
+            return
+        self.count += 1
+        torch._foreach_lerp_(self.means, [weights.detach() for weights in self.parameters], 1 / self.count)
+
+    @contextmanager
+    def use_average(self) -> Iterator[None]:
+        """The parameters are the averages inside, and what they were before outside."""
+        if not self.active:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for weights, mean in zip(self.parameters, self.means, strict=True):
+            kept = weights.detach().clone()
+            weights.copy_(mean)
+            mean.copy_(kept)
+
+    def state_dict(self) -> dict[str, object]:
+        """Means and count, for a checkpoint."""
+        return {"means": self.means, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from a checkpoint. Raises ValueError if it holds something else."""
+        means, count = state["means"], state["count"]
+        if not isinstance(means, list) or not isinstance(count, int):
+            raise ValueError("not the state of a running average")
+        self.means = [mean.to(weights.device) for mean, weights in zip(means, self.parameters, strict=False)]
+        self.count = count
+
+
+class Average:
+    """Averaged SGD: when it begins, and the means of the parameters since then."""
+
+    def __init__(self, model: AwdLstm, patience: int, rule: str, report: Reporter) -> None:
+        self.mean = RunningAverage(model.parameters())
+        self.switched: int | None = None
+        self._patience, self._rule, self._report = patience, rule, report
+        self._losses: list[float] = []
+
+    def observe(self, epoch: int, values: Values) -> None:
+        """Take note of a validation; begin averaging when its loss no longer falls."""
+        self._losses.append(values["loss"])
+        if self.mean.active or not should_switch(self._losses, self._patience, self._rule):
+            return
+        self.mean.start()
+        self.switched = epoch
+        self._report.say(f"epoch {epoch}: the validation loss no longer falls; switching to averaged SGD")
+
+    def state_dict(self) -> dict[str, object]:
+        """Mean, switch and losses, for a checkpoint."""
+        return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.mean.load_state_dict(state["mean"])
+        self.switched, self._losses = state["switched"], list(state["losses"])
+
+
+class Part(NamedTuple):
+    """One pass: the group of streams, its words (T, B) and those that follow them (T, B)."""
+
+    group: int
+    words: Tensor
+    targets: Tensor
+
+
+class Streams:
+    """Truncated backpropagation through time over parallel streams. Global batches have batch_size x accumulation x
+    ranks streams side by side; this rank's `accumulation` groups of batch_size streams follow each other as passes,
+    each with its own hidden state, which a checkpoint saves for all streams."""
+
+    def __init__(self, world: World, p: Settings, model: AwdLstm, text: Tensor, average: Average) -> None:
+        self._world, self._p, self._model, self._average = world, p, model, average
+        self._shares = world.size * p.accumulation
+        self.number = p.batch_size * self._shares
+        words = streams(text, self.number)
+        self._length = len(words)
+        self.words_per_epoch = (self._length - 1) * self.number
+        self._first = world.rank * p.accumulation
+        self._groups = [
+            words[:, share * p.batch_size : (share + 1) * p.batch_size].to(world.device, torch.int64)
+            for share in range(self._first, self._first + p.accumulation)
+        ]
+        self._states: list[State] = []
+        self._warmup = LinearWarmup(
+            p.learning_rate, p.learning_rate * math.sqrt(self._shares), p.warmup_epochs_per_rank * self._shares
+        )
+
+    def count(self, epoch: int) -> int:
+        """How many updates an epoch has."""
+        return len(self._lengths(epoch))
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Part]]:
+        """The updates of an epoch from number `begin` on; rates are scaled by the sequence's length."""
+        p, lengths = self._p, self._lengths(epoch)
+        if not begin:
+            self._states = [self._model.initial_state(p.batch_size) for _ in self._groups]
+        start = sum(lengths[:begin])
+        for step, length in enumerate(lengths[begin:], begin):
+            stop = start + length
+            parts = [Part(n, words[start:stop], words[start + 1 : stop + 1]) for n, words in enumerate(self._groups)]
+            rate = self._rate(epoch - 1 + step / len(lengths)) * length / p.sequence_length
+            yield Update(parts, len(parts), 1.0, self._shares, length * self.number, self._first, rate)
+            start = stop
+
+    def prepare(self, part: Part) -> Part:
+        """The part as it is: it is on the device already."""
+        return part  # on the device since the beginning
+
+    def forward(self, model: nn.Module, data: Part) -> tuple[Tensor, Tensor]:
+        """Outputs of the last layer before and after dropout, [T, B, E] each; keeps the hidden state."""
+        raw, dropped, self._states[data.group] = model(data.words, self._states[data.group])
+        return raw, dropped
+
+    def loss(self, outputs: tuple[Tensor, Tensor], data: Part) -> PassLoss:
+        """Cross-entropy with the penalties of activations; the report has the cross-entropy alone."""
+        raw, dropped = outputs
+        entropy = self._model.score(dropped, data.targets)
+        penalty = regularization(raw, dropped, self._p.activation_penalty, self._p.temporal_penalty)
+        return PassLoss(entropy + penalty, entropy.detach(), len(data.words))
+
+    def state_dict(self) -> dict[str, object]:
+        """The hidden states of all streams, layer by layer. Collective."""
+        cells = [(layer, part) for layer in range(self._p.layers) for part in (0, 1)]
+        return {
+            "cells": [self._gather(torch.cat([own[layer][part] for own in self._states], 1)) for layer, part in cells]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's hidden states out of those of all streams."""
+        self._states = []
+        for group in range(self._p.accumulation):
+            start = (self._first + group) * self._p.batch_size
+            own = [
+                cell[:, start : start + self._p.batch_size].to(self._world.device).contiguous()
+                for cell in state["cells"]
+            ]
+            self._states.append(list(zip(own[::2], own[1::2], strict=True)))
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """own (1, streams of this rank, W) -> (1, streams of all ranks, W), so that a checkpoint fits any number."""
+        whole = own.new_zeros(1, self.number, own.shape[2])
+        start = self._first * self._p.batch_size
+        whole[:, start : start + own.shape[1]] = own.detach()
+        return self._world.all_reduce(whole)
+
+    def _lengths(self, epoch: int) -> list[int]:
+        p = self._p
+        return sequence_lengths(
+            self._length,
+            p.sequence_length,
+            p.least_sequence_length,
+            p.short_sequence_share,
+            self._world.contract.seed,
+            epoch,
+        )
+
+    def _rate(self, epochs: float) -> float:
+        """Learning rate after `epochs` epochs, for a batch of the base length."""
+        if self._average.mean.active and self._p.averaged_learning_rate:
+            return self._p.averaged_learning_rate
+        return self._warmup(epochs)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and perplexity of a text by the averaged parameters, if averaging has begun. The text is cut into streams of
+    which every rank takes its share."""
+
+    world: World
+    p: Settings
+    model: AwdLstm
+    precision: Precision
+    average: Average
+
+    def __call__(self, ids: Tensor) -> Values:
+        p, model = self.p, self.model
+        model.eval()
+        words = streams(ids, p.validation_streams)
+        own = shard(p.validation_streams, self.world.size, self.world.rank)
+        mean, perplexity = Mean("loss"), Perplexity()
+        if own:
+            words = words[:, own.start : own.stop].to(self.world.device, torch.int64)
+            with self.average.mean.use_average(), torch.inference_mode(), self.precision.autocast():
+                state = model.initial_state(len(own))
+                for start in range(0, len(words) - 1, p.sequence_length):
+                    targets = words[start + 1 : start + 1 + p.sequence_length]
+                    _, output, state = model(words[start : start + len(targets)], state)
+                    loss = model.score(output, targets)
+                    mean.add_mean(loss, targets.numel())
+                    perplexity.add_mean(loss, targets.numel())
+        return collect(self.world, [mean, perplexity])
+
 
 NAME = "wikitext2_awd_lstm"
 OWN_TEXT = "Python language reference (pydoc_data.topics)"

@@ -241,9 +241,9 @@ def test_a_rank_finds_installed_packages_of_the_user_before_the_folder_of_the_ta
     plain.mkdir()
     environ = {"PYTHONPATH": f"{plain}:{packages}:{tmp_path / 'missing'}"}
     start = ["python", isolation.__file__]
-    argv = ["python", "-m", "task_images.mnist", "--x"]
-    assert isolation.rank_command(argv, environ, "/tasks") == [*start, f"{packages}:/tasks", "task_images.mnist", "--x"]
-    assert isolation.rank_command(argv, {}) == [*start, "", "task_images.mnist", "--x"]
+    argv = ["python", "-m", "task_images.run", "mnist", "--x"]
+    assert isolation.rank_command(argv, environ, "/tasks") == [*start, f"{packages}:/tasks", *argv[2:]]
+    assert isolation.rank_command(argv, {}) == [*start, "", *argv[2:]]
 
 
 def test_the_finder_of_own_packages_knows_no_other_and_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:

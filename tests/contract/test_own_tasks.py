@@ -33,12 +33,13 @@ TASK = Task(
 )
 """
 PROGRAM = """
-from task_images.contract import Contract, emit
+from task_images.contract import emit
 from greetings import WORD
 
-contract = Contract()
-print(WORD * contract.parameters["words"], contract.parameters["blocks_after"], flush=True)
-if contract.rank == 0:
+def main(contract):
+    print(WORD * contract.parameters["words"], contract.parameters["blocks_after"], flush=True)
+    if contract.rank:
+        return
     goal = {"metric": "score", "comparison": ">=", "threshold": 2.0, "kind": "full", "value": 3.0, "last": 3.0}
     emit("metric", name="val_global_score", value=3.0, epoch=1)
     emit(
@@ -59,7 +60,7 @@ def packages(tmp_path: Path) -> Path:
     (folder / "greetings" / "__init__.py").write_text("WORD = 'hello '\n")
     (task.parent / "__init__.py").touch()
     (task / "__init__.py").write_text(DECLARATION)
-    (task / "__main__.py").write_text(PROGRAM)
+    (task / "task.py").write_text(PROGRAM)
     describe(task.parent)
     info = folder / "greetings-1.2.dist-info"
     info.mkdir()
@@ -118,7 +119,7 @@ def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packag
     shutil.copytree(packages / "greetings" / "tasks", folder)
     (folder / "__init__.py").unlink()
     describe(folder)
-    (folder / "hello" / "__main__.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
+    (folder / "hello" / "task.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
     assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))
     assert f"--task hello --task-path {folder}" in mlbench(home, "tasks", "hello", "--task-path", str(folder))
     mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(folder))

@@ -45,7 +45,7 @@ def train(tmp_path: Path) -> Train:
         folder.mkdir()
         parameters = load_task(task).resolve(preset) | changes
         servers = find_class(method)().values.get("servers", 0) if method else 0
-        ended = launch(f"task_images.{task}", ranks, folder, parameters, servers=servers, **own)
+        ended = launch(f"task_images.run {task}", ranks, folder, parameters, servers=servers, **own)
         assert [one.code for one in ended] == [code] * len(ended), "\n".join(one.stderr[-2000:] for one in ended)
         return ended
 

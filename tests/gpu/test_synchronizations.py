@@ -54,7 +54,7 @@ def test_a_step_hardly_waits(tmp_path: Path, task: str, lengths: Lengths) -> Non
     for length in (lengths.short, lengths.long):
         folder = tmp_path / str(length)
         folder.mkdir()
-        changes = {**lengths.changes, lengths.name: length, "module": f"task_images.{task}"}
+        changes = {**lengths.changes, lengths.name: length, "module": f"task_images.run {task}"}
         [ended] = launch("tests.gpu.waits", 1, folder, load_task(task).resolve("tiny") | changes, **VARIABLES)
         assert ended.code == 0, ended.stderr[-2000:]
         found.append((len(WAITED.findall(ended.stderr)), ended.result["updates"]))

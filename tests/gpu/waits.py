@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import sys
 
 import torch
 
@@ -11,4 +12,5 @@ if __name__ == "__main__":
     module = parameters.pop("module")
     os.environ["MLBENCH_PARAMETERS"] = json.dumps(parameters)
     torch.cuda.set_sync_debug_mode("warn")
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    name, *sys.argv[1:] = module.split()
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -315,14 +315,14 @@ def is_certifying_rank(pid: int, rank: int) -> bool:
     """Whether a process is a rank itself, and not what measures for it."""
     process = Path(f"/proc/{pid}")
     is_rank = f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0")
-    return is_rank and b"task_images.certify" in (process / "cmdline").read_bytes().split(b"\0")
+    return is_rank and b"task_images.run\0certify\0" in (process / "cmdline").read_bytes()
 
 
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measured(lab: EngineLab) -> None:
     changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 12.0, "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
-    argv = ("python", "-m", "task_images.certify")
+    argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
     until(lambda: len(lab.processes(run)) >= 6)  # each rank and what measures for it
     until(lambda: b'"kind":"node"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
@@ -342,7 +342,7 @@ def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_mea
     lab.take_down(2)
     changes = {"stages": ["drift", "pairs"], "join_seconds": 10.0, "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
-    argv = ("python", "-m", "task_images.certify")
+    argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
     supervise.follow(run, lab.engine, lab.store)
     document = json.loads((run.folder / "certificate.json").read_text())

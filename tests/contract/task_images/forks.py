@@ -47,7 +47,8 @@ def fork_rank(
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ.clear()
         os.environ.update(environment)
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        name, *sys.argv[1:] = module.split()
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1

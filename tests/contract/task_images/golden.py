@@ -41,7 +41,7 @@ def take_curve(ranks: RankServer, task: str, folder: Path, method: str | None = 
     """The points of a training on two ranks, with seed 42."""
     environment = {} if method is None else {"MLBENCH_METHOD": json.dumps({"name": method})}
     parameters = load_task(task).resolve("tiny", TASKS[task])
-    ended = ranks.run(load_task(task).command[-1], 2, folder, parameters, **environment)
+    ended = ranks.run(" ".join(load_task(task).command[2:]), 2, folder, parameters, **environment)
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
     details = ended[0].result["details"]
     points = details["curve"] or [{"train_loss": details["train_loss"]}]

@@ -38,13 +38,13 @@ def write(folder: Path, address: str) -> None:
 
 def main(real: str, address: str) -> None:
     words = sys.argv[1:]
-    if not (len(words) == 3 and words[0].endswith("/isolation.py") and words[2].startswith("task_images.")):
+    if not (len(words) == 4 and words[0].endswith("/isolation.py") and words[2] == "task_images.run"):
         os.execv(real, [real, *words])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         orders, answers = connection.makefile("w"), connection.makefile("r")
         outputs = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in (1, 2)]
-        job = {"module": words[2], "environments": [dict(os.environ)], "outputs": [outputs]}
+        job = {"module": " ".join(words[2:]), "environments": [dict(os.environ)], "outputs": [outputs]}
         assert json.loads(answers.readline()) == "ready"
         print(json.dumps(job), file=orders, flush=True)
         [rank] = json.loads(answers.readline())

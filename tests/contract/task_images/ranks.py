@@ -94,7 +94,8 @@ def read_ended(codes: Sequence[int], folder: Path) -> list[Ended]:
 def launch(
     module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], *, servers: int = 0, **changes: str
 ) -> list[Ended]:
-    """Run `python -m MODULE` as every rank, and as parameter servers behind them, as an engine would, and wait."""
+    """Run `python -m MODULE`, with its arguments, as every rank and as parameter servers behind them, as an engine
+    would, and wait."""
     return launch_within(SECONDS, module, world_size, folder, parameters, changes, servers)
 
 
@@ -113,7 +114,7 @@ def launch_within(
     processes = []
     for rank, environment in enumerate(environments(world_size, folder, parameters, changes, servers)):
         with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
-            command = [sys.executable, "-m", module]
+            command = [sys.executable, "-m", *module.split()]
             prepare = None if enter is None else partial(enter, rank)
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err, preexec_fn=prepare)

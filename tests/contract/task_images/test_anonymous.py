@@ -50,7 +50,7 @@ def test_events_have_digests_instead_of_paths(tmp_path: Path) -> None:
     (data / "train-images-idx3-ubyte.gz").touch()  # the other files are missing
     for anonymous in ("", "1"):
         changes = {"LD_PRELOAD": library, "MLBENCH_DATA_DIR": str(data), "MLBENCH_ANONYMOUS": anonymous}
-        [ended] = launch_within(280, "task_images.mnist", 1, tmp_path, {}, changes)
+        [ended] = launch_within(280, "task_images.run mnist", 1, tmp_path, {}, changes)
         assert ended.code == 78, ended.stderr
         [facts] = ended.events("environment")
         written = ended.stdout + ended.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.contract.task_images import collectives
 from tests.contract.task_images.ranks import RankServer
 
-LOGISTIC = "task_images.epsilon_logistic_regression"
+LOGISTIC = "task_images.run epsilon_logistic_regression"
 SMALL = {"data": "synthetic", "training_rows": 600, "validation_rows": 100, "epochs": 5, "goal_full": 100.0}
 
 

@@ -26,7 +26,7 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
         folder = tmp_path / str(number)
         parameters = {**PARAMETERS, "batch_size": 120 // number}
         folder.mkdir()
-        ended = ranks.run("task_images.epsilon_logistic_regression", number, folder, parameters)
+        ended = ranks.run("task_images.run epsilon_logistic_regression", number, folder, parameters)
         assert [one.code for one in ended] == [0] * number
         assert ended[0].result["samples"] == 4 * 1003
         curves[number] = [

@@ -14,7 +14,7 @@ from tests.contract.task_images.ranks import Ended, RankServer
 
 
 def run_tiny(ranks: RankServer, task: str, folder: Path, preset: str = "tiny", **changes: Any) -> list[Ended]:
-    ended = ranks.run(f"task_images.{task}", 2, folder, load_task(task).resolve(preset) | changes)
+    ended = ranks.run(f"task_images.run {task}", 2, folder, load_task(task).resolve(preset) | changes)
     assert [(one.code, one.stderr) for one in ended] == [(0, "")] * 2
     return ended
 
@@ -72,7 +72,7 @@ def check_training(first: Ended, second: Ended, parameters: dict[str, Any], *, s
 
 def test_the_light_goal_stops_earlier(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("epsilon_logistic_regression").resolve("tiny")
-    [ended] = ranks.run("task_images.epsilon_logistic_regression", 1, tmp_path, parameters, MLBENCH_GOAL="light")
+    [ended] = ranks.run("task_images.run epsilon_logistic_regression", 1, tmp_path, parameters, MLBENCH_GOAL="light")
     assert ended.code == 0
     assert ended.result["goal"]["kind"] == "light"
     assert ended.result["goal"]["threshold"] == parameters["goal_light"]
@@ -110,7 +110,9 @@ def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: P
 
     parameters = load_task("epsilon_logistic_regression").resolve("spec", {"epochs": 5})
     data = str(tmp_path / "data")
-    first, second = ranks.run("task_images.epsilon_logistic_regression", 2, tmp_path, parameters, MLBENCH_DATA_DIR=data)
+    first, second = ranks.run(
+        "task_images.run epsilon_logistic_regression", 2, tmp_path, parameters, MLBENCH_DATA_DIR=data
+    )
 
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     assert first.result["synthetic"] is False

@@ -1,6 +1,5 @@
 """Every preset is accepted by the program; data that come with the task; parameters given by hand."""
 
-import importlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,19 +8,19 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_catalog, load_task
-from task_images.digits_resnet.data import load_split, make_shift
-from task_images.epsilon_logistic_regression import Settings
+from task_images.digits_resnet.task import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
-from task_images.epsilon_logistic_regression.task import make_schedule
+from task_images.epsilon_logistic_regression.task import Settings, make_schedule
 from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.parameters import read_parameters
+from task_images.run import find_in
 from task_images.seeds import generator
 
 
 @pytest.mark.parametrize("name", sorted(load_catalog()))
 def test_every_preset_is_accepted_by_the_program(name: str) -> None:
     task = load_task(name)
-    settings: Any = importlib.import_module(f"task_images.{name}").Settings
+    settings: Any = find_in(f"task_images.{name}", "Settings", "", "task")
     for preset in task.presets:
         assert asdict(read_parameters(settings, task.resolve(preset))) == task.resolve(preset)
 

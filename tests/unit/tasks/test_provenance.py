@@ -61,7 +61,7 @@ def fake_git(folder: Path, script: str) -> str:
 
 
 def test_a_task_of_the_catalog_is_known_by_its_code() -> None:
-    known = collect_provenance(spec(task="mnist", preset="tiny", argv=("python", "-m", "task_images.mnist")))
+    known = collect_provenance(spec(task="mnist", preset="tiny", argv=("python", "-m", "task_images.run", "mnist")))
     assert known.code == TaskCode("mnist", digest_task_code("mnist"))
     assert known.source is None
     assert known.mlbench == __version__

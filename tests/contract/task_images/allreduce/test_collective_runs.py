@@ -20,7 +20,7 @@ def run_task(
     ranks: RankServer, folder: Path, size: int = 2, preset: str = "tiny", backend: str = "gloo", **changes: Any
 ) -> list[Ended]:
     parameters = load_task("allreduce").resolve(preset, changes)
-    return ranks.run("task_images.allreduce", size, folder, parameters, MLBENCH_BACKEND=backend)
+    return ranks.run("task_images.run allreduce", size, folder, parameters, MLBENCH_BACKEND=backend)
 
 
 def written(folder: Path) -> dict[str, Any]:

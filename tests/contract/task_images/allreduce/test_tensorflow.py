@@ -17,7 +17,7 @@ BACKEND = {"MLBENCH_BACKEND": "grpc"}
 @pytest.mark.skipif(HAS_TENSORFLOW, reason="TensorFlow is installed here")
 def test_without_tensorflow_it_says_how_to_get_it(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("allreduce").resolve("tiny", {})
-    (ended,) = ranks.run("task_images.allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
+    (ended,) = ranks.run("task_images.run allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
     assert ended.code == 78
     assert "pip install '.[tensorflow]'" in ended.stderr
 
@@ -28,7 +28,7 @@ def test_without_tensorflow_it_says_how_to_get_it(ranks: RankServer, tmp_path: P
 def test_what_tensorflow_has_is_measured_and_checked_like_all_others(tmp_path: Path, size: int) -> None:
     changes = {"collectives": "all", "dtypes": "all", "places": "all", "sizes": "100B,10KB", "samples": 3}
     parameters = load_task("allreduce").resolve("tiny", {**changes, "seconds_total": 0.0})
-    ended = launch_within(SECONDS, "task_images.allreduce", size, tmp_path, parameters, BACKEND)
+    ended = launch_within(SECONDS, "task_images.run allreduce", size, tmp_path, parameters, BACKEND)
     assert [one.code for one in ended] == [0] * size, ended[0].stderr
     environment, result = ended[0].events("environment")[0], ended[0].result
     assert (environment["framework"], environment["backend"]) == ("tensorflow", "grpc")

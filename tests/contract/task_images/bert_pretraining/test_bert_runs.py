@@ -10,7 +10,7 @@ from mlbench_cli.tasks.catalog import load_task
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, RankServer
 
-TASK = "task_images.bert_pretraining"
+TASK = "task_images.run bert_pretraining"
 SHORT: Mapping[str, Any] = {
     "steps": 6,
     "warmup_steps": 2,

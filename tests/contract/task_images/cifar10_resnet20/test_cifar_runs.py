@@ -34,7 +34,7 @@ def run(
 ) -> list[Ended]:
     folder.mkdir(exist_ok=True)
     parameters = load_task(task).resolve("tiny") | changes
-    return ranks.run(f"task_images.{task}", size, folder, parameters, **(environment or {}))
+    return ranks.run(f"task_images.run {task}", size, folder, parameters, **(environment or {}))
 
 
 def finished_result(ended: list[Ended]) -> dict[str, Any]:

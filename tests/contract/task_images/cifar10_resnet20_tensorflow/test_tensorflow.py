@@ -26,7 +26,7 @@ pytestmark = [
     ),
     pytest.mark.timeout(3 * SECONDS),
 ]
-MODULE = "task_images.cifar10_resnet20_tensorflow"
+MODULE = "task_images.run cifar10_resnet20_tensorflow"
 GRPC = {"MLBENCH_BACKEND": "grpc"}
 CHANNELS = 240  # of the norms of a ResNet-8
 SMALL = {"training_images": 64, "validation_images": 32, "batch_size": 16, "goal_full": 100.0}

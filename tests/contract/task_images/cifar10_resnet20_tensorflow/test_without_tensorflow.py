@@ -121,7 +121,7 @@ def test_nothing_of_it_needs_torch() -> None:
 
 def test_a_parameter_server_is_not_for_gpus(tmp_path: Path) -> None:
     served = load_task(NAME).resolve("tiny", {"strategy": "parameter-server"})
-    (ended,) = launch(f"task_images.{NAME}", 1, tmp_path, served, MLBENCH_BACKEND="grpc", MLBENCH_DEVICE="gpu")
+    (ended,) = launch(f"task_images.run {NAME}", 1, tmp_path, served, MLBENCH_BACKEND="grpc", MLBENCH_DEVICE="gpu")
     assert ended.code == 64
     assert ended.stderr.splitlines() == [
         "rank 0: the strategy parameter-server is for CPUs",
@@ -131,7 +131,7 @@ def test_a_parameter_server_is_not_for_gpus(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
 def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
-    (ended,) = launch(f"task_images.{NAME}", 1, tmp_path, load_task(NAME).resolve("tiny"), MLBENCH_BACKEND="grpc")
+    (ended,) = launch(f"task_images.run {NAME}", 1, tmp_path, load_task(NAME).resolve("tiny"), MLBENCH_BACKEND="grpc")
     assert ended.code == 78
     assert "pip install '.[tensorflow]'" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -15,7 +15,7 @@ from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, RankServer
 
-TASK = "task_images.gpt_pretraining"
+TASK = "task_images.run gpt_pretraining"
 SHORT = {
     "steps": 8,
     "warmup_steps": 2,

@@ -25,7 +25,7 @@ SMALL: Parameters = {
 def run(ranks: RankServer, folder: Path, size: int = 2, preset: str = "tiny", **changes: Any) -> list[Ended]:
     folder.mkdir(exist_ok=True)
     given = {"MLBENCH_DATA_DIR": str(folder.parent / "data")}
-    return ranks.run(f"task_images.{TASK}", size, folder, load_task(TASK).resolve(preset) | changes, **given)
+    return ranks.run(f"task_images.run {TASK}", size, folder, load_task(TASK).resolve(preset) | changes, **given)
 
 
 @pytest.mark.parametrize("goal", (0.0, 80.0) if NIGHTLY else (0.0,))

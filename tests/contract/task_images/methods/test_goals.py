@@ -12,7 +12,7 @@ from task_images.methods.catalog import find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
 
-TASK = "task_images.digits_resnet"
+TASK = "task_images.run digits_resnet"
 INEXACT = ("fp16", "bf16", "ef-signsgd", "dgc", "gtopk", "qsgd", "powersgd", "localsgd", "dpsgd", "choco")
 
 

@@ -51,7 +51,7 @@ def test_a_task_by_mpi_ends_cleanly_and_says_so(tmp_path: Path) -> None:
     """Started as an engine starts it, so that the library is finalised too."""
     before = shared_memory()
     parameters = {"max_exponent": 3.0, "count": 4, "samples": 5, "warmup": 1, "dtypes": ["fp32", "bf16"]}
-    ended = launch("task_images.allreduce", 2, tmp_path, parameters, MLBENCH_BACKEND="mpi")
+    ended = launch("task_images.run allreduce", 2, tmp_path, parameters, MLBENCH_BACKEND="mpi")
     assert [(one.code, one.stderr) for one in ended] == [(0, "")] * 2
     assert ended[0].result["details"]["backend"]["launcher"] == "none"
     assert ended[0].result["details"]["backend"]["detours"] == ["bfloat16 reduced as float32"]
@@ -108,7 +108,7 @@ def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
     """An mpiexec for each of two ranks makes two jobs of one rank."""
-    command = [MPIEXEC, "-n", "1", sys.executable, "-m", "task_images.allreduce"]
+    command = [MPIEXEC, "-n", "1", sys.executable, "-m", "task_images.run", "allreduce"]
     both = [
         subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for environment in environments(2, tmp_path, {}, {"MLBENCH_BACKEND": "mpi"})

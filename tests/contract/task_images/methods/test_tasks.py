@@ -101,7 +101,7 @@ def test_the_sample_has_every_task_and_every_method() -> None:
 def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path: Path, name: str, method: str) -> None:
     spec = make_spec(name, method)
     environment = {"MLBENCH_METHOD": json.dumps(dict(spec.method))}
-    ended = ranks.run(load_task(name).command[-1], 2, tmp_path, spec.parameters, **environment)
+    ended = ranks.run(" ".join(load_task(name).command[2:]), 2, tmp_path, spec.parameters, **environment)
     assert [one.code for one in ended] == [0, 0], (ended[0].stderr[-2000:], ended[1].stderr[-2000:])
     assert f"method: {method}; its self-check passed" in ended[0].stdout
     result = ended[0].result
@@ -118,7 +118,7 @@ def test_messages_inside_a_pass_have_no_time_of_their_own(
 ) -> None:
     environment = {"MLBENCH_METHOD": json.dumps({"name": method})}
     given = load_task("digits_resnet").resolve("tiny", {"epochs": 1})
-    first, _ = ranks.run("task_images.digits_resnet", 2, tmp_path, given, **environment)
+    first, _ = ranks.run("task_images.run digits_resnet", 2, tmp_path, given, **environment)
     found = first.result["timings"]
     assert ("communication" in found) == (not mixed)
     assert {name for name in ("forward", "backward", "optimizer") if name not in found} == mixed
@@ -135,7 +135,7 @@ def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: 
         folder = tmp_path / method
         folder.mkdir()
         environment = {"MLBENCH_METHOD": json.dumps({"name": method})}
-        ended = ranks.run("task_images.epsilon_logistic_regression", 2, folder, parameters, **environment)
+        ended = ranks.run("task_images.run epsilon_logistic_regression", 2, folder, parameters, **environment)
         assert [one.code for one in ended] == [0, 0], (method, ended[0].stderr[-2000:])
         curve = ended[0].result["details"]["curve"]
         curves.append([point[name] for point in curve for name in ("train_loss", "loss", "Prec@1")])
@@ -145,6 +145,6 @@ def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: 
 
 def test_the_tasks_own_method_has_its_line_too(ranks: RankServer, tmp_path: Path) -> None:
     spec = make_spec("mnist", "bsp")
-    ended = ranks.run("task_images.mnist", 2, tmp_path, spec.parameters)
+    ended = ranks.run("task_images.run mnist", 2, tmp_path, spec.parameters)
     assert "method: the task's own\n" in ended[0].stdout
     assert "method:" not in ended[1].stdout

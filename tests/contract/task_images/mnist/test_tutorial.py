@@ -61,7 +61,7 @@ def test_both_scripts_run_and_the_benchmark_reports_the_metric(ranks: RankServer
 
 def test_the_task_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("mnist").resolve("tiny")
-    first, second = ranks.run("task_images.mnist", 2, tmp_path, parameters)
+    first, second = ranks.run("task_images.run mnist", 2, tmp_path, parameters)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     result = first.result
     assert (result["outcome"], result["synthetic"]) == ("goal_reached", True)
@@ -72,7 +72,7 @@ def test_the_task_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
 
 def test_the_task_trains_on_real_files(ranks: RankServer, folder: Path) -> None:
     parameters = load_task("mnist").resolve("spec", {"epochs": 2, "goal_full": 100})
-    first, second = ranks.run("task_images.mnist", 2, folder, parameters, MLBENCH_DATA_DIR=str(folder))
+    first, second = ranks.run("task_images.run mnist", 2, folder, parameters, MLBENCH_DATA_DIR=str(folder))
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     result = first.result
     assert (result["data"], result["synthetic"], result["data_identity"]["official"]) == ("MNIST", False, False)
@@ -83,7 +83,7 @@ def test_the_task_trains_on_real_files(ranks: RankServer, folder: Path) -> None:
 
 def test_a_batch_smaller_than_the_ranks_is_refused(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("mnist").resolve("tiny", {"batch_size": 1})
-    for one in ranks.run("task_images.mnist", 2, tmp_path, parameters):
+    for one in ranks.run("task_images.run mnist", 2, tmp_path, parameters):
         assert one.code == 64
         assert "--set batch_size=2, or more" in one.stderr
 

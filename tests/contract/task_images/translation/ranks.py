@@ -20,17 +20,17 @@ from task_images.report import Reporter
 from task_images.seeds import seed_all
 from task_images.translation.sample import write_sample
 from task_images.translation.training import Translation
-from task_images.wikitext2_awd_lstm import Settings as AwdLstmSettings
 from task_images.wikitext2_awd_lstm import task as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
-from task_images.wmt16_gnmt import Settings as GnmtSettings
+from task_images.wikitext2_awd_lstm.task import Settings as AwdLstmSettings
 from task_images.wmt16_gnmt import task as gnmt
 from task_images.wmt16_gnmt.data import read_corpus as read_wmt16
 from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt17_transformer import Settings as TransformerSettings
+from task_images.wmt16_gnmt.task import Settings as GnmtSettings
 from task_images.wmt17_transformer import task as transformer
 from task_images.wmt17_transformer.data import read_corpus as read_wmt17
 from task_images.wmt17_transformer.data import write_dictionary
+from task_images.wmt17_transformer.task import Settings as TransformerSettings
 from task_images.world import World, open_world
 from tests.contract.task_images.ranks import Parameters
 

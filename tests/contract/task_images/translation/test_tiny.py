@@ -16,7 +16,7 @@ TASKS = ("wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer")
 @pytest.mark.parametrize("name", TASKS)
 def test_tiny_reaches_its_light_goal_on_two_ranks(ranks: RankServer, name: str, tmp_path: Path) -> None:
     task = load_task(name)
-    ended = ranks.run(task.command[-1], 2, tmp_path, task.resolve("tiny"), MLBENCH_GOAL="light")
+    ended = ranks.run(" ".join(task.command[2:]), 2, tmp_path, task.resolve("tiny"), MLBENCH_GOAL="light")
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:] + ended[1].stderr[-2000:]
     result = ended[0].result
     assert result["outcome"] == "goal_reached"

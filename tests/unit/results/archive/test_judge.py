@@ -128,7 +128,16 @@ def test_a_downgraded_outcome_says_why() -> None:
 
 def test_the_official_text_says_that_the_goal_was_changed() -> None:
     spec = RunSpec(
-        *("r-2", "local", "local", "digits_resnet", "spec", ("python", "-m", "task_images.digits_resnet"), "gloo", 2),
+        *(
+            "r-2",
+            "local",
+            "local",
+            "digits_resnet",
+            "spec",
+            ("python", "-m", "task_images.run", "digits_resnet"),
+            "gloo",
+            2,
+        ),
         parameters={"goal_full": 10.0, "goal_light": 97.0},
     )
     result = {"outcome": "goal_reached", "goal": {**GOAL, "threshold": 10.0}, "training_seconds": 2.0}

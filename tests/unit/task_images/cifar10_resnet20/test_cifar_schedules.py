@@ -5,9 +5,8 @@ import math
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.cifar10_resnet20 import Settings
-from task_images.cifar10_resnet20.schedule import make_schedule
-from task_images.cifar10_resnet20_ddp import Settings as DdpSettings
+from task_images.cifar10_resnet20 import Settings, make_schedule
+from task_images.cifar10_resnet20_ddp.task import Settings as DdpSettings
 from task_images.errors import TaskUsageError
 from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.epsilon_logistic_regression import Settings, task
+from task_images.epsilon_logistic_regression import task
 from task_images.epsilon_logistic_regression.data import (
+    Dense,
     count_rows,
     find_files,
     generate,
     hold_out,
 )
-from task_images.epsilon_logistic_regression.libsvm import Dense
-from task_images.epsilon_logistic_regression.regression import (
+from task_images.epsilon_logistic_regression.task import (
     LogisticRegression,
     LogisticWork,
     RegularizedLoss,
+    Settings,
 )
 from tests.unit.task_images.test_images import one_of
 

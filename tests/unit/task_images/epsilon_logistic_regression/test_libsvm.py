@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_images.epsilon_logistic_regression import libsvm
-from task_images.epsilon_logistic_regression.libsvm import load, read_blocks
+from task_images.epsilon_logistic_regression import data as libsvm
+from task_images.epsilon_logistic_regression.data import load, read_blocks
 from task_images.errors import EnvironmentUnfitError
 
 TEXT = b"""-1 1:0.5 2:-2.5e-3 4:1
@@ -57,7 +57,8 @@ def test_a_killed_conversion_goes_on_behind_the_last_whole_sample(
     source = tmp_path / "data"
     source.write_text("".join(f"1 1:{number}\n" for number in range(17)))
     program = (
-        "import os, signal, sys; from pathlib import Path; from task_images.epsilon_logistic_regression import libsvm\n"
+        "import os, signal, sys; from pathlib import Path; from task_images.epsilon_logistic_regression import data\n"
+        "libsvm = data\n"
         "libsvm._BLOCK_BYTES, read_blocks = 64, libsvm.read_blocks\n"
         "def read_until_killed(*arguments):\n"
         "    for number, block in enumerate(read_blocks(*arguments)):\n"
@@ -98,7 +99,7 @@ def test_processes_that_come_together_convert_once(tmp_path: Path) -> None:
     source = tmp_path / "data"
     source.write_bytes(b"1 1:1 2:2\n-1 1:3\n" * 20000)
     script = (
-        "import sys; from pathlib import Path; from task_images.epsilon_logistic_regression.libsvm import load;"
+        "import sys; from pathlib import Path; from task_images.epsilon_logistic_regression.data import load;"
         "rows, labels = load(Path(sys.argv[1]), 2);"
         "print(len(rows), rows.sum(), Path(sys.argv[1] + '.cache/rows.f32').stat().st_ino)"
     )

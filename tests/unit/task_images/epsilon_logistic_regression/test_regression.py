@@ -13,7 +13,7 @@ from torch import Tensor
 
 from task_images.contract import Contract
 from task_images.data import ArrayData
-from task_images.epsilon_logistic_regression.regression import (
+from task_images.epsilon_logistic_regression.task import (
     LogisticRegression,
     LogisticWork,
     PlainSgd,

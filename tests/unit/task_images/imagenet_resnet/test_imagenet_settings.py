@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from task_images.imagenet_resnet import Settings
-from task_images.imagenet_resnet.task import check
+from task_images.imagenet_resnet.task import Settings, check
 
 TINY = {"data": "generated", "classes": 10, "training_images": 10, "validation_images": 10}
 

@@ -9,9 +9,7 @@ import torch
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
-from task_images.imagenet_resnet import Settings
-from task_images.imagenet_resnet.schedule import make_schedule
-from task_images.imagenet_resnet.task import main
+from task_images.imagenet_resnet.task import Settings, main, make_schedule
 from task_images.models.imagenet import MODELS, imagenet_model
 from task_images.parameters import read_parameters
 from task_images.train import split_decay

@@ -9,11 +9,10 @@ from torch import Tensor
 from task_images.train import count_parameters
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.training import TranslationModel
-from task_images.wmt16_gnmt import Settings as GnmtSettings
-from task_images.wmt16_gnmt.model import Attention, Gnmt
-from task_images.wmt16_gnmt.model import Size as GnmtSize
-from task_images.wmt16_gnmt.task import make_rate
-from task_images.wmt17_transformer.model import Size, Transformer, sinusoids
+from task_images.wmt16_gnmt.task import Attention, Gnmt, make_rate
+from task_images.wmt16_gnmt.task import Settings as GnmtSettings
+from task_images.wmt16_gnmt.task import Size as GnmtSize
+from task_images.wmt17_transformer.task import Size, Transformer, sinusoids
 
 PADDING, END = 1, 2
 

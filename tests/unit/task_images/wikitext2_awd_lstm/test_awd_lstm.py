@@ -12,17 +12,17 @@ from torch.nn import functional as F
 
 from task_images.errors import EnvironmentUnfitError
 from task_images.train import count_parameters
-from task_images.wikitext2_awd_lstm.averaging import RunningAverage, should_switch
-from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams
-from task_images.wikitext2_awd_lstm.model import (
+from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams, write_sample
+from task_images.wikitext2_awd_lstm.task import (
     AwdLstm,
     Dropout,
+    RunningAverage,
     WeightDroppedLstm,
     drop_locked,
     drop_words,
     regularization,
+    should_switch,
 )
-from task_images.wikitext2_awd_lstm.sample import write_sample
 
 NO_DROPOUT = Dropout(0, 0, 0, 0, 0)
 

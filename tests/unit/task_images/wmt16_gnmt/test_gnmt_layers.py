@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from task_images.wmt16_gnmt.model import Attention, Gnmt, Size
+from task_images.wmt16_gnmt.task import Attention, Gnmt, Size
 
 PADDING = 1
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from task_images.wmt16_gnmt import Settings
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.prepare import TEST, TRAIN
-from task_images.wmt16_gnmt.task import Rate, make_rate
+from task_images.wmt16_gnmt.task import Rate, Settings, make_rate
 
 WORDS = ["a", "b", "c", "d", "e@@"]  # numbers 4 to 8
 TEXTS = {

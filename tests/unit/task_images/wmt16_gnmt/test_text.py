@@ -17,8 +17,8 @@ from task_images.translation.bleu import (
 )
 from task_images.translation.sample import sample_pairs, write_sample
 from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo, write_codes
+from task_images.wmt16_gnmt.data import Vocabulary, read_vocabulary
 from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary
 from task_images.wmt17_transformer.subtokens import END, Subtokens, make_dictionary, read_dictionary
 
 TEXT = "low low low low low lower lower newest newest newest newest newest newest widest widest widest"
