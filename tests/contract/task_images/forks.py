@@ -48,6 +48,7 @@ def fork_rank(
         os.environ.clear()
         os.environ.update(environment)
         name, *sys.argv[1:] = module.split()
+        sys.modules.pop(name, None)  # as in a process that has not imported it
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as leaving:
