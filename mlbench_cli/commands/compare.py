@@ -1,4 +1,4 @@
-"""`mlbench compare`: two results side by side."""
+"""`mlbench compare`: results beside a baseline."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
-from mlbench_cli.results.analysis.compare import Comparison, compare_cells, describe_cell, find_metric
+from mlbench_cli.results.analysis.compare import Comparison, Values, compare_cells, describe_cell, find_metric
 from mlbench_cli.results.analysis.gate import Direction, decide, make_document, parse_limit
 from mlbench_cli.results.analysis.numbers import format_estimate
 from mlbench_cli.results.analysis.stats import find_worst
@@ -27,11 +27,14 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="a run, the common name of repeats, or the folder or zip of a run",
+            help="the baseline: a run, the common name of repeats, or the folder or zip of a run",
             autocompletion=complete_runs,
         ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="result to compare with A", autocompletion=complete_runs)],
+    others: Annotated[
+        list[str],
+        typer.Argument(metavar="B...", help="results, each to compare with A", autocompletion=complete_runs),
+    ],
     fail_above: Annotated[
         str | None,
         typer.Option(
@@ -59,35 +62,48 @@ def compare(
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:
-    """Compare two results: the differences in their settings, and the ratios of their figures.
+    """Compare results with a baseline: the differences in their settings, and the ratios of their figures.
 
     Of repeats (mlbench run --repeat) geometric means are compared, with their 95 % intervals; fewer than three on a
     side give no verdict. Two versions of your own program are compared as before and after. Experiments of several
-    sizes or settings are compared cell by cell, and each cell has to pass --fail-above.
+    sizes or settings are compared cell by cell. --fail-above has to hold for each cell, and for each B of several.
     """
     limit = None if fail_above is None else parse_limit(fail_above, "--fail-above")
     if limit is None and direction is not None:
         raise UsageError("--direction belongs to --fail-above, which is missing.")
     accepted = check_words(across or ())
+    found: list[tuple[Values, Comparison]] = []
+    alone: list[str] = []
     with ExitStack() as stack:
-        a, b = (open_archives(_archives(word), stack, unproven=unproven) for word in (first, second))
-        found, alone = compare_cells(a, b, (_name(first, a), _name(second, b)), accepted)
-    gates = {} if limit is None else {v: decide(found[v], limit, metric, direction, len(found)) for v in found}
+        a = open_archives(_archives(first), stack, unproven=unproven)
+        for other in dict.fromkeys(others):
+            b = open_archives(_archives(other), stack, unproven=unproven)
+            cells, without = compare_cells(a, b, (_name(first, a), _name(other, b)), accepted)
+            found += cells.items()
+            alone += without
+    gates = [] if limit is None else [decide(each, limit, metric, direction, len(found)) for _, each in found]
     if metric is not None:
-        found = {values: each.reduce_to(str(find_metric(each.rows, metric))) for values, each in found.items()}
+        found = [(values, each.reduce_to(str(find_metric(each.rows, metric)))) for values, each in found]
+    titles = [_title(each, values, len(others) > 1) for values, each in found]
     if output == Format.json:
         console.out_json(make_document(found, gates, alone))
     else:
-        for number, (values, comparison) in enumerate(found.items()):
-            if values:
-                console.out(f"{chr(10) if number else ''}{describe_cell(values)}")
+        for number, (title, (_, comparison)) in enumerate(zip(titles, found, strict=True)):
+            if title:
+                console.out(f"{chr(10) if number else ''}{title}")
             _show(comparison)
     if alone:
-        console.warn(f"Omitted, because only one side has it: {'; '.join(alone)}.")
-    for values, gate in gates.items():
-        about = f"{describe_cell(values)}: " if values else ""
+        console.warn(f"Omitted, because only one side has it: {'; '.join(dict.fromkeys(alone))}.")
+    for title, gate in zip(titles, gates, strict=False):
+        about = f"{title}: " if title else ""
         console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
-    return find_worst(gate.verdict for gate in gates.values()).exit_code
+    return find_worst(gate.verdict for gate in gates).exit_code
+
+
+def _title(found: Comparison, values: Values, has_several: bool) -> str:
+    """What a table compares if there are several: "new against old, 2 workers"."""
+    sides = f"{found.b} against {found.a}" if has_several else ""
+    return ", ".join(filter(None, (sides, describe_cell(values))))
 
 
 def _warn(found: Comparison) -> None:

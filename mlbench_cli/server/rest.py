@@ -240,7 +240,7 @@ def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[st
         sides = (one, names[0]), (other, names[1])
         titles = [str(side[0].run["name"]) if len(side) == 1 else name for side, name in sides]
         found, alone = compare_cells(one, other, (titles[0], titles[1]), check_words(across))
-        return make_document(found, {}, alone)
+        return make_document(list(found.items()), (), alone)
 
 
 def _finished(runs: Sequence[RunHandle]) -> Sequence[RunHandle]:

@@ -6,7 +6,7 @@ to be compared with in a baseline, for `mlbench gate`. Both decide by the interv
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -158,17 +158,17 @@ def _trim(value: float) -> str:
 
 
 def make_document(
-    found: Mapping[Values, Comparison], decisions: Mapping[Values, Decision], alone: Sequence[str]
+    found: Sequence[tuple[Values, Comparison]], decisions: Sequence[Decision], alone: Sequence[str]
 ) -> JsonObject:
-    """A single comparison as is; several as a list, each with the values of its cell."""
-    each = {
-        values: {**comparison.to_dict(), "gate": decisions[values].to_dict() if values in decisions else None}
-        for values, comparison in found.items()
-    }
-    if list(each) == [()]:
-        return each[()]
-    comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
-    verdict = str(find_worst(one.verdict for one in decisions.values())) if decisions else None
+    """A single comparison as is; several as a list, each with the values of its cell. `decisions` are those about
+    each, or none."""
+    each = [{**comparison.to_dict(), "gate": None} for _, comparison in found]
+    for document, decision in zip(each, decisions, strict=False):
+        document["gate"] = decision.to_dict()
+    if [values for values, _ in found] == [()]:
+        return each[0]
+    comparisons = [{"cell": dict(values), **document} for (values, _), document in zip(found, each, strict=True)]
+    verdict = str(find_worst(one.verdict for one in decisions)) if decisions else None
     return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
 
 

@@ -169,3 +169,24 @@ def test_all_presenters_agree(case: Case, capsys: Captured, tmp_path: Path) -> N
         assert change in headline[0]
         assert ends.rstrip(")") in headline[2]
         assert row["words"] in re.sub(r"\\(.)", r"\1", Path("page.md").read_text())
+
+
+def test_several_results_are_each_compared_with_one_baseline(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+    store = Store(tmp_path)
+    sides = {"a": Case(GOOD, GOOD, 0, 0), "b": CASES["the same"], "c": CASES["slower"]}
+    for side, case in sides.items():
+        _record(store, side, case)
+    store.close()
+    pairs = [ask(capsys, "compare", "a-2", other, "--fail-above", str(LIMIT)) for other in ("b-2", "c-2")]
+    assert [code for code, _ in pairs] == [0, 7]
+    code, found = ask(capsys, "compare", "a-2", "b-2", "c-2", "b-2", "--fail-above", str(LIMIT))
+    assert (code, found["verdict"]) == (7, "failed")
+    assert [(each["b"], each["rows"], each["verdict"]) for each in found["comparisons"]] == [
+        (pair["b"], pair["rows"], pair["verdict"]) for _, pair in pairs
+    ]
+    assert run(["compare", "a-2", "b-2", "c-2"]) == 0
+    text = capsys.readouterr().out
+    assert 0 == text.index("b-2 against a-2") < text.index("c-2 against a-2")
