@@ -44,7 +44,16 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> tuple[st
     """Whether the right node, nobody, or another one was named, and what the certificate says of nodes."""
     words = [*MLBENCH, "run", "certify", str(options.workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
     words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks)]
-    words += ["--preset", "tiny", "--set", "limit_seconds=20", "--set", "confirm_seconds=400"]
+    words += [
+        "--preset",
+        "tiny",
+        "--set",
+        "limit_seconds=20",
+        "--set",
+        "confirm_seconds=400",
+        "--set",
+        "run.absent=15s",
+    ]
     if fault == "network":
         words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * options.share:g}mbit"]
         words += ["--set", "stages=drift,pairs"]

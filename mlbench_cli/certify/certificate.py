@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
@@ -171,9 +171,16 @@ def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
     return rows
 
 
-def plan_recheck(earlier: Certificate, node: str) -> dict[str, Any]:
-    """The parameter recheck: `node`, the tests in which it was a suspect, for how long that counts, and the machines to
-    measure. Raises UsageError if it is not in the certificate, or too few healthy nodes are."""
+class Suspect(NamedTuple):
+    """A node to measure again: the machines to measure, and the parameter `recheck` of the task."""
+
+    nodes: tuple[str, ...]
+    recheck: str
+
+
+def plan_recheck(earlier: Certificate, node: str) -> Suspect:
+    """`node` beside healthy ones, with the tests in which it was a suspect, and for how long that counts. Raises
+    UsageError if it is not in the certificate, or too few healthy nodes are."""
     if earlier.run["spec"]["engine"] == "local":
         raise UsageError("The earlier certificate is of workers on this machine: none of them can be measured again.")
     names = [item["node"] for item in earlier.document["nodes"]]
@@ -188,13 +195,13 @@ def plan_recheck(earlier: Certificate, node: str) -> dict[str, Any]:
     found = [item for item in earlier.document["findings"] if node in item["nodes"] and "confirmed" in item]
     ended = parse_timestamp(earlier.run["created"]) + float(earlier.document["scope"]["seconds"] or 0.0)
     most = span_needed(earlier.document["method"]["least_dip_seconds"], 1) - RECHECK_SECONDS
-    return {
+    row = {
         "node": node,
         "tests": sorted({item["test"] for item in found}),
         "seconds": round(max(0.0, min(time.time() - ended, most))) if found else 0,
-        "nodes": [*healthy[:PEERS], node],
         "certificate": earlier.digest,
     }
+    return Suspect((*healthy[:PEERS], node), json.dumps(row, separators=(",", ":")))
 
 
 def require_same_hardware(old: Certificate, new: Certificate) -> None:

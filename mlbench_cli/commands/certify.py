@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -16,6 +16,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.certify import expectations
 from mlbench_cli.certify.certificate import (
     Certificate,
+    Suspect,
     plan_recheck,
     read_certificate,
     require_same_hardware,
@@ -33,6 +34,7 @@ from task_images.certify import STAGES
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
+ABSENT_SECONDS = 180  # for which nodes may be missing before the others start without them
 RECHECKED = ("node", "pairs")
 PARTIAL_SECONDS = 60.0  # for a run that was stopped here to complete its archive; Ctrl-C again does not wait
 
@@ -135,7 +137,7 @@ def _read_earlier(path: Path | None) -> Certificate | None:
     return None if path is None else read_certificate(path)
 
 
-def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> Mapping[str, Any]:
+def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> Suspect:
     if earlier is None:
         raise UsageError(
             "--recheck needs the certificate in which the node was a suspect.",
@@ -158,7 +160,7 @@ def _plan(
     expect: Path | None,
     only: Sequence[str] | None,
     gpu: bool,
-    suspect: Mapping[str, Any] | None,
+    suspect: Suspect | None,
 ) -> tuple[Request, Plan]:
     """The plan of the certification. Raises UsageError for contradicting options, NotFoundError for unknown names."""
     if level not in LEVELS:
@@ -168,7 +170,7 @@ def _plan(
     if hours is not None and (level != "soak" or not 0 < hours <= 720):
         raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
     if suspect is not None:
-        nodes, only = len(suspect["nodes"]), only or RECHECKED
+        nodes, only = len(suspect.nodes), only or RECHECKED
     found = client.store.cluster(cluster)
     known = LOCAL_NODES if found.provider == "local" else cluster_nodes(found.details)
     if nodes is None and known is None:
@@ -180,7 +182,7 @@ def _plan(
     if only:
         changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
     if suspect is not None:
-        changes["recheck"] = json.dumps(suspect, separators=(",", ":"))
+        changes["recheck"] = suspect.recheck
     figures = expectations.read_expectations(expect) if expect is not None else []
     if figures:
         changes["expect"] = json.dumps(figures, separators=(",", ":"), default=str)
@@ -203,6 +205,8 @@ def _plan(
         preset=LEVELS[level],
         set=changes,
         cluster=cluster,
+        nodes=None if suspect is None else ",".join(suspect.nodes),
+        absent=f"{ABSENT_SECONDS}s",
         gpu=gpu or None,
         timeout=f"{max(1, round(limit))}s",
     )

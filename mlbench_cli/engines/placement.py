@@ -42,7 +42,7 @@ def share_hosts(hosts: Sequence[HostRecord], spec: RunSpec) -> list[NodeShare]:
 
     Parameter servers run beside the workers, in turn. Raises CapacityError if there are not enough slots.
     """
-    if names := spec.chosen_nodes:
+    if names := spec.nodes:
         hosts = sorted((host for host in hosts if host["name"] in names), key=lambda host: names.index(host["name"]))
     if spec.absent_seconds is not None:
         hosts = [{**host, "slots": 1} for host in hosts]

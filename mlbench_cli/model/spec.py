@@ -154,6 +154,10 @@ class RunSpec:
     detect_seconds: float | None = None  # after which a rank that makes no progress counts as failed
     include_files: tuple[str, ...] = ()  # of a user's command: further files of its code
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
+    nodes: tuple[str, ...] = ()  # machines that the run must have, by name, one per worker; empty: any
+    # How long the run waits for nodes that do not start before it starts without them; None: it needs all of them. The
+    # end of a rank other than rank 0 then does not end the others, which therefore must not wait for it.
+    absent_seconds: float | None = None
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
     price: Mapping[str, Any] = field(default_factory=dict)
@@ -182,6 +186,8 @@ class RunSpec:
             raise UsageError(f"{self.gpus_per_worker} GPUs per worker: the number must be from 0 to 64.")
         if self.cpus is not None and not 0 < self.cpus <= 4096:
             raise UsageError(f"{self.cpus} CPUs per worker: the number must be above 0 and at most 4096.")
+        if self.absent_seconds is not None and not 0 <= self.absent_seconds <= MAX_TIMEOUT:
+            raise UsageError(f"{self.absent_seconds} s for absent nodes: it must be from 0 to 30 days.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
         if self.network is not None:
@@ -237,26 +243,6 @@ class RunSpec:
         """The inverse of `ranks_of`."""
         beyond = rank - self.world_size
         return self.workers + beyond if beyond >= 0 else rank // self.processes_per_worker
-
-    @property
-    def absent_seconds(self) -> float | None:
-        """How long workers may be missing before the others start without them; None: the run needs all of them.
-
-        Only ranks that do not meet can do so: those of a task with the parameter join_seconds, such as certify. The end
-        of one of them does not end the others, unless it is rank 0.
-        """
-        seconds = self.parameters.get("join_seconds") if self.runs_task_program else None
-        return float(seconds) if isinstance(seconds, int | float) else None
-
-    @property
-    def chosen_nodes(self) -> tuple[str, ...]:
-        """The machines that the run must have, by name, its first worker on the first one; empty: any. Those of the
-        parameter recheck of the task certify."""
-        text = self.parameters.get("recheck") if self.runs_task_program else None
-        try:
-            return tuple(map(str, json.loads(str(text)).get("nodes", ()))) if text else ()
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            return ()
 
     @property
     def runs_task_program(self) -> bool:

@@ -33,7 +33,7 @@ from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load
 from mlbench_cli.tasks.command_code import collect_code, reads_parameters
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
 from mlbench_cli.util.masking import refuse_secrets
-from mlbench_cli.util.text import one_line, shorten
+from mlbench_cli.util.text import counted, one_line, shorten
 from providers.pins import require_pin
 from task_images.cores import effective_cores
 
@@ -221,6 +221,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
         env={},
+        nodes=(),
         task_path=load_task(spec.task).search_path if engine == "local" else None,
         kubernetes=options,
         **_cluster_facts(cluster),
@@ -541,12 +542,31 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "pin": bool(request.pin),
         "network": resolve_network(request),
         **resolve_faults(request),
+        "nodes": _nodes(request, cluster),
+        "absent_seconds": None if request.absent is None else parse_duration(request.absent, "run.absent"),
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
     elif request.command is not None:
         placement["timeout"] = TIMEOUT
     return placement
+
+
+def _nodes(request: Request, cluster: Cluster) -> tuple[str, ...]:
+    """The machines that the run must have. Raises UsageError, NotFoundError for unknown hosts."""
+    if request.nodes is None:
+        return ()
+    if cluster.provider == "local":
+        raise UsageError("run.nodes does not apply to this machine, which is one node.")
+    names = tuple(name.strip() for name in request.nodes.split(",") if name.strip())
+    if any(workers != len(names) for workers in request.workers):
+        raise UsageError(f"run.nodes names {counted(len(names), 'node')}: each worker needs one.")
+    hosts = [str(host["name"]) for host in cluster.details.get("hosts") or ()]
+    if unknown := [name for name in names if hosts and name not in hosts]:
+        raise NotFoundError(
+            f"The cluster {cluster.name} has no host {shorten(unknown[0])}.", hint=f"It has {shorten(', '.join(hosts))}"
+        )
+    return names
 
 
 def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:

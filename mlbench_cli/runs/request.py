@@ -174,6 +174,17 @@ class Request:
         metavar="DURATION",
         rare=True,
     )
+    nodes: str | None = _option(
+        "machines of the cluster that the run must have, by name, one per worker; not on this machine",
+        metavar="NODE,NODE",
+        rare=True,
+    )
+    absent: str | None = _option(
+        "start without machines that have not started after this time, e.g. 3m, and continue if one is lost; for "
+        "programs whose ranks do not wait for each other. Default: the run needs all of them",
+        metavar="DURATION",
+        rare=True,
+    )
     worker_hour: str | None = _option(
         "price of a worker per hour in US dollars, for your own machines; the cost is then part of the result",
         metavar="USD",

@@ -18,9 +18,6 @@ class Settings:
     """Parameters of the task."""
 
     stages: list[str] = parameter(list(STAGES[:-1]), "what is measured, in this order", choices=STAGES)
-    join_seconds: float = parameter(
-        180.0, "how long nodes may be missing before the others start without them", min=1, max=86400
-    )
     limit_seconds: float = parameter(60.0, "longest time of one measurement, after which its process is killed", min=1)
     rounds: int = parameter(3, "how often every node and pair is measured for the screen", min=1, max=100)
     burst_seconds: float = parameter(0.25, "duration of a short measurement", min=0.01, max=600)
@@ -45,7 +42,7 @@ class Settings:
         3600.0, "longest confirmation of suspects; who is not decided by then is on watch", min=0, max=864000
     )
     soak_hours: float = parameter(0.0, "how long the stage soak repeats the others", min=0, max=720)
-    recheck: str = parameter("", "suspect of an earlier certificate, as JSON: node, tests, and seconds since then")
+    recheck: str = parameter("", "suspect of an earlier certificate, as JSON: node, tests, seconds since, certificate")
     expect: str = parameter("", "published figures to compare with, as JSON: name -> value and source")
 
 
@@ -78,7 +75,6 @@ TASK = Task(
             "soak_hours": 24.0,
         },
         "tiny": {
-            "join_seconds": 15.0,
             "burst_seconds": 0.05,
             "sustained_seconds": 0.1,
             "disk_bytes": 1048576,

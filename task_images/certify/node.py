@@ -162,14 +162,14 @@ def identify_machine() -> str:
     return socket.gethostname()
 
 
-def obey(contract: Contract, place: tuple[str, int], join_seconds: float) -> None:
+def obey(contract: Contract, place: tuple[str, int]) -> None:
     """Do what rank 0 asks for until it says goodbye or is gone."""
     child = Child()
     hello = child.start()
     gpu = read_gpu(contract.local_rank) if contract.device == "gpu" else {}
     keys = inventory(hello.get("versions", {}), gpu)
     say("inventory", device=hello.get("device"), keys=keys, serial=gpu.get("serial"), error=hello.get("error"))
-    connection = _connect(place, join_seconds)
+    connection = _connect(place)
     if connection is None:
         say("alone", error=f"rank 0 does not answer at port {place[1]}")
         return
@@ -195,8 +195,8 @@ def _send(stream: Any, message: dict[str, Any]) -> None:
         stream.flush()
 
 
-def _connect(place: tuple[str, int], seconds: float) -> socket.socket | None:
-    deadline = time.monotonic() + seconds
+def _connect(place: tuple[str, int]) -> socket.socket | None:
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with suppress(OSError):
             connection = socket.create_connection(place, timeout=5)

@@ -76,17 +76,17 @@ class Coordinator:
     # --- the others -------------------------------------------------------------------------------------------------
 
     def gather(self, listener: socket.socket) -> None:
-        """Accept ranks until all are there, or for a while after the first have loaded their libraries: the agents of
-        several machines have waited for `join_seconds` already."""
+        """Accept ranks until all are there, or for a while after the first have loaded their libraries: the agents have
+        waited for machines already."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        deadline = time.monotonic() + self.settings.join_seconds + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         with self._told:
             while len(self.members) < self.contract.world_size and time.monotonic() < deadline:
                 if self.members:
-                    deadline = min(deadline, time.monotonic() + min(_LATE_SECONDS, self.settings.join_seconds))
+                    deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
                 self._told.wait(max(0, deadline - time.monotonic()))
         for rank in set(range(self.contract.world_size)) - set(self.members):
-            self._lose(rank, "start", self.settings.join_seconds)
+            self._lose(rank, "start", _LATE_SECONDS)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -481,14 +481,13 @@ def main(contract: Contract) -> None:
     of ranks that can do nothing any more, too."""
     settings = read_parameters(Settings, contract.parameters)
     place = (contract.master_addr, contract.master_port)
-    wait = settings.join_seconds + START_SECONDS
     if contract.rank:
-        obey(contract, place, wait)
+        obey(contract, place)
         return
     emit("environment", 0, **machine_facts(), **code_facts())
     emit("phase", 0, phase="starting")
     listener = socket.create_server(("", contract.master_port), backlog=1024)
-    own = threading.Thread(target=obey, args=(contract, ("127.0.0.1", contract.master_port), wait), daemon=True)
+    own = threading.Thread(target=obey, args=(contract, ("127.0.0.1", contract.master_port)), daemon=True)
     own.start()
     coordinator = Coordinator(contract, settings)
     coordinator.gather(listener)

@@ -273,8 +273,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "tolerations": list_tolerations(spec),
         "anti_affinity": anti_affinity(spec),
         "chosen_nodes": [
-            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
-            for name in spec.chosen_nodes
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in spec.nodes
         ],
         "pod_security": pod_security(spec),
         "image": spec.image,

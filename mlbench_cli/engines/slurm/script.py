@@ -128,7 +128,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
         "qos": details.qos,
         "constraint": details.constraint,
         "switches": details.switches,
-        "nodelist": ",".join(spec.chosen_nodes) or None,
+        "nodelist": ",".join(spec.nodes) or None,
         "gres": f"gpu:{spec.gpus_per_worker}" if spec.gpus_per_worker else None,
         "cpus-per-task": None if spec.cpus is None else str(int(spec.cpus)),
     }

@@ -57,6 +57,8 @@ NEUTRAL = {
     "workers": "the axis of a chart; every presenter compares it separately",
     "seed": "repeats have different seeds",
     "timeout": "a deadline",
+    "absent_seconds": "a deadline",
+    "nodes": "their kind is a fact",
     "price": "known about the cluster, not used by the run",
     "data_dir": "where the data are; which data they are is the fact `data`",
     "task_path": "where the code is; which code it is is the fact `code`",

@@ -23,7 +23,7 @@ from tests.contract.engines.labs import install_commands
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
-CHANGES = ("--set", "confirm_seconds=0")
+CHANGES = ("--set", "confirm_seconds=0", "--set", "run.absent=15s")
 TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes", *CHANGES)
 
 
@@ -166,7 +166,7 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
     hosts = [{"name": name, "login": name, "slots": 8, "address": "127.0.0.1", "interface": "lo"} for name in names]
     details = {"folder": "~/far", "python": sys.executable, "hosts": hosts}
     Store().record_cluster(Cluster("lab", "hosts", details=details))
-    options = ["--set", "stages=drift", "--preset", "tiny", "--yes", "--share-machine"]
+    options = ["--set", "stages=drift", "--set", "run.absent=15s", "--preset", "tiny", "--yes", "--share-machine"]
     assert run(["run", "t", "5", "--cluster", "lab", "--task", "certify", *options]) == 0
     assert run(["certify", "--archive", "t-5", "--out", "first"]) == 9
     again = ["certify", "lab", "--like", "first/archive.zip", "--only", "drift", "--yes"]

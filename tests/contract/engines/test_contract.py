@@ -323,7 +323,7 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 12.0, "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
     argv = ("python", "-m", "task_images.run", "certify")
-    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
+    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)
     until(lambda: len(lab.processes(run)) >= 6)  # each rank and what measures for it
     until(lambda: b'"kind":"node"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
     (rank,) = (pid for pid in lab.processes(run) if is_certifying_rank(pid, 2))
@@ -340,10 +340,10 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
 @pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"])
 def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_measured(lab: EngineLab) -> None:
     lab.take_down(2)
-    changes = {"stages": ["drift", "pairs"], "join_seconds": 10.0, "rounds": 1}
+    changes = {"stages": ["drift", "pairs"], "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
     argv = ("python", "-m", "task_images.run", "certify")
-    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters)
+    run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)
     supervise.follow(run, lab.engine, lab.store)
     document = json.loads((run.folder / "certificate.json").read_text())
     assert [(node["state"], node["reasons"]) for node in document["nodes"]][2] == ("missing", ["no_answer"])
