@@ -1,147 +1,294 @@
-"""Real workers of this machine with faults: who does certify name? `python -m benchmarks.certify_trials [FAULT ...]`.
+"""Clusters with a known fault: who does certify name? `python benchmarks/certify_trials.py [FAULT ...] [--trials N]`.
 
+Built from constructed samples of eight nodes (`certify_errors.Cluster`), sealed into an archive and judged from it:
+library  one node has another version of a library: drift, and nobody is named
+missing  one node never started: no_answer
+bit      one node has a flipped bit in the digest of one product: wrong_result
+matmul, memory, disk, node-network, link: one of them is slower by 1.5 times the fail margin
+edited   all samples of one node in one test are changed in a sealed archive, with checksums that fit: verify refuses
+copied   one node's log is another one's, with checksums that fit: verify refuses
+
+With real workers of this machine, which take turns on its CPUs:
 healthy  no fault: nobody is to be named
-cpu      a control group gives worker 1 a part of one CPU: matmul_slow, sustained_slow or memory_slow (root, cgroup v1)
+quota    a control group gives worker 1 a part of one CPU (root, cgroup v1): matmul_slow, sustained_slow, memory_slow
+paused   worker 1's measuring process is stopped for a part of every 20 ms: as quota
 silent   worker 1 is stopped for good once it has measured: no_answer
 killed   worker 1 is killed: no_answer
-network  worker 1's link has 70 % of the others' rate, in an emulated network: node_network_slow
-edited   as healthy; then a sample of worker 1 in the sealed archive is halved, with checksums that fit: verify refuses
+network  worker 1's link has a part of the others' rate, in an emulated network: node_network_slow
 
-Trials use the preset tiny, which confirms within a minute and so promises no error rate: they prove that faults get
-their reasons, while `certify_errors` counts wrong names. Workers share the CPUs, and every trial prints their load.
+Real trials use the preset tiny, which confirms within a minute and so promises no error rate: they prove that faults
+get their reasons, while `certify_errors` counts wrong names. Every trial prints the machine's load.
 """
 
 import argparse
 import hashlib
 import json
 import os
-import re
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from certify_errors import NODE_TESTS, Cluster
+
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.reseal import seal_anew
+from mlbench_cli.results.archive.verify import verify
+from task_images.certify.rules import DIGEST, PREFIX, TESTS
+
 VICTIM = 1
+NODES = 8
 MLBENCH = (sys.executable, "-m", "mlbench_cli")
+SLOW = {"matmul": "matmul.burst", "memory": "memory", "disk": "disk.write", "node-network": "network", "link": "link"}
+CONSTRUCTED = ("library", "missing", "bit", *SLOW, "edited", "copied")
+_CPU = {"matmul_slow", "sustained_slow", "memory_slow"}
 REASONS = {
-    "cpu": {"matmul_slow", "sustained_slow", "memory_slow"},
+    "quota": _CPU,
+    "paused": _CPU,
     "silent": {"no_answer"},
     "killed": {"no_answer"},
     "network": {"node_network_slow"},
 }
-FAULTS = ("healthy", *REASONS, "edited")
+FAULTS = (*CONSTRUCTED, "healthy", *REASONS)
 _GROUP = Path(f"/sys/fs/cgroup/cpu/mlbench-certify-{os.getpid()}")
 _LIMIT_SECONDS = 600.0
+Trial = tuple[str, str]  # right, nobody, another, wrong reason; and what the certificate says
 
 
-def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> tuple[str, str]:
-    """Whether the right node, nobody, or another one was named, and what the certificate says of nodes."""
+def judge_names(document: dict[str, Any], nodes: set[str], reasons: set[str], states: Sequence[str]) -> Trial:
+    """Whether these nodes, and no others, are in one of the states for one of the reasons."""
+    bad = ("slow", "failed", "missing")
+    said = "; ".join(f"{node['node']} {node['state']} {' '.join(node['reasons'])}" for node in document["nodes"])
+    named = {node["node"]: set(node["reasons"]) for node in document["nodes"] if node["state"] in (*states, *bad)}
+    if {node["node"] for node in document["nodes"] if node["state"] in bad} - nodes or named.keys() - nodes:
+        return "another", said
+    if named.keys() != nodes:
+        return "nobody", said
+    return ("right" if all(found & reasons for found in named.values()) else "wrong reason"), said
+
+
+# --- constructed ----------------------------------------------------------------------------------------------------
+
+
+def make_template(folder: Path) -> Archive:
+    """An archive of a real run of certify, for everything but its samples."""
+    words = [*MLBENCH, "run", "template", str(NODES), "--task", "certify", "--preset", "tiny", "--anonymous", "-c", "1"]
+    words += ["--share-machine", "--yes", "--set", "stages=drift", "--set", "least_dip_seconds=300"]
+    environment = {**os.environ, "MLBENCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    return Archive.open(next((folder / "home").glob("runs/*/certificate.json")).parent)
+
+
+def construct(fault: str, seed: int, template: Archive, folder: Path) -> Trial:
+    """Seal an archive of a cluster with this fault, and judge what it says."""
+    where = SLOW.get(fault, "memory")
+    margin = TESTS["network" if where == "link" else where].fail
+    cluster = Cluster(NODES, "normal", seed, 1.5 * margin if fault in SLOW else 0.0, where=where, has_pairs=True)
+    lines = write_lines(cluster, fault)
+    target = folder / "trial.zip"
+
+    def change(run: Path) -> None:
+        for rank, own in enumerate(lines):
+            log = run / f"logs/rank-{rank}.log"
+            other = [line for line in log.read_text().splitlines() if not line.startswith(PREFIX)]
+            log.write_text("\n".join([*other, *own, ""]))
+        if fault == "missing":
+            observation = json.loads((run / "observation.json").read_text())
+            observation["workers"][cluster.victim] |= {"started": None, "seconds": None}
+            (run / "observation.json").write_text(json.dumps(observation))
+
+    seal_anew(template, target, change)
+    with Archive.open(target) as archive:
+        document = dict(archive.document("certificate.json"))
+        if fault in ("edited", "copied"):
+            return _lie(fault, archive, cluster, random.Random(seed), folder), ""
+    name = f"worker-{cluster.victim}"
+    if fault == "library":
+        drift = [(row["key"], row["others"]) for row in document["drift"]]
+        said = judge_names(document, set(), set(), ())
+        return said if drift == [("nccl", {"2.21.5": [name]})] else ("wrong reason", str(drift))
+    if fault == "link":
+        ends = {f"worker-{node}" for node in cluster.slow_link}
+        return judge_names(document, ends, {"link_slow"}, ["watch"])
+    reason = {"missing": "no_answer", "bit": "wrong_result"}.get(fault) or TESTS[where].reason
+    return judge_names(document, {name}, {reason}, [])
+
+
+def write_lines(cluster: Cluster, fault: str) -> list[list[str]]:
+    """The logs of the ranks of a cluster, with a fault of the victim."""
+    evidence, victim = cluster.samples().evidence, cluster.victim
+    lines: list[list[str]] = [[] for _ in range(NODES)]
+
+    def say(rank: int, kind: str, **fields: Any) -> None:
+        if fault != "missing" or rank != victim:
+            lines[rank].append(PREFIX + json.dumps({"kind": kind, **fields}))
+
+    say(0, "scope", turns=False, clocks={str(rank): 0.0 for rank in range(NODES)})
+    for rank in range(NODES):
+        say(
+            rank,
+            "inventory",
+            keys={"cpu": "same", "nccl": "2.21.5" if (fault, rank) == ("library", victim) else "2.27"},
+        )
+    flipped = cluster.random.integers(3)
+    for sample in cluster.taken:
+        if fault == "missing" and victim in sample.unit:
+            continue
+        place = {name: value for name in ("round", "case", "moment") if (value := getattr(sample, name)) is not None}
+        facts: dict[str, Any] = {"unit": sample.unit} if sample.test == "network" else {"digest": DIGEST}
+        if fault == "bit" and sample.unit == (victim,) and sample.round == flipped and sample.test == "memory":
+            bit = 1 << int(cluster.random.integers(64))
+            facts["digest"] = f"{int(DIGEST, 16) ^ bit:016x}"
+        say(sample.unit[0], "rates", at=sample.at, values={sample.test: sample.rate}, **facts, **place)
+    say(0, "screened", at=evidence.screened, cases=evidence.cases)
+    ranks = [rank for rank in range(NODES) if fault != "missing" or rank != victim]
+    for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        facts = {"operation": operation, "bytes": 1 << 20, "ranks": ranks, "set": 0, "right": True}
+        say(0, "collective", times=[0.01] * 5, transport="TCP", **facts)
+    say(0, "training", ranks=ranks, set=0, steps=[0.1] * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
+    say(0, "end", at=1e5)
+    return lines
+
+
+def _lie(fault: str, archive: Archive, cluster: Cluster, chance: random.Random, folder: Path) -> str:
+    run = folder / "lie"
+    for name in archive.names:
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open_file(name) as file:
+            path.write_bytes(file.read())
+    name = f"logs/rank-{cluster.victim}.log"
+    lines = (run / name).read_text().splitlines()
+    if fault == "copied":
+        lines = (run / f"logs/rank-{(cluster.victim + 1) % NODES}.log").read_text().splitlines()
+    else:
+        test = chance.choice(NODE_TESTS)
+        factor = 1 - chance.choice((-1.5, 1.5)) * TESTS[test].fail
+        for at, line in enumerate(lines):
+            if line.startswith(PREFIX) and test in (row := json.loads(line.removeprefix(PREFIX))).get("values", {}):
+                row["values"][test] *= factor
+                lines[at] = PREFIX + json.dumps(row)
+    (run / name).write_text("\n".join([*lines, ""]))
+    digest = hashlib.sha256((run / name).read_bytes()).hexdigest()
+    sums = (run / "SHA256SUMS").read_text().splitlines()
+    sums = [f"{digest}  {name}" if line.endswith(f"  {name}") else line for line in sums]
+    (run / "SHA256SUMS").write_text("\n".join([*sums, ""]))
+    return "nobody" if verify(run).ok else "right"
+
+
+# --- real -----------------------------------------------------------------------------------------------------------
+
+
+def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
+    """Whether the right worker, nobody, or another one was named, and what the certificate says."""
     words = [*MLBENCH, "run", "certify", str(options.workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
-    words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks)]
-    words += [
-        "--preset",
-        "tiny",
-        "--set",
-        "limit_seconds=20",
-        "--set",
-        "confirm_seconds=400",
-        "--set",
-        "run.absent=15s",
-    ]
+    words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks), "--preset", "tiny"]
+    words += ["--set", "limit_seconds=20", "--set", "confirm_seconds=400", "--set", "run.absent=15s"]
     if fault == "network":
         words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * options.share:g}mbit"]
         words += ["--set", "stages=drift,pairs"]
+    elif fault in ("quota", "paused"):
+        words += ["--set", "stages=drift,node"]
     environment = {**os.environ, "MLBENCH_HOME": str(folder), "OMP_NUM_THREADS": "1"}
     with open(folder / "client.txt", "wb") as output:
         client = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
         try:
-            if fault in ("cpu", "silent", "killed"):
-                _harm(fault, folder, options.share)
+            if fault in _HARMS:
+                _HARMS[fault](_find_victim(folder, measured=fault in ("silent", "killed")), client, options.share)
             client.wait(_LIMIT_SECONDS)
         finally:
             client.kill()
     run = next(folder.glob("runs/*/certificate.json")).parent
-    if fault == "edited":
-        return ("right" if _is_edit_refused(run, environment) else "nobody"), ""
     document: dict[str, Any] = json.loads((run / "certificate.json").read_text())
-    named = {
-        str(node["node"]): set(node["reasons"])
-        for node in document["nodes"]
-        if node["state"] in ("slow", "failed", "missing")
-    }
-    said = "; ".join(
-        f"{node['node']} {node['state']} {' '.join(node['reasons'])}".strip() for node in document["nodes"]
-    )
-    if named.keys() - ({f"worker-{VICTIM}"} if fault != "healthy" else set()):
-        return "another", said
-    if not named:
-        return ("right" if fault == "healthy" else "nobody"), said
-    return ("right" if named[f"worker-{VICTIM}"] & REASONS[fault] else "wrong reason"), said
+    if not verify(run).ok:
+        return "not verified", ""
+    nodes = set() if fault == "healthy" else {f"worker-{VICTIM}"}
+    return judge_names(document, nodes, REASONS.get(fault, set()), [])
 
 
-def _harm(fault: str, folder: Path, share: float) -> None:
-    """Do it as soon as worker VICTIM has said who it is, or for `silent` and `killed`, has measured."""
-    word = b'"kind":"inventory"' if fault == "cpu" else b'"kind":"node"'
+def _find_victim(folder: Path, *, measured: bool) -> int:
+    """The process of rank VICTIM, once it has said what it is, or has measured."""
+    word = b'"kind":"rates"' if measured else b'"kind":"inventory"'
     end = time.monotonic() + _LIMIT_SECONDS
     while time.monotonic() < end:
         for log in folder.glob(f"runs/*/logs/rank-{VICTIM}.log"):
             if word in log.read_bytes():
                 state = json.loads((log.parents[1] / ".state/state.json").read_text())
-                rank = next(facts["pid"] for facts in state["ranks"] if facts["rank"] == VICTIM)
-                if fault == "cpu":
-                    _throttle(rank, share)
-                else:
-                    os.kill(rank, signal.SIGSTOP if fault == "silent" else signal.SIGKILL)
-                return
+                return int(next(facts["pid"] for facts in state["ranks"] if facts["rank"] == VICTIM))
         time.sleep(0.1)
+    raise TimeoutError("the worker said nothing")
 
 
-def _throttle(leader: int, share: float) -> None:
+def _throttle(leader: int, _client: "subprocess.Popen[bytes]", share: float) -> None:
     """Give a process and those that it has started a share of one CPU."""
     _GROUP.mkdir(exist_ok=True)
     (_GROUP / "cpu.cfs_period_us").write_text("10000")
     (_GROUP / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * 10000))))
+    for process in [leader, *_children(leader)]:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            (_GROUP / "tasks").write_text(thread.name)
+
+
+def _children(leader: int) -> list[int]:
+    found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            if int(status.read_text().rpartition(")")[2].split()[2]) == leader:
-                (_GROUP / "cgroup.procs").write_text(status.parent.name)
+            if int(status.read_text().rpartition(")")[2].split()[1]) == leader:
+                found.append(int(status.parent.name))
+    return found
 
 
-def _is_edit_refused(run: Path, environment: dict[str, str]) -> bool:
-    log = run / f"logs/rank-{VICTIM}.log"
-    text = re.sub(r'"memory":([0-9.]+)', lambda found: f'"memory":{float(found[1]) / 2}', log.read_text())
-    log.write_text(text)
-    sums = (run / "SHA256SUMS").read_text()
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (run / "SHA256SUMS").write_text(re.sub(rf"[0-9a-f]{{64}}(?=  logs/rank-{VICTIM}\.log)", digest, sums))
-    words = [*MLBENCH, "verify", str(run)]
-    return subprocess.run(words, env=environment, capture_output=True, check=False).returncode != 0
+def _pause(leader: int, client: "subprocess.Popen[bytes]", share: float) -> None:
+    """Stop the measuring process for a part of every 20 ms, until the client ends."""
+    (child,) = _children(leader)
+    with suppress(ProcessLookupError):
+        while client.poll() is None:
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(0.02 * (1 - share))
+            os.kill(child, signal.SIGCONT)
+            time.sleep(0.02 * share)
+
+
+_HARMS: dict[str, Callable[[int, "subprocess.Popen[bytes]", float], None]] = {
+    "quota": _throttle,
+    "paused": _pause,
+    "silent": lambda leader, _client, _share: os.kill(leader, signal.SIGSTOP),
+    "killed": lambda leader, _client, _share: os.kill(leader, signal.SIGKILL),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", default=list(FAULTS), choices=[*FAULTS, []])
     parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=8, help="of real trials")
     parser.add_argument("--ranks", type=int, default=1, help="per worker")
     parser.add_argument("--share", type=float, default=0.7, help="of a CPU or of the rate that the slow worker gets")
     options = parser.parse_args(arguments)
-    for fault in options.faults:
-        counts: Counter[str] = Counter()
-        for number in range(options.trials):
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                begun = time.monotonic()
-                word, said = run_trial(fault, options, Path(folder))
-            counts[word] += 1
-            load, seconds = os.getloadavg()[0], time.monotonic() - begun
-            print(f"{fault} {number + 1}: {word}, {seconds:.0f} s, load {load:.1f}; {said}", flush=True)
-        print(f"{fault}: {dict(counts)}", flush=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        template = make_template(Path(home)) if set(options.faults) & {*CONSTRUCTED} else None
+        for fault in options.faults:
+            counts: Counter[str] = Counter()
+            for number in range(options.trials):
+                with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                    begun = time.monotonic()
+                    if fault in CONSTRUCTED:
+                        assert template is not None
+                        word, said = construct(fault, number, template, Path(folder))
+                    else:
+                        word, said = run_trial(fault, options, Path(folder))
+                counts[word] += 1
+                load, seconds = os.getloadavg()[0], time.monotonic() - begun
+                if word != "right" or fault not in CONSTRUCTED:
+                    print(f"{fault} {number + 1}: {word}, {seconds:.0f} s, load {load:.1f}; {said}", flush=True)
+            print(f"{fault}: {dict(counts)} of {options.trials}", flush=True)
     with suppress(OSError):
         _GROUP.rmdir()
 

@@ -22,17 +22,12 @@ from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import counted, shorten
 from mlbench_cli.util.times import parse_timestamp
-from task_images.certify.rules import LEAST_DIP, PEERS, TESTS, read_recheck, span_needed
+from task_images.certify.evidence import read_earlier
+from task_images.certify.rules import LEAST_DIP, PEERS, TESTS, span_needed
 
 ARCHIVE = "archive.zip"
 RECHECK_SECONDS = 240.0  # that the confirmation of a recheck takes at least
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
-_HEADLINES = {
-    "accepted": "Accepted",
-    "accepted_without": "Accepted without",
-    "rejected": "Rejected",
-    "cannot_tell": "Cannot tell",
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,8 @@ class Certificate:
         """Raises UsageError for an archive of another task."""
         if run_folder.CERTIFICATE not in archive.names:
             raise UsageError(
-                f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate."
+                f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate.",
+                hint="mlbench certify CLUSTER writes one.",
             )
         document = dict(archive.document(run_folder.CERTIFICATE))
         document.pop("schema_version", None)
@@ -59,7 +55,7 @@ class Certificate:
     @property
     def rechecked(self) -> Mapping[str, Any] | None:
         """The node that was measured again after an earlier certificate, if this certificate is about one."""
-        asked = read_recheck(str(self.run["spec"]["parameters"].get("recheck") or "")).node
+        asked = read_earlier(str(self.run["spec"]["parameters"].get("recheck") or "")).node
         return next((node for node in self.document["nodes"] if node["node"] == asked), None)
 
     @property
@@ -86,7 +82,7 @@ class Certificate:
     @property
     def headline(self) -> str:
         """The verdict as a sentence."""
-        word = _HEADLINES[self.document["verdict"]]
+        word = self.document["verdict"].replace("_", " ").capitalize()
         partial = "Partial. " if self.document["is_partial"] else ""
         if self.rechecked is not None:
             return f"{partial}{self.rechecked['node']} is {self.rechecked['state'].replace('_', ' ')}"
@@ -155,16 +151,14 @@ def read_certificate(path: Path) -> Certificate:
 def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
     """What has changed for each node since an earlier certificate of the same hardware; after a recheck, for those that
     were measured again."""
-    before = {node["node"]: node["state"] for node in old.document["nodes"]}
-    after = {node["node"]: node["state"] for node in new.document["nodes"]}
-    rows = []
-    order = [str(state) for state in State]
+    before, after = ({node["node"]: State(node["state"]) for node in one.document["nodes"]} for one in (old, new))
+    rows, order = [], list(State)
     for name in sorted(after.keys() if new.rechecked is not None else before.keys() | after.keys()):
         was, now = before.get(name), after.get(name)
-        if was == now:
-            continue
         if was is None or now is None:
             change = "new" if was is None else "gone"
+        elif was is now:
+            continue
         else:
             change = "worse" if order.index(now) < order.index(was) else "recovered"
         rows.append({"node": name, "change": change, "before": was, "now": now})
@@ -262,10 +256,10 @@ def render(
 ) -> str:
     """The page."""
     own = Path(__file__).parent
-    order = {str(state): place for place, state in enumerate(State)}
+    order = list(State)  # worst first
     nodes = sorted(
         certificate.document["nodes"],
-        key=lambda node: (order[node["state"]], min(node["tests"].values(), default=0.0), node["node"]),
+        key=lambda node: (order.index(node["state"]), min(node["tests"].values(), default=0.0), node["node"]),
     )
     return render_page(
         make_environment(own),

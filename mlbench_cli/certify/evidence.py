@@ -8,7 +8,8 @@ from mlbench_cli.certify.judge import Document, judge
 from mlbench_cli.certify.samples import read_samples
 from mlbench_cli.model.run import Observation
 from mlbench_cli.model.spec import RunSpec
-from task_images.certify import rules
+from task_images.certify.evidence import Evidence, read_earlier
+from task_images.certify.rules import LEAST_DIP
 
 TASK = "certify"
 
@@ -23,11 +24,8 @@ def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable
     names = [str(place) if are_nodes else f"worker-{number}" for number, place in enumerate(places)]
     started = [number in workers and workers[number].started is not None for number in range(spec.workers)]
     dip = spec.parameters.get("least_dip_seconds")
-    return judge(
-        read_samples(logs, spec.world_size, spec.processes_per_worker),
-        names,
-        started,
-        parse_expected(str(spec.parameters.get("expect") or "")),
-        least_dip=float(dip) if isinstance(dip, int | float) else rules.LEAST_DIP,
-        recheck=rules.read_recheck(str(spec.parameters.get("recheck") or "")),
-    )
+    least_dip = float(dip) if isinstance(dip, int | float) else LEAST_DIP
+    earlier = read_earlier(str(spec.parameters.get("recheck") or ""))
+    evidence = Evidence(spec.processes_per_worker, least_dip, earlier, names)
+    samples = read_samples(logs, spec.world_size, evidence)
+    return judge(samples, names, started, parse_expected(str(spec.parameters.get("expect") or "")))

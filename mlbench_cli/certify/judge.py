@@ -1,99 +1,73 @@
 """From the samples of a certificate to its document: states of nodes, findings, and the verdict about the cluster.
 
-Pure. Sealing writes what `judge` returns; verifying runs it again: screen, confirmation and the fit of pairs. The
-recorded cases say only who was measured again; who was a suspect follows from the samples of the screen.
+Pure. Sealing writes what `judge` returns; verifying runs it again. Screen, confirmation and the fit of pairs are
+`task_images.certify.evidence`, which rank 0 asked while it measured.
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.certify.samples import Case, NodeSample, Samples, Together
+from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure
+from mlbench_cli.certify.samples import Collective, Rates, Samples, Training
 from mlbench_cli.certify.words import State, Verdict
-from task_images.certify import pairs, rules
+from task_images.certify import rules
+from task_images.certify.evidence import Suspect
 from task_images.certify.rules import TESTS
 
 STAGES = ("drift", "node", "pairs", "collectives", "training")
-ACCEPTED_SHARE = 0.90  # of a published figure
 CLOCK_SECONDS = 1.0
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
-_SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
 
 
 Document = dict[str, Any]
-_NOBODY = rules.Recheck()
 
 
-def judge(
-    samples: Samples,
-    names: Sequence[str],
-    started: Sequence[bool],
-    expected: Sequence[Mapping[str, Any]] = (),
-    *,
-    least_dip: float = rules.LEAST_DIP,
-    recheck: rules.Recheck = _NOBODY,
-) -> Document:
+def judge(samples: Samples, names: Sequence[str], started: Sequence[bool], expected: Sequence[Figure] = ()) -> Document:
     """The certificate of nodes with these `names`, in the order of their numbers; `started`: whether their workers did.
-
-    `expected` are published figures of such a cluster. `least_dip` is the mean length of disturbances to outlast, in
-    seconds. `recheck`: who was suspected before.
-    """
-    return _Judge(samples, names, started, expected, least_dip, recheck).document()
+    `expected` are published figures of such a cluster."""
+    return _Judge(samples, names, started, expected).document()
 
 
 class _Judge:
     def __init__(
-        self,
-        samples: Samples,
-        names: Sequence[str],
-        started: Sequence[bool],
-        expected: Sequence[Mapping[str, Any]],
-        least_dip: float,
-        recheck: rules.Recheck,
+        self, samples: Samples, names: Sequence[str], started: Sequence[bool], expected: Sequence[Figure]
     ) -> None:
-        self.samples, self.names, self.expected, self.least_dip = samples, names, expected, least_dip
-        self.recheck, self.started = recheck, started
+        self.samples, self.evidence = samples, samples.evidence
+        self.names, self.started, self.expected = names, started, expected
         absent = State.MISSING if any(started) else State.NOT_TESTED  # a run that did not start blames nobody
-        self.states = {number: State.OK if started[number] else absent for number in range(len(names))}
+        self.states = [State.OK if has_started else absent for has_started in started]
         self.findings: list[Document] = []
         self.notes: list[str] = []  # why the cluster cannot be accepted
-        self.screens: dict[str, rules.Screen] = {}
-        self.fleet: dict[str, Document] = {}
-        self.explained: pairs.Explanation | None = None
-        self.dip = least_dip
-        self.rejected: list[str] = []
-
-    def _name_of(self, test: str, unit: int) -> str:
-        return self.names[unit if test == "network" else self.node_of(unit)]
-
-    def node_of(self, rank: int) -> int:
-        return rank // self.samples.per_node
+        self.rejected: list[str] = []  # why it is rejected
+        # The set of nodes that was measured together last: without those that were named by then.
+        last = max((row.set for row in samples.together if row.set < 2), default=None)
+        self.together = [row for row in samples.together if row.set == last]
 
     def document(self) -> Document:
         self._judge_presence()
         self._judge_results()
-        self._screen_nodes()
-        self._explain_pairs()
-        suspects = self._suspects()
-        self._confirm(suspects)
-        self._watch_flapping()
-        drift = self._find_drift()
+        self._judge_groups()
+        self._judge_suspects()
+        self._judge_unsuspected()
+        self._judge_flapping()
         delivers = self._delivered()
-        measured = self._measured(delivers)
-        verdict, reason = self._decide(measured)
-        tests = self._relative()
+        measured = self._measured()
+        fleet = self._fleet()
+        verdict, reason = self._decide(measured, fleet)
+        tests, evidence = self._relative(), self.evidence
         return {
             "verdict": str(verdict),
             "reason": reason,
             "is_partial": self.samples.ended is None,
             "scope": {
                 "asked": len(self.names),
-                "answered": len(self._answered()),
-                "ranks_per_node": self.samples.per_node,
-                "shares_machine": self.samples.shares_machine,
+                "answered": self._answered(),
+                "ranks_per_node": evidence.per_node,
+                "shares_machine": self.samples.scope is not None and self.samples.scope.turns,
                 "measured": [stage for stage in STAGES if stage in measured],
                 "not_tested": [stage for stage in STAGES if stage not in measured],
                 "seconds": self.samples.ended,
@@ -101,11 +75,11 @@ class _Judge:
             "method": {
                 "error": rules.ERROR,
                 "looks": list(rules.LOOKS),
-                "suspects": len(suspects),
-                "measurements": sum(len(found.levels) for found in self.screens.values()),
-                "longest_dip_seconds": round(self.dip, 3),
-                "least_dip_seconds": self.least_dip,
-                "span_seconds": round(rules.span_needed(self.dip, len(suspects)), 3) if suspects else 0.0,
+                "suspects": len(evidence.suspects),
+                "measurements": sum(len(found.levels) for found in evidence.screens.values()),
+                "longest_dip_seconds": round(evidence.longest_dip, 3),
+                "least_dip_seconds": evidence.least_dip,
+                "span_seconds": round(evidence.span, 3) if evidence.suspects else 0.0,
             },
             "nodes": [
                 {
@@ -119,162 +93,89 @@ class _Judge:
                 for number, name in enumerate(self.names)
             ],
             "hardware": self._hardware(),
-            "fleet": self.fleet,
+            "fleet": fleet,
             "findings": self.findings,
-            "drift": drift,
+            "drift": self._drift(),
             "delivers": delivers,
         }
 
-    # --- findings ---------------------------------------------------------------------------------------------------
-
     def _find(self, reason: str, nodes: Sequence[int], state: State, summary: str, **facts: Any) -> None:
+        """Add a finding about nodes; with none, about the cluster."""
         for number in nodes:
-            order = list(State)
-            self.states[number] = min(self.states[number], state, key=order.index)
+            self.states[number] = min(self.states[number], state, key=list(State).index)
         names = [self.names[number] for number in nodes]
         self.findings.append({"reason": reason, "nodes": names, "state": str(state), "summary": summary, **facts})
 
-    def _answered(self) -> set[int]:
-        """The nodes that came to the start."""
-        late = {self.node_of(rank) for rank, stage in self.samples.silent.items() if stage == "start"}
-        return {number for number, has_started in enumerate(self.started) if has_started} - late
+    def _reject(self, reason: str, summary: str, **facts: Any) -> None:
+        self.rejected.append(summary)
+        self._find(reason, [], State.OK, summary, **facts)
+
+    # --- what nodes said of themselves ------------------------------------------------------------------------------
+
+    def _answered(self) -> int:
+        """How many nodes came to the start."""
+        late = {self.samples.node_of(rank) for rank, stage in self.samples.silent.items() if stage == "start"}
+        return sum(has_started and number not in late for number, has_started in enumerate(self.started))
 
     def _judge_presence(self) -> None:
-        heard = {self.node_of(rank) for rank in self.samples.inventories}
-        silent = {self.node_of(rank): stage for rank, stage in self.samples.silent.items()}
+        heard = {self.samples.node_of(rank) for rank in self.samples.inventories}
+        silent = {self.samples.node_of(rank): stage for rank, stage in self.samples.silent.items()}
         for number, name in enumerate(self.names):
-            if self.states[number] is State.NOT_TESTED:
-                continue
             if self.states[number] is State.MISSING:
                 self._find("no_answer", [number], State.MISSING, f"{name} never started")
-            elif number in silent:
+            elif self.states[number] is State.OK and number in silent:
                 self._find("no_answer", [number], State.FAILED, f"{name} fell silent in the stage {silent[number]}")
-            elif number not in heard:
-                state = State.FAILED if self.samples.has_scope else State.NOT_TESTED
+            elif self.states[number] is State.OK and number not in heard:
+                state = State.FAILED if self.samples.scope is not None else State.NOT_TESTED
                 self._find("no_answer", [number], state, f"{name} reported nothing")
-        for rank, problem in sorted(self.samples.problems.items()):
-            number = self.node_of(rank)
-            self._find("device_missing", [number], State.FAILED, f"{self.names[number]}, rank {rank}: {problem}")
+        for rank, row in sorted(self.samples.inventories.items()):
+            if row.error is not None:
+                number = self.samples.node_of(rank)
+                text = f"{self.names[number]}, rank {rank}: {row.error}"
+                self._find("device_missing", [number], State.FAILED, text)
 
     def _judge_results(self) -> None:
-        seen: set[int] = set()
-        failed: dict[int, list[NodeSample]] = {}
-        for sample in self.samples.nodes:
-            number = self.node_of(sample.rank)
-            if number >= len(self.names):
-                continue
-            if sample.digest not in (None, rules.DIGEST) and number not in seen:
-                seen.add(number)
-                self._find(
-                    "wrong_result",
-                    [number],
-                    State.FAILED,
-                    f"{self.names[number]} computed a wrong product of integers",
-                    evidence=f"logs/rank-{sample.rank}.log#L{sample.line}",
-                    digest=str(sample.digest)[:64],
-                )
-            if sample.errors:
-                failed.setdefault(sample.rank, []).append(sample)
-        for rank, errors in sorted(failed.items()):
-            number, count = self.node_of(rank), sum(sample.rank == rank for sample in self.samples.nodes)
-            state = State.FAILED if len(errors) * 2 > count else State.WATCH
-            text = next(iter(errors[0].errors.values()))
-            self._find(
-                "no_answer",
-                [number],
-                state,
-                f"{self.names[number]}: {len(errors)} of {count} measurements failed: {text}",
-                evidence=f"logs/rank-{rank}.log#L{errors[0].line}",
-            )
-        for rank, rows in sorted(self.samples.counters.items()):
-            number = self.node_of(rank)
-            counts = [row["ecc_uncorrected"] for row in rows if "ecc_uncorrected" in row]
+        """Wrong results, measurements that failed, errors that the hardware counted."""
+        of_rank: dict[int, list[tuple[int, Rates]]] = {}
+        for rank, line, row in self.samples.rows:
+            of_rank.setdefault(rank, []).append((line, row))
+        for rank, rows in sorted(of_rank.items()):
+            number, log = self.samples.node_of(rank), f"logs/rank-{rank}.log"
+            name = self.names[number]
+            for line, row in [item for item in rows if item[1].digest not in (None, rules.DIGEST)][:1]:
+                text, place = f"{name} computed a wrong product of integers", f"{log}#L{line}"
+                self._find("wrong_result", [number], State.FAILED, text, evidence=place, digest=row.digest)
+            if failed := [(line, row) for line, row in rows if row.errors or row.error]:
+                line, row = failed[0]
+                state = State.FAILED if len(failed) * 2 > len(rows) else State.WATCH
+                text = f"{name}: {len(failed)} of {len(rows)} measurements failed: "
+                text += row.error or next(iter(row.errors.values()))
+                self._find("no_answer", [number], state, text, evidence=f"{log}#L{line}")
+            counts = [row.counters["ecc_uncorrected"] for _, row in rows if "ecc_uncorrected" in row.counters]
             if counts and counts[-1] > counts[0]:
-                more = counts[-1] - counts[0]
-                text = f"{self.names[number]}: {more} more uncorrected memory errors on rank {rank}"
+                text = f"{name}: {counts[-1] - counts[0]} more uncorrected memory errors on rank {rank}"
                 self._find("errors_counted", [number], State.FAILED, text)
-            slowed = sum(row.get("hardware_slowdown", 0) for row in rows)
-            if 2 * slowed > len(rows):
-                text = f"{self.names[number]}: hardware slows the GPU of rank {rank} down"
+            if 2 * sum(row.counters.get("hardware_slowdown", 0) for _, row in rows) > len(rows):
+                text = f"{name}: hardware slows the GPU of rank {rank} down"
                 self._find("throttled", [number], State.WATCH, text)
 
-    # --- screen -----------------------------------------------------------------------------------------------------
+    # --- who is slow ------------------------------------------------------------------------------------------------
 
-    def _values(self, *, cycle: bool = False) -> dict[str, dict[str, list[float]]]:
-        values: dict[str, dict[str, list[float]]] = {}
-        for sample in self.samples.nodes:
-            if (sample.cycle if cycle else sample.round) is not None and self.node_of(sample.rank) < len(self.names):
-                for test, value in sample.values.items():
-                    values.setdefault(test, {}).setdefault(str(sample.rank), []).append(value)
-        return values
-
-    def _screen_nodes(self) -> None:
-        for test, by_unit in self._values().items():
-            found, margin = rules.screen(by_unit, TESTS[test].fail), TESTS[test]
-            if found is None:
-                continue
-            self.screens[test] = found
-            self.fleet[test] = {
-                "title": margin.title,
-                "unit": margin.unit,
-                "median": _round(math.exp(found.median)),
-                "scale": _round(found.scale),
-                "units": len(found.levels),
-                "warn": margin.warn,
-                "fail": margin.fail,
-                "source": margin.source,
-                "smallest_shortfall": _round(_smallest_shortfall(found, by_unit, margin.fail)),
-            }
-
-    def _explain_pairs(self) -> None:
-        times: dict[pairs.Pair, float] = {}
-        for sample in self.samples.pairs:
-            if sample.case is None and max(sample.pair) < len(self.names):
-                times[sample.pair] = min(sample.seconds, times.get(sample.pair, sample.seconds))
-        if len({node for pair in times for node in pair}) < 3:
-            return
-        margin = TESTS["network"]
-        self.explained = found = pairs.explain(times, margin.fail)
-        self.fleet["network"] = {
-            "title": margin.title,
-            "unit": "s",
-            "median": _round(math.exp(found.typical)),
-            "scale": None,
-            "units": len(times),
-            "warn": margin.warn,
-            "fail": margin.fail,
-            "source": margin.source,
-            "smallest_shortfall": None,
-        }
-        if found.islands:
-            groups = [[self.names[node] for node in sorted(island)] for island in found.islands]
+    def _judge_groups(self) -> None:
+        """So many slow nodes that they are no outliers, and groups of nodes with a slow boundary between them."""
+        for test, found in self.evidence.screens.items():
+            if found.is_crowd:
+                self._tell_group(test, {self.samples.node_of(rank) for (rank,) in found.suspects})
+        explanation = self.evidence.explanation
+        if explanation is not None and explanation.is_crowd:
+            causes = explanation.causes
+            if crowd := {cause[0] for cause in causes if len(cause) == 1}:
+                self._tell_group("network", crowd)
+            self.notes.append(f"{len(causes)} slow nodes or links are too many to name")
+        if explanation is not None and explanation.islands:
+            groups = [[self.names[node] for node in sorted(island)] for island in explanation.islands]
             text = f"{len(groups)} groups of nodes are fast inside and slow between"
-            self.findings.append(
-                {"reason": "boundary_slow", "nodes": [], "state": "ok", "summary": text, "groups": groups}
-            )
-            self.rejected.append(text)
-
-    def _suspects(self) -> list[tuple[str, tuple[int, ...], float]]:
-        """(test, ranks or nodes, shortfall as a logarithm) of what is to be confirmed: each suspected node in its worst
-        test, and the network where it touches none of them."""
-        worst = rules.worst_of_each_node(self.screens, self.samples.per_node)
-        suspects: list[tuple[str, tuple[int, ...], float]] = []
-        for test, rank in worst:
-            found = self.screens[test]
-            suspects.append((test, (rank,), found.median - found.levels[str(rank)]))
-        for test, found in self.screens.items():
-            if len(found.suspects) > rules.CROWD * len(found.levels):
-                self._tell_group(test, {self.node_of(int(unit)) for unit in found.suspects})
-        if self.explained is not None:
-            causes = self.explained.causes
-            if len(causes) > rules.most_causes(len(self.names)):
-                if crowd := {cause[0] for cause in causes if len(cause) == 1}:
-                    self._tell_group("network", crowd)
-                self.notes.append(f"{len(causes)} slow nodes or links are too many to name")
-            else:
-                slow = {self.node_of(rank) for _, rank in worst}
-                suspects += [("network", cause, effect) for cause, effect in causes.items() if not slow & set(cause)]
-        return suspects
+            self._reject("boundary_slow", text, groups=groups)
 
     def _tell_group(self, test: str, slow: set[int]) -> None:
         key = self._splitting_key(slow)
@@ -282,280 +183,224 @@ class _Judge:
         if key is not None:
             text += f"; they are the nodes with {key[0]} {key[1]}"
         self.notes.append(text)
-        self.findings.append(
-            {
-                "reason": TESTS[test].reason,
-                "nodes": [],
-                "state": "ok",
-                "summary": text,
-                "test": test,
-                "groups": [[self.names[number] for number in sorted(slow)]],
-                "key": None if key is None else list(key),
-            }
-        )
+        groups = [[self.names[number] for number in sorted(slow)]]
+        self._find(TESTS[test].reason, [], State.OK, text, test=test, groups=groups, key=key and list(key))
+
+    def _inventories(self) -> dict[int, Mapping[str, str]]:
+        """Node -> what its first rank says it is."""
+        found: dict[int, Mapping[str, str]] = {}
+        for rank, row in sorted(self.samples.inventories.items()):
+            found.setdefault(self.samples.node_of(rank), row.keys)
+        return found
 
     def _splitting_key(self, slow: set[int]) -> tuple[str, str] | None:
         """The key and value of the inventory that best separates `slow` nodes: Fisher's exact test, corrected for the
         number of keys."""
-        kept = {self.node_of(rank): keys for rank, keys in self.samples.inventories.items()}
-        keys = {(key, value) for keys in kept.values() for key, value in keys.items()}
+        kept = self._inventories()
         ranked = []
-        for key, value in keys:
-            having = {number for number, row in kept.items() if row.get(key) == value}
-            if having and len(having) < len(kept):
+        for key, value in {item for keys in kept.values() for item in keys.items()}:
+            having = {number for number, keys in kept.items() if keys.get(key) == value}
+            if len(having) < len(kept):
                 ranked.append((_fisher(len(having & slow), len(slow), len(having), len(kept)), key, value))
-        best = min(ranked, default=None)
-        return (best[1], best[2]) if best is not None and best[0] * len(ranked) <= 0.05 else None
+        chance, key, value = min(ranked, default=(1.0, "", ""))
+        return (key, value) if chance * len(ranked) <= 0.05 and ranked else None
 
-    # --- confirmation -----------------------------------------------------------------------------------------------
+    def _judge_suspects(self) -> None:
+        """What the sign test over fresh data says of every suspect of the screen."""
+        for suspect, found in zip(self.evidence.suspects, self.evidence.confirm(), strict=True):
+            test, is_link, short = TESTS[suspect.test], len(suspect.who) == 2, -math.expm1(-suspect.short)
+            nodes = self.evidence.nodes_of(suspect.test, suspect.who)
+            names = " and ".join(self.names[number] for number in nodes)
+            text = f"{names}: {100 * short:.1f} % below its peers in {test.title}"
+            if is_link:
+                text = f"the link between {names} is {100 * short:.1f} % slower than the others"
+            state, count = State.WATCH, f"{found.slow} of {found.of} moments"
+            if found.is_named:
+                state = State.WATCH if is_link else State.SLOW  # which end is at fault is not known
+                text += f"; confirmed in {count} over {found.seconds:.0f} s"
+            elif found.is_named is False:
+                if short < test.warn or found.slow * 2 < found.of:
+                    continue  # fresh data does not show it
+                text += f"; {count} are too few to blame it"
+            elif found.of:
+                text += f"; slow in {count} over {found.seconds:.0f} s, of {self.evidence.span:.0f} s that blame it"
+            else:
+                text += "; it was not measured again"
+            reason = "link_slow" if is_link else test.reason
+            self._find(reason, nodes, state, text, **self._facts(suspect, found))
 
-    def _confirm(self, suspects: Sequence[tuple[str, tuple[int, ...], float]]) -> None:
-        cases = {(case.test, case.suspect): case for case in self.samples.cases}
-        screened = self.samples.screened or 0.0
-        series = {
-            (test, who): [(at - screened, is_slow) for at, is_slow in self._moments(cases.get((test, who)))]
-            for test, who, _ in suspects
-        }
-        back = map(rules.way_back, series.values())
-        self.dip = max([self.least_dip, *self._dips(), *back])
-        needed = rules.span_needed(self.dip, len(suspects))
-        for test, who, effect in suspects:
-            moments = series[(test, who)]
-            if [self._name_of(test, unit) for unit in who] == [self.recheck.node] and test in self.recheck.tests:
-                moments = [(since + self.recheck.seconds, is_slow) for since, is_slow in moments]
-            found = rules.confirm(moments, len(suspects), needed)
-            span = moments[found.of - 1][0] if found.of else 0.0
-            self._conclude(test, who, effect, found, span, needed)
-        self._warn_unsuspected({(test, who) for test, who, _ in suspects})
-
-    def _conclude(
-        self, test: str, who: tuple[int, ...], effect: float, found: rules.Confirmation, span: float, needed: float
-    ) -> None:
-        margin, is_network = TESTS[test], test == "network"
-        nodes = list(who) if is_network else [self.node_of(who[0])]
-        names = " and ".join(self.names[number] for number in nodes)
-        reason = "link_slow" if len(who) == 2 else margin.reason
-        short = -math.expm1(-effect)
-        if len(who) == 2:
-            text = f"the link between {names} is {100 * short:.1f} % slower than the others"
-        else:
-            text = f"{names}: {100 * short:.1f} % below its peers in {margin.title}"
-        if found.is_named:
-            state = State.WATCH if len(who) == 2 else State.SLOW
-            text += f"; confirmed in {found.slow} of {found.of} moments over {span:.0f} s"
-        elif found.is_named is False:
-            if short < margin.warn or found.slow * 2 < found.of:
-                return  # fresh data does not show it
-            state, text = State.WATCH, f"{text}; {found.slow} of {found.of} moments are too few to blame it"
-        elif not found.of:
-            state, text = State.WATCH, f"{text}; it was not measured again"
-        else:
-            state = State.WATCH
-            text += f"; slow in {found.slow} of {found.of} moments over {span:.0f} s, of {needed:.0f} s that blame it"
+    def _facts(self, suspect: Suspect, found: rules.Confirmation) -> Document:
+        test = TESTS[suspect.test]
         facts: Document = {
-            "test": test,
-            "unit": margin.unit,
-            "shortfall": _round(short),
-            "margin": {"warn": margin.warn, "fail": margin.fail},
+            "test": suspect.test,
+            "unit": test.unit,
+            "shortfall": _round(-math.expm1(-suspect.short)),
+            "margin": {"warn": test.warn, "fail": test.fail},
             "confirmed": {
                 "slow": found.slow,
                 "of": found.of,
                 "level": _round(found.level),
-                "span_seconds": round(span, 3),
-                "needed_seconds": round(needed, 3),
+                "span_seconds": round(found.seconds, 3),
+                "needed_seconds": round(self.evidence.span, 3),
             },
         }
-        if not is_network:
-            screen, rank = self.screens[test], who[0]
-            facts |= {
-                "rank": rank,
-                "value": _round(math.exp(screen.levels[str(rank)])),
-                "peers": {"n": len(screen.levels) - 1, "median": _round(math.exp(screen.median))},
-                "evidence": f"logs/rank-{rank}.log",
-            }
-        self._find(reason, nodes, state, text, **facts)
+        if suspect.test != "network":
+            screen, rank = self.evidence.screens[suspect.test], suspect.who[0]
+            facts["rank"], facts["evidence"] = rank, f"logs/rank-{rank}.log"
+            facts["value"] = _round(math.exp(screen.levels[suspect.who]))
+            facts["peers"] = {"n": len(screen.levels) - 1, "median": _round(math.exp(screen.median))}
+        return facts
 
-    def _moments(self, case: Case | None) -> list[tuple[float, bool]]:
-        """When a case was measured again, and whether it was slow then, in the order of time."""
-        if case is None:
-            return []
-        fail = TESTS[case.test].fail
-        found: dict[int, tuple[float, bool]] = {}
-        if case.test == "network":
-            rates: dict[int, list[tuple[tuple[int, int], float, float]]] = {}
-            for pair in self.samples.pairs:
-                if pair.case == case.number and pair.moment is not None:
-                    rates.setdefault(pair.moment, []).append((pair.pair, 1 / pair.seconds, pair.at))
-            for moment, rows in rates.items():
-                touches = [row for row in rows if set(case.suspect) <= set(row[0])]
-                others = [rate for pair, rate, _ in rows if not set(case.suspect) <= set(pair)]
-                is_slow = rules.is_slow(touches[0][1] if touches else None, others, fail)
-                if is_slow is not None:
-                    found[moment] = (max(at for _, _, at in rows), is_slow)
-        else:
-            values: dict[int, dict[int, float]] = {}
-            times: dict[int, float] = {}
-            for sample in self.samples.nodes:
-                if sample.case == case.number and sample.moment is not None and case.test in sample.values:
-                    values.setdefault(sample.moment, {}).setdefault(sample.rank, sample.values[case.test])
-                    times[sample.moment] = max(sample.at, times.get(sample.moment, 0.0))
-            for moment, by_rank in values.items():
-                peers = [value for rank, value in by_rank.items() if rank in case.peers]
-                is_slow = rules.is_slow(by_rank.get(case.suspect[0]), peers, fail)
-                if is_slow is not None:
-                    found[moment] = (times[moment], is_slow)
-        return sorted(found.values())
-
-    def _dips(self) -> list[float]:
-        series: dict[tuple[str, object], list[tuple[float, float]]] = {}
-        tests = {case.number: case for case in self.samples.cases if case.test != "network"}
-        for sample in self.samples.nodes:
-            case = tests.get(-1 if sample.case is None else sample.case)
-            if case is not None and sample.rank in case.peers and case.test in sample.values:
-                series.setdefault((case.test, sample.rank), []).append((sample.at, sample.values[case.test]))
-        for pair in self.samples.pairs:
-            if pair.case is not None and pair.moment is None:
-                series.setdefault(("network", pair.pair), []).append((pair.at, 1 / pair.seconds))
-        return [rules.longest_dip(sorted(rows), TESTS[test].fail) for (test, _), rows in series.items()]
-
-    def _warn_unsuspected(self, suspected: set[tuple[str, tuple[int, ...]]]) -> None:
+    def _judge_unsuspected(self) -> None:
         """Nodes beyond the warning, but not beyond the screen."""
-        for test, found in self.screens.items():
+        suspected = {(suspect.test, suspect.who) for suspect in self.evidence.suspects}
+        for test, found in self.evidence.screens.items():
             margin = TESTS[test]
-            limit = max(-math.log1p(-margin.warn), rules.SCREEN_DEVIATIONS * found.scale)
-            if len(found.suspects) > rules.CROWD * len(found.levels):
-                continue
-            for unit, level in sorted(found.levels.items(), key=lambda item: item[1]):
-                if found.median - level >= limit and (test, (int(unit),)) not in suspected:
-                    number, short = self.node_of(int(unit)), -math.expm1(level - found.median)
+            limit = max(rules.logarithm(margin.warn), rules.SCREEN_DEVIATIONS * found.scale)
+            for unit in sorted(found.levels, key=found.levels.__getitem__) if not found.is_crowd else ():
+                if found.short(unit) >= limit and (test, unit) not in suspected:
+                    number, short = self.samples.node_of(unit[0]), -math.expm1(-found.short(unit))
                     text = f"{self.names[number]}: {100 * short:.1f} % below its peers in {margin.title}"
                     self._find(margin.reason, [number], State.WATCH, text, test=test, shortfall=_round(short))
 
-    def _watch_flapping(self) -> None:
+    def _judge_flapping(self) -> None:
         """Nodes that are slow in a part of the cycles of a soak."""
-        for test, by_unit in self._values(cycle=True).items():
+        for test, by_unit in self.evidence.cycles.items():
             count = max(map(len, by_unit.values()))
-            whole = [values for values in by_unit.values() if len(values) == count]
-            if count < 4 or len(whole) < rules.LEAST_FLEET:
+            whole = [rates for rates in by_unit.values() if len(rates) == count]
+            if count < 4 or len(whole) < rules.LEAST_FLEET or test == "network":
                 continue
-            medians = [statistics.median(values[cycle] for values in whole) for cycle in range(count)]
-            limit = 1 - TESTS[test].fail
+            limits = [(1 - TESTS[test].fail) * statistics.median(rates) for rates in zip(*whole, strict=True)]
             slow = {
-                int(unit): sum(value < medians[at] * limit for at, value in enumerate(values))
-                for unit, values in by_unit.items()
+                rank: sum(rate < limit for rate, limit in zip(rates, limits, strict=False))
+                for (rank,), rates in by_unit.items()
             }
-            flapping = {rank: cycles for rank, cycles in slow.items() if cycles >= max(3, count // 4)}
-            if len(flapping) > rules.CROWD * len(by_unit):
-                continue  # busy machines, and no property of a node
-            for rank, cycles in flapping.items():
-                number = self.node_of(rank)
-                if self.states[number] in (State.OK, State.WATCH):
-                    text = f"{self.names[number]}: slow in {TESTS[test].title} in {cycles} of {count} cycles"
+            flapping = [rank for rank, cycles in slow.items() if cycles >= max(3, count // 4)]
+            for rank in flapping if len(flapping) <= rules.CROWD * len(by_unit) else ():  # else machines are busy
+                number = self.samples.node_of(rank)
+                if not self.states[number].is_bad:
+                    text = f"{self.names[number]}: slow in {TESTS[test].title} in {slow[rank]} of {count} cycles"
                     self._find("flapping", [number], State.WATCH, text, test=test)
 
     # --- the cluster ------------------------------------------------------------------------------------------------
 
-    def _find_drift(self) -> list[Document]:
+    def _fleet(self) -> dict[str, Document]:
+        """Test -> the median of the fleet, its spread, and the smallest shortfall that would have been found."""
+        found = {}
+        for test, screen in self.evidence.screens.items():
+            rates = self.evidence.rounds[test].values()
+            repeats = sum(map(len, rates)) / len(screen.levels)
+            least = rules.smallest_shortfall(TESTS[test].fail, screen.scale, screen.noise, repeats)
+            found[test] = _describe_fleet(test, screen.median, len(screen.levels), screen.scale, least)
+        if (explanation := self.evidence.explanation) is not None:
+            pairs = len(self.evidence.rounds["network"])
+            found["network"] = _describe_fleet("network", explanation.typical, pairs)
+        return found
+
+    def _relative(self) -> dict[int, dict[str, float]]:
+        """Node -> test -> the level of its worst unit, relative to the fleet's median."""
+        found: dict[int, dict[str, float]] = {}
+        for test, screen in self.evidence.screens.items():
+            for unit in screen.levels:
+                row, value = (
+                    found.setdefault(self.samples.node_of(unit[0]), {}),
+                    _round(math.expm1(-screen.short(unit))),
+                )
+                row[test] = min(value, row.get(test, value))
+        if self.evidence.explanation is not None:
+            for node, level in self.evidence.explanation.levels.items():
+                found.setdefault(node, {})["network"] = _round(math.expm1(-level))
+        return found
+
+    def _drift(self) -> list[Document]:
         """Keys of the inventory in which nodes differ, with the nodes of each rarer value."""
-        kept: dict[int, dict[str, str]] = {}
-        for rank, keys in sorted(self.samples.inventories.items()):
-            kept.setdefault(self.node_of(rank), keys)
-        found = []
+        kept, found = self._inventories(), []
         for key in sorted({key for keys in kept.values() for key in keys}):
-            counts = Counter(keys.get(key, "") for keys in kept.values())
-            if len(counts) > 1:
-                usual = min(counts, key=lambda value: (-counts[value], value))
-                others: dict[str, list[str]] = {}
-                for number, keys in kept.items():
-                    if keys.get(key, "") != usual and number < len(self.names):
-                        others.setdefault(keys.get(key, ""), []).append(self.names[number])
+            usual, others = _most_common(keys.get(key, "") for keys in kept.values()), dict[str, list[str]]()
+            for number, keys in kept.items():
+                if keys.get(key, "") != usual:
+                    others.setdefault(keys.get(key, ""), []).append(self.names[number])
+            if others:
                 found.append({"key": key, "usual": usual, "others": others})
-        late = {
-            rank: seconds
-            for rank, seconds in self.samples.offsets.items()
-            if abs(seconds) > CLOCK_SECONDS and rank < self.samples.ranks
-        }
-        if late:
-            others = {f"{seconds:+.1f} s": [self.names[self.node_of(rank)]] for rank, seconds in late.items()}
+        clocks = self.samples.scope.clocks if self.samples.scope is not None else {}
+        late = {rank: seconds for rank, seconds in clocks.items() if abs(seconds) > CLOCK_SECONDS}
+        if others := {
+            f"{seconds:+.1f} s": [self.names[self.samples.node_of(rank)]]
+            for rank, seconds in late.items()
+            if rank < self.samples.ranks
+        }:
             found.append({"key": "clock", "usual": "as rank 0", "others": others})
         return found
 
     def _hardware(self) -> dict[str, str]:
         """The usual processor, memory and devices of the fleet."""
-        found = {}
-        for key in _HARDWARE:
-            counts = Counter(keys[key] for keys in self.samples.inventories.values() if key in keys)
-            if counts:
-                found[key] = min(counts, key=lambda value: (-counts[value], value))
-        return found
+        rows = [row.keys for row in self.samples.inventories.values()]
+        return {
+            key: _most_common(row[key] for row in rows if key in row)
+            for key in _HARDWARE
+            if any(key in row for row in rows)
+        }
 
     def _delivered(self) -> Document | None:
-        """What the largest number of a set says: the set that was measured last, without the nodes named by then."""
-        sets = [item.set for item in self.samples.together if item.set < 2]
-        if not sets:
+        """What the largest number of nodes does together."""
+        if not self.together:
             return None
-        rows = [item for item in self.samples.together if item.set == max(sets)]
-        ranks = rows[0].ranks
-        nodes = sorted({self.names[self.node_of(rank)] for rank in ranks if self.node_of(rank) < len(self.names)})
-        collectives = [self._collective(item) for item in rows if item.operation != "training"]
-        training = next((_training(item) for item in rows if item.operation == "training"), None)
-        return {"nodes": nodes, "ranks": len(ranks), "collectives": collectives, "training": training}
+        ranks = self.together[0].ranks
+        trainings = [_training(row) for row in self.together if isinstance(row, Training)]
+        return {
+            "nodes": self._names_together(),
+            "ranks": len(ranks),
+            "collectives": [self._collective(row) for row in self.together if isinstance(row, Collective)],
+            "training": trainings[0] if trainings else None,
+        }
 
-    def _collective(self, item: Together) -> Document:
-        seconds, size = statistics.median(item.times), len(item.ranks)
-        factor = (2 if item.operation == "all_reduce" else 1) * (size - 1) / size
-        bandwidth = item.bytes / seconds / 1e9 * factor
-        if not item.is_right:
-            self.rejected.append(f"{item.operation} gives wrong sums")
-        if item.transport == "Socket" and any(row.get("infiniband") for row in self.samples.inventories.values()):
-            text = f"{item.operation} goes over TCP although nodes have InfiniBand"
-            self.findings.append({"reason": "transport_fallback", "nodes": [], "state": "ok", "summary": text})
-            self.rejected.append(text)
-        row: Document = {
-            "operation": item.operation,
-            "bytes": item.bytes,
+    def _names_together(self) -> list[str]:
+        return sorted({self.names[self.samples.node_of(rank)] for row in self.together for rank in row.ranks})
+
+    def _collective(self, row: Collective) -> Document:
+        seconds, size = statistics.median(row.times), len(row.ranks)
+        bandwidth = row.bytes / seconds / 1e9 * (2 if row.operation == "all_reduce" else 1) * (size - 1) / size
+        if not row.right:
+            self._reject("wrong_result", f"{row.operation} gives wrong sums")
+        if row.transport == "Socket" and any(keys.get("infiniband") for keys in self._inventories().values()):
+            text = f"{row.operation} goes over TCP although nodes have InfiniBand"
+            self._reject("transport_fallback", text)
+        nodes, expected = len({self.samples.node_of(rank) for rank in row.ranks}), None
+        for known in self.expected:
+            if (known.operation, known.bytes, known.nodes) == (row.operation, row.bytes, nodes):
+                share = bandwidth / known.value
+                expected = {"value": known.value, "source": known.source, "share": _round(share)}
+                if share < ACCEPTED_SHARE:
+                    text = f"{row.operation} of {row.bytes} bytes reaches {100 * share:.0f} % of the "
+                    self._reject("below_expected", f"{text}{known.value:g} GB/s of {known.source}")
+        return {
+            "operation": row.operation,
+            "bytes": row.bytes,
             "seconds": _round(seconds),
             "busbw_gbps": _round(bandwidth),
-            "spread": _round(max(item.times) / min(item.times)),
-            "transport": item.transport,
-            "expected": None,
+            "spread": _round(max(row.times) / min(row.times)),
+            "transport": row.transport,
+            "expected": expected,
         }
-        nodes = len({self.node_of(rank) for rank in item.ranks})
-        for known in self.expected:
-            if (known["operation"], known["bytes"], known["nodes"]) == (item.operation, item.bytes, nodes):
-                share = bandwidth / known["value"]
-                row["expected"] = {"value": known["value"], "source": known["source"], "share": _round(share)}
-                if share < ACCEPTED_SHARE:
-                    text = (
-                        f"{item.operation} of {item.bytes} bytes reaches {100 * share:.0f} % of the "
-                        f"{known['value']:g} GB/s of {known['source']}"
-                    )
-                    self.findings.append({"reason": "below_expected", "nodes": [], "state": "ok", "summary": text})
-                    self.rejected.append(text)
-        return row
 
-    def _measured(self, delivers: Document | None) -> set[str]:
+    def _measured(self) -> set[str]:
+        """The stages that were measured. Nodes that missed the stage node were not tested."""
         found = {"drift"} if self.samples.inventories else set()
-        if any(sample.round is not None and sample.values for sample in self.samples.nodes):
-            found.add("node")
-        if any(sample.case is None for sample in self.samples.pairs):
-            found.add("pairs")
-        if delivers is not None:
-            found |= {"collectives"} if delivers["collectives"] else set()
-            found |= {"training"} if delivers["training"] else set()
-        tested = {self.node_of(sample.rank) for sample in self.samples.nodes if sample.values}
-        for number, state in self.states.items():
+        found |= {"pairs" if test == "network" else "node" for test in self.evidence.rounds}
+        found |= {"training" if isinstance(row, Training) else "collectives" for row in self.together}
+        alone = (rates for test, rates in self.evidence.rounds.items() if test != "network")
+        tested = {self.samples.node_of(unit[0]) for rates in alone for unit in rates}
+        for number, state in enumerate(self.states):
             if "node" in found and number not in tested and state is State.OK:
                 self.states[number] = State.NOT_TESTED
         return found
 
-    def _decide(self, measured: set[str]) -> tuple[Verdict, str]:
+    def _decide(self, measured: set[str], fleet: Mapping[str, Document]) -> tuple[Verdict, str]:
         """The verdict and its reason in one sentence."""
-        bad = [self.names[number] for number, state in self.states.items() if state.is_bad]
-        untested = [self.names[number] for number, state in self.states.items() if state is State.NOT_TESTED]
+        bad = [name for name, state in zip(self.names, self.states, strict=True) if state.is_bad]
+        untested = [name for name, state in zip(self.names, self.states, strict=True) if state is State.NOT_TESTED]
         missing = [stage for stage in STAGES if stage not in measured]
-        blind = {test: facts for test, facts in self.fleet.items() if _is_blind(facts)}
-        delivered = self._names_in_last_set()
+        blind = [row for row in fleet.values() if (row["smallest_shortfall"] or 0.0) > BLIND * row["fail"]]
         if self.rejected:
             return Verdict.REJECTED, self.rejected[0]
         if len(bad) > max(1, rules.CROWD * len(self.names)):
@@ -565,91 +410,70 @@ class _Judge:
         if self.samples.ended is None:
             rest = f"; not measured: {_list(missing)}" if missing else " while suspects were measured again"
             return Verdict.CANNOT_TELL, f"the measurement was cut short{rest}"
-        if (count := len(self._answered())) < rules.LEAST_FLEET:
-            return Verdict.CANNOT_TELL, (
-                f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
-            )
+        if (count := self._answered()) < rules.LEAST_FLEET:
+            text = f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
+            return Verdict.CANNOT_TELL, text
         if missing or untested:
             return Verdict.CANNOT_TELL, f"not tested: {_list([*missing, *untested])}"
         if self.notes:
             return Verdict.CANNOT_TELL, self.notes[0]
         if blind:
-            worst = max(blind.values(), key=lambda facts: facts["smallest_shortfall"] / facts["fail"])
+            worst = max(blind, key=lambda row: row["smallest_shortfall"] / row["fail"])
             return Verdict.CANNOT_TELL, (
                 f"the machines are too busy: in {worst['title']} only a node that is "
                 f"{100 * worst['smallest_shortfall']:.0f} % slower than its peers would have been found"
             )
+        if bad and set(bad) & set(self._names_together()):
+            return Verdict.CANNOT_TELL, f"the others were not measured without {_list(bad)}"
         if bad:
-            if set(bad) & set(delivered) or not delivered:
-                return Verdict.CANNOT_TELL, f"the others were not measured without {_list(bad)}"
             return Verdict.ACCEPTED_WITHOUT, f"without {_list(bad)}"
         return Verdict.ACCEPTED, f"no node of {len(self.names)} is to be returned"
 
-    def _names_in_last_set(self) -> list[str]:
-        sets = [item.set for item in self.samples.together if item.set < 2]
-        last = max(sets, default=0)
-        ranks = {rank for item in self.samples.together if item.set == last for rank in item.ranks}
-        return sorted({self.names[self.node_of(rank)] for rank in ranks if self.node_of(rank) < len(self.names)})
 
-    def _relative(self) -> dict[int, dict[str, float]]:
-        """Node -> test -> its worst unit's level relative to the fleet's median."""
-        found: dict[int, dict[str, float]] = {}
-        for test, screen in self.screens.items():
-            for unit, level in screen.levels.items():
-                row, value = found.setdefault(self.node_of(int(unit)), {}), _round(math.expm1(level - screen.median))
-                row[test] = min(value, row.get(test, value))
-        if self.explained is not None:
-            for node, level in self.explained.levels.items():
-                found.setdefault(node, {})["network"] = _round(math.expm1(-level))
-        return found
-
-
-def _smallest_shortfall(found: rules.Screen, by_unit: Mapping[str, Sequence[float]], fail: float) -> float:
-    """The shortfall that this run would have found 95 times in 100, from its own noise."""
-    rest = [math.log(value) - found.levels[unit] for unit in found.levels for value in by_unit[unit]]
-    repeats = len(rest) / len(found.levels)
-    noise = 1.4826 * statistics.median(map(abs, rest)) * math.sqrt(repeats / max(1.0, repeats - 1))
-    limit = max(rules.SCREEN_SHARE * -math.log1p(-fail), rules.SCREEN_DEVIATIONS * found.scale)
-    at_screen = limit + _SCREEN_QUANTILE * noise * math.sqrt(math.pi / 2 / max(1.0, repeats))
-    at_looks = -math.log1p(-fail) + _LOOK_QUANTILE * noise * math.sqrt(1 + math.pi / 2 / rules.PEERS)
-    return -math.expm1(-max(at_screen, at_looks))
-
-
-def _is_blind(facts: Mapping[str, Any]) -> bool:
-    least = facts["smallest_shortfall"]
-    return least is not None and least > BLIND * facts["fail"]
-
-
-def _training(item: Together) -> Document:
-    steps = sorted(item.times[min(2, len(item.times) - 1) :])
-    median, facts = statistics.median(steps), item.facts
-    wall = facts.get("wall", 0.0)
+def _describe_fleet(
+    test: str, median: float, units: int, scale: float | None = None, least: float | None = None
+) -> Document:
+    margin = TESTS[test]
     return {
-        "steps": len(item.times),
-        "samples_per_second": _round(facts.get("batch", 0.0) * len(item.ranks) / median),
-        "p99_over_p50": _round(steps[math.ceil(0.99 * len(steps)) - 1] / median),
-        "goodput": _round(min(1.0, median * len(item.times) / wall)) if wall else None,
-        "checkpoint_write_mbps": _rate(facts, "write"),
-        "checkpoint_read_mbps": _rate(facts, "read"),
+        "title": margin.title,
+        "unit": margin.unit,
+        "median": _round(math.exp(median)),
+        "scale": None if scale is None else _round(scale),
+        "units": units,
+        "warn": margin.warn,
+        "fail": margin.fail,
+        "source": margin.source,
+        "smallest_shortfall": None if least is None else _round(least),
     }
 
 
-def _rate(facts: Mapping[str, float], name: str) -> float | None:
-    """MB/s of the checkpoint."""
-    seconds = facts.get(name, 0.0)
-    return _round(facts["bytes"] / seconds / 1e6) if seconds > 1e-9 and "bytes" in facts else None
+def _training(row: Training) -> Document:
+    steps = sorted(row.steps[min(2, len(row.steps) - 1) :])  # the first ones allocate memory
+    median = statistics.median(steps)
+    return {
+        "steps": len(row.steps),
+        "samples_per_second": _round(row.batch * len(row.ranks) / median),
+        "p99_over_p50": _round(steps[math.ceil(0.99 * len(steps)) - 1] / median),
+        "goodput": _round(min(1.0, median * len(row.steps) / row.wall)),
+        "checkpoint_write_mbps": _round(row.bytes / row.write / 1e6),
+        "checkpoint_read_mbps": _round(row.bytes / row.read / 1e6),
+    }
 
 
 def _fisher(both: int, slow: int, having: int, total: int) -> float:
     """The probability that at least `both` of `slow` nodes have a value that `having` of `total` nodes have."""
-    ways = math.comb(total, slow)
-    most = min(slow, having)
+    most, ways = min(slow, having), math.comb(total, slow)
     return sum(math.comb(having, k) * math.comb(total - having, slow - k) for k in range(both, most + 1)) / ways
+
+
+def _most_common(values: Iterable[str]) -> str:
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))
 
 
 def _round(value: float) -> float:
     """Six significant digits: the last ones of logarithms differ between platforms."""
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") + 0.0  # and no negative zero
 
 
 def _list(names: Sequence[str]) -> str:

@@ -1,11 +1,12 @@
-"""What a level measures, how long that takes, and which shortfall it would find: said before anything starts."""
+"""What a level measures and how long that takes: said before anything starts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.util.text import counted
 from task_images.certify import rules
 from task_images.certify.rules import TESTS
 
@@ -16,8 +17,8 @@ _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a cluster without suspects, with their seconds, and those of a confirmation: how long it usually
-    takes to clear a suspect, to name it, and at most."""
+    """Seconds of the stages of a cluster without suspects, and how long it takes to clear a suspect, to name it, and at
+    most."""
 
     stages: Mapping[str, float]
     nodes: int
@@ -25,7 +26,7 @@ class Plan:
     clear: float
     name: float
     longest: float
-    per_hour: float | None = None
+    per_hour: float | None = None  # dollars
 
     @property
     def seconds(self) -> float:
@@ -33,81 +34,81 @@ class Plan:
         return math.fsum(self.stages.values())
 
     @property
-    def again(self) -> float:
-        """Seconds of the stages that are repeated without the nodes that were named."""
-        return sum(self.stages.get(name, 0.0) for name in ("collectives", "training"))
-
-    @property
     def timeout(self) -> float:
-        """After which the run is ended: the plan, its confirmation, and as much again for slow machines."""
-        return 2 * self.seconds + self.longest + self.again + 600
+        """After which the run is ended: the plan twice for slow machines, its confirmation, and what is then measured
+        again without the nodes that were named."""
+        again = self.stages.get("collectives", 0.0) + self.stages.get("training", 0.0)
+        return 2 * self.seconds + self.longest + again + 600
 
     def confirmation_within(self, budget: float) -> float:
-        """How long a confirmation may take so that the run ends in time, slow machines included. It begins behind the
-        screen, beside the stages that are then repeated."""
+        """How long a confirmation may take so that the run ends in time, slow machines included. Raises UsageError for
+        a budget that the stages do not fit in, naming the first one that does not."""
+        spent = 0.0
+        for name, needed in self.stages.items():
+            spent += needed
+            if spent > budget:
+                raise UsageError(
+                    f"A budget of {budget / 60:.3g} min is too small: with the stage {name} the plan takes "
+                    f"{spent / 60:.1f} min, and {self.seconds / 60:.1f} min in all.",
+                    hint="Raise --budget, choose --level quick, or measure one stage with --only.",
+                )
         return max(0.0, min(self.longest, budget - _RESERVE * self.seconds))
+
+    def describe(self, cluster: str, level: str) -> str:
+        """For people."""
+        hours, minutes, named = self.devices * self.seconds / 3600, self.seconds / 60, self.seconds + self.name
+        parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in self.stages.items())
+        price = ""
+        if self.per_hour is not None:
+            whole, slow = (f"${self.per_hour * seconds / 3600:.2f}" for seconds in (self.seconds, named))
+            price = f", {whole}, or {slow} with a slow node"
+        least = {
+            name: f"{100 * rules.smallest_shortfall(test.fail, _SCALE, _NOISE):.1f} %" for name, test in TESTS.items()
+        }
+        lines = [
+            f"Plan for {counted(self.nodes, 'node')} of {cluster}, level {level}: {minutes:.1f} min ({parts}), "
+            f"{hours:.2f} device-hours{price}.",
+            self._describe_confirmation(),
+            f"Smallest shortfall found in 95 of 100 runs on quiet machines: matmul {least['matmul.sustained']}, memory "
+            f"{least['memory']}, network {least['network']}, disk {least['disk.write']}.",
+        ]
+        if cluster == "local":
+            lines.append("Workers on this machine stand for nodes: this tests the procedure, and accepts no cluster.")
+        if self.nodes < rules.LEAST_FLEET:
+            lines.append(
+                f"{self.nodes} nodes are too few to name one of them: at least {rules.LEAST_FLEET} are needed."
+            )
+        return "\n".join(lines)
+
+    def _describe_confirmation(self) -> str:
+        if not {"node", "pairs"} & self.stages.keys():
+            return "No node is compared with others."
+        clear, name, longest = (f"{seconds / 60:.0f} min" for seconds in (self.clear, self.name, self.longest))
+        text = f"A node that looks slow is measured again beside others: {clear} usually clear it"
+        if self.longest < self.name:
+            return f"{text}. To name it takes {name}, and the budget leaves {longest}: it stays on watch."
+        return f"{text}, {name} name it ({longest} at most)."
 
 
 def make_plan(
     parameters: Mapping[str, Any], nodes: int, per_node: int, *, gpu: bool, one_machine: bool, per_hour: float | None
 ) -> Plan:
     """The plan of a run with these parameters of the task."""
-    turns = nodes if one_machine else 1
     burst, asked = float(parameters["burst_seconds"]), parameters["stages"]
     node = (8 if gpu else 4) * burst + float(parameters["sustained_seconds"])
     node += 2 * float(parameters["disk_bytes"]) / _DISK_MBPS / 1e6 + (3.0 if gpu else 0.5)
-    rounds = nodes - 1 + nodes % 2
-    rounds = rounds if nodes <= 16 or not parameters["matchings"] else min(rounds, int(parameters["matchings"]))
-    group = 3.0 if gpu else 0.1
-    start = 8.0 + 1.5 * nodes if one_machine else 30.0  # libraries are loaded; on one machine in turns
+    rounds, group = nodes - 1 + nodes % 2, 3.0 if gpu else 0.1
+    if nodes > 16 and parameters["matchings"]:
+        rounds = min(rounds, int(parameters["matchings"]))
     stages = {
-        "drift": start,
-        "node": float(parameters["rounds"]) * node * turns,
+        "drift": 8.0 + 1.5 * nodes if one_machine else 30.0,  # libraries are loaded; on one machine in turns
+        "node": float(parameters["rounds"]) * node * (nodes if one_machine else 1),
         "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
         "collectives": 4 * len(parameters["sizes"]) * (group + 0.05 * float(parameters["samples"])),
         "training": float(parameters["training_seconds"]) + group + 3,
         "soak": 3600 * float(parameters["soak_hours"]),
     }
-    span = rules.span_needed(float(parameters["least_dip_seconds"]), 1)
     used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
-    longest = float(parameters["confirm_seconds"])
-    most = max(rules.LOOKS)
+    span, most = rules.span_needed(float(parameters["least_dip_seconds"]), 1), max(rules.LOOKS)
     clear = rules.moment_due(most - rules.need(most, rules.ERROR / len(rules.LOOKS)), span)
-    return Plan(used, nodes, nodes * per_node, clear, span, longest, per_hour)
-
-
-def check_budget(plan: Plan, seconds: float) -> None:
-    """Raises UsageError for a budget that the plan does not fit in, naming the stage that is the first not to."""
-    spent = 0.0
-    for name, needed in plan.stages.items():
-        spent += needed
-        if spent > seconds:
-            raise UsageError(
-                f"A budget of {seconds / 60:.3g} min is too small: with the stage {name} the plan takes "
-                f"{spent / 60:.1f} min, and {plan.seconds / 60:.1f} min in all.",
-                hint="Raise --budget, choose --level quick, or measure one stage with --only.",
-            )
-
-
-def smallest_shortfalls() -> dict[str, float]:
-    """Test -> the shortfall of one node that is found 95 times in 100, with the noise of quiet machines."""
-    found = {}
-    for name, test in TESTS.items():
-        fail = -math.log1p(-test.fail)
-        at_screen = max(rules.SCREEN_SHARE * fail, rules.SCREEN_DEVIATIONS * _SCALE) + 1.645 * 0.75 * _NOISE
-        found[name] = -math.expm1(-max(at_screen, fail + 1.55 * 1.23 * _NOISE))
-    return found
-
-
-def cluster_nodes(details: Mapping[str, Any]) -> int | None:
-    """How many nodes a cluster's record says that it has; None if it does not say."""
-    hosts: Sequence[Any] = details.get("hosts") or ()
-    if hosts:
-        return len(hosts)
-    partitions: Mapping[str, Any] = details.get("partitions") or {}
-    chosen = details.get("partition")
-    for name, partition in partitions.items():
-        if name == chosen or (chosen is None and (partition.get("default") or len(partitions) == 1)):
-            return int(partition["nodes"])
-    nodes = details.get("nodes")
-    return int(nodes) if isinstance(nodes, int) else None
+    return Plan(used, nodes, nodes * per_node, clear, span, float(parameters["confirm_seconds"]), per_hour)

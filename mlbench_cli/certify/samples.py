@@ -1,207 +1,173 @@
-"""The evidence of a certificate: the lines of the task certify in the logs of the ranks. They are untrusted."""
+"""The evidence of a certificate: the lines of the task certify in the logs of the ranks. They are untrusted, so a line
+that does not decode is skipped."""
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Annotated, BinaryIO
 
+import msgspec
+from msgspec import Meta, Struct
+
+from task_images.certify.evidence import Case, Evidence, Sample
 from task_images.certify.rules import PREFIX, TESTS
 
 MAX_LINE_BYTES = 1 << 20
-MAX_KEYS = 100  # of an inventory
-_LEAST, _MOST = 1e-12, 1e15  # of seconds and of rates: others are no measurements
 _BEGIN = PREFIX.encode() + b"{"
 
-
-@dataclass(frozen=True)
-class NodeSample:
-    """One measurement of one rank alone. `round`: of the screen; `case` and `moment`: of a confirmation; `cycle`: of a
-    soak."""
-
-    rank: int
-    at: float
-    values: Mapping[str, float]
-    line: int = 0
-    round: int | None = None
-    case: int | None = None
-    moment: int | None = None
-    cycle: int | None = None
-    digest: str | None = None
-    errors: Mapping[str, str] = field(default_factory=dict)
+Index = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Amount = Annotated[float, Meta(gt=1e-12, lt=1e15)]  # of seconds and rates: others are no measurements
+Seconds = Annotated[float, Meta(ge=0, lt=1e15)]
+Word = Annotated[str, Meta(max_length=80)]
+Text = Annotated[str, Meta(max_length=500)]
+Ranks = Annotated[tuple[Index, ...], Meta(min_length=2)]
 
 
-@dataclass(frozen=True)
-class PairSample:
-    """The seconds of an all-reduce of two nodes, the best of a few."""
+class Inventory(Struct, tag="inventory", tag_field="kind"):
+    """What a rank's node is, and why its device cannot be used, if it cannot."""
 
-    pair: tuple[int, int]
-    seconds: float
-    at: float
-    case: int | None = None
-    moment: int | None = None
+    keys: Annotated[dict[Word, Text], Meta(max_length=100)]
+    error: Text | None = None
 
 
-@dataclass(frozen=True)
-class Case:
-    """Who is confirmed: a rank, a node for the test network, or the two nodes of a link."""
+class Rates(Struct, tag="rates", tag_field="kind"):
+    """What a rank measured in a job: rates, and why others failed. `unit`: the two nodes of a pair."""
 
-    number: int
-    test: str
-    suspect: tuple[int, ...]
-    peers: tuple[int, ...]
+    at: Seconds
+    values: dict[str, Amount] = {}
+    errors: dict[str, Text] = {}
+    error: Text | None = None  # of the whole job
+    digest: Word | None = None
+    counters: dict[Word, Index] = {}
+    unit: tuple[Index, Index] | None = None
+    round: Index | None = None
+    case: Index | None = None
+    moment: Index | None = None
+    cycle: Index | None = None
 
 
-@dataclass(frozen=True)
-class Together:
-    """A collective or a training among `ranks`, as the first of them saw it."""
+class Collective(Struct, tag="collective", tag_field="kind"):
+    """Calls of a collective among `ranks`, as the first of them saw it. `set` counts the sets of nodes."""
 
-    operation: str
-    ranks: tuple[int, ...]
-    set: int
-    bytes: int = 0
-    times: tuple[float, ...] = ()  # seconds of calls, or of steps
-    is_right: bool = True
-    transport: str | None = None
-    facts: Mapping[str, float] = field(default_factory=dict)
+    operation: Word
+    ranks: Ranks
+    set: Index
+    bytes: Index
+    times: Annotated[tuple[Amount, ...], Meta(min_length=1)]
+    right: bool
+    transport: Word | None = None
+
+
+class Training(Struct, tag="training", tag_field="kind"):
+    """A reference training among `ranks`; seconds of its steps, of the whole, and of a checkpoint."""
+
+    ranks: Ranks
+    set: Index
+    steps: Annotated[tuple[Amount, ...], Meta(min_length=1)]
+    batch: Index
+    wall: Amount
+    bytes: Index
+    write: Amount
+    read: Amount
+
+
+class Scope(Struct, tag="scope", tag_field="kind"):
+    """From rank 0, when all that will come are there: seconds by which clocks differ from its own."""
+
+    turns: bool  # whether nodes share a machine
+    clocks: dict[Index, float]
+
+
+class Silent(Struct, tag="silent", tag_field="kind"):
+    """From rank 0: who does not answer since when."""
+
+    rank: Index
+    stage: Word
+
+
+class Screened(Struct, tag="screened", tag_field="kind"):
+    """From rank 0: the end of the screen, and who is to be measured again."""
+
+    at: Seconds
+    cases: list[Case]
+
+
+class End(Struct, tag="end", tag_field="kind"):
+    """From rank 0, when all was measured that was asked for."""
+
+    at: Seconds
+
+
+Row = Inventory | Rates | Collective | Training | Scope | Silent | Screened | End
+_DECODER = msgspec.json.Decoder(Row)
 
 
 @dataclass
 class Samples:
-    """All evidence of a certificate."""
+    """All evidence of a certificate. `rows` are those of jobs of single ranks, with rank and number of the line."""
 
+    evidence: Evidence
     ranks: int
-    per_node: int = 1
-    inventories: dict[int, dict[str, str]] = field(default_factory=dict)
-    problems: dict[int, str] = field(default_factory=dict)  # rank -> why its device cannot be used
+    inventories: dict[int, Inventory] = field(default_factory=dict)
+    rows: list[tuple[int, int, Rates]] = field(default_factory=list)
+    together: list[Collective | Training] = field(default_factory=list)
     silent: dict[int, str] = field(default_factory=dict)  # rank -> stage
-    offsets: dict[int, float] = field(default_factory=dict)
-    counters: dict[int, list[dict[str, int]]] = field(default_factory=dict)
-    nodes: list[NodeSample] = field(default_factory=list)
-    pairs: list[PairSample] = field(default_factory=list)
-    together: list[Together] = field(default_factory=list)
-    cases: list[Case] = field(default_factory=list)
-    screened: float | None = None
+    scope: Scope | None = None
     ended: float | None = None
-    has_scope: bool = False
-    shares_machine: bool = False
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.evidence.per_node
+
+    def take(self, rank: int, line: int, row: Row) -> None:
+        """Add a row of a rank's log."""
+        if isinstance(row, Inventory):
+            self.inventories[rank] = row
+        elif isinstance(row, Rates):
+            self._take_rates(rank, line, row)
+        elif isinstance(row, Collective | Training):
+            if max(row.ranks) < self.ranks:
+                self.together.append(row)
+        elif rank == 0:
+            self._take_order(row)
+
+    def _take_rates(self, rank: int, line: int, row: Rates) -> None:
+        if row.unit is None:
+            self.rows.append((rank, line, row))
+        elif not row.unit[0] < row.unit[1] <= self.node_of(self.ranks - 1):
+            return
+        for test, rate in row.values.items():
+            if test in TESTS and (test == "network") == (row.unit is not None):
+                place = row.at, row.round, row.case, row.moment, row.cycle
+                self.evidence.add(Sample(test, row.unit or (rank,), rate, *place))
+
+    def _take_order(self, row: Scope | Silent | Screened | End) -> None:
+        if isinstance(row, Scope):
+            self.scope = row
+        elif isinstance(row, Silent):
+            if row.rank < self.ranks:
+                self.silent.setdefault(row.rank, row.stage)
+        elif isinstance(row, Screened):
+            self.evidence.screened = row.at
+            self.evidence.cases = [case for case in row.cases if case.test in TESTS]
+        else:
+            self.ended = row.at
 
 
-def read_samples(logs: Mapping[int, Callable[[], BinaryIO]], ranks: int, per_node: int) -> Samples:
-    """The samples in the logs. Lines that make no sense are skipped."""
-    found = Samples(ranks, per_node)
-    for rank in sorted(logs):
-        if rank < ranks:
-            for number, row in _rows(logs[rank]):
-                try:
-                    _take(found, rank, number, row)
-                except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                    continue
+def read_samples(logs: Mapping[int, Callable[[], BinaryIO]], ranks: int, evidence: Evidence) -> Samples:
+    """The samples in the logs of these ranks."""
+    found = Samples(evidence, ranks)
+    for rank in sorted(rank for rank in logs if rank < ranks):
+        for line, row in _rows(logs[rank]):
+            found.take(rank, line, row)
     return found
 
 
-def _rows(open_log: Callable[[], BinaryIO]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(open_log: Callable[[], BinaryIO]) -> Iterator[tuple[int, Row]]:
     number = 0
     with open_log() as log:
         while line := log.readline(MAX_LINE_BYTES):
             number += 1
             if line.startswith(_BEGIN):
                 try:
-                    row = json.loads(line[len(PREFIX) :])
-                except (ValueError, RecursionError):
+                    yield number, _DECODER.decode(line[len(PREFIX) :])
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     continue
-                yield number, row
-
-
-def _take(found: Samples, rank: int, line: int, row: dict[str, Any]) -> None:
-    kind, at = row["kind"], row.get("at")
-    if kind == "inventory":
-        keys = list(row["keys"].items())[:MAX_KEYS]
-        found.inventories[rank] = {str(key)[:80]: str(value)[:200] for key, value in keys}
-        if row.get("error"):
-            found.problems[rank] = str(row["error"])[:300]
-    elif kind == "node":
-        if row.get("error"):
-            found.nodes.append(NodeSample(rank, _number(at), {}, line, errors={"": str(row["error"])[:300]}))
-            return
-        rates = {test: value for test, value in row["values"].items() if test in TESTS}
-        values = {test: _number(value) for test, value in rates.items() if _LEAST < value < _MOST}
-        errors = {str(test): str(text)[:300] for test, text in row.get("errors", {}).items()}
-        found.nodes.append(
-            NodeSample(rank, _number(at), values, line, **_marks(row), digest=row.get("digest"), errors=errors)
-        )
-    elif kind == "counters":
-        counts = {str(key): _index(value) for key, value in row.items() if key != "kind"}
-        found.counters.setdefault(rank, []).append(counts)
-    elif kind == "together" and row.get("first") and row.get("times"):
-        _take_group(found, rank, line, row)
-    elif kind == "train" and row.get("first") and row.get("steps"):
-        facts: dict[str, float] = {
-            key: _number(row[key]) for key in ("batch", "bytes", "write", "read", "wall") if key in row
-        }
-        found.together.append(
-            Together("training", _ranks(row["ranks"]), _index(row["set"]), times=_times(row["steps"]), facts=facts)
-        )
-    elif rank == 0:
-        _take_order(found, kind, row)
-
-
-def _marks(row: dict[str, Any], names: tuple[str, ...] = ("round", "case", "moment", "cycle")) -> dict[str, Any]:
-    """What a measurement belongs to, as far as the row says."""
-    return {key: _index(row[key]) for key in names if key in row}
-
-
-def _take_group(found: Samples, rank: int, line: int, row: dict[str, Any]) -> None:
-    times, at, size = _times(row["times"]), _number(row["at"]), _index(row["bytes"])
-    if row["stage"] == "pair":
-        first, second = sorted({*map(_index, row["pair"])})
-        found.pairs.append(PairSample((first, second), min(times), at, **_marks(row, ("case", "moment"))))
-    elif row["stage"] == "inside":
-        found.nodes.append(NodeSample(rank, at, {"local_all_reduce": size / min(times) / 1e9}, line, **_marks(row)))
-    elif row["stage"] == "all":
-        transport = None if row.get("transport") is None else str(row["transport"])[:80]
-        place = (str(row["operation"])[:40], _ranks(row["ranks"]), _index(row["set"]))
-        found.together.append(Together(*place, size, times, row["right"] is True, transport))
-
-
-def _take_order(found: Samples, kind: str, row: dict[str, Any]) -> None:
-    """What only rank 0 says."""
-    if kind == "scope":
-        found.has_scope, found.shares_machine = True, row["turns"] is True
-    elif kind == "silent":
-        found.silent.setdefault(_index(row["rank"]), str(row["stage"])[:40])
-    elif kind == "clock":
-        found.offsets[_index(row["rank"])] = float(row["offset"])
-    elif kind == "case" and row["test"] in TESTS:
-        peers = tuple(map(_index, row["peers"]))
-        found.cases.append(Case(_index(row["case"]), row["test"], tuple(map(_index, row["suspect"])), peers))
-    elif kind == "screened":
-        found.screened = _number(row["at"])
-    elif kind == "end":
-        found.ended = _number(row["at"])
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(value)
-    return float(value)
-
-
-def _index(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise ValueError(value)
-    return value
-
-
-def _times(values: Any) -> tuple[float, ...]:
-    times = tuple(map(_number, values))
-    if not times or not _LEAST < min(times) <= max(times) < _MOST:
-        raise ValueError(values)
-    return times
-
-
-def _ranks(values: Any) -> tuple[int, ...]:
-    ranks = tuple(map(_index, values))
-    if len(ranks) < 2:
-        raise ValueError(values)
-    return ranks

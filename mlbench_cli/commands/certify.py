@@ -1,19 +1,18 @@
 """`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
 
-import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
-from mlbench_cli.certify import expectations
 from mlbench_cli.certify.certificate import (
     Certificate,
     Suspect,
@@ -22,14 +21,15 @@ from mlbench_cli.certify.certificate import (
     require_same_hardware,
     write_files,
 )
-from mlbench_cli.certify.plan import Plan, check_budget, cluster_nodes, make_plan, smallest_shortfalls
+from mlbench_cli.certify.expectations import read_expectations
+from mlbench_cli.certify.plan import Plan, make_plan
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util.durations import parse_duration
-from mlbench_cli.util.text import counted
 from task_images.certify import STAGES
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
@@ -100,16 +100,39 @@ def certify(
     client = Client(notice=console.note)
     if key is not None and not key.is_file():
         raise UsageError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    report = _Report(out, key, None if like is None else read_certificate(like), output)
     if archive is not None:
-        return _conclude(_find_archive(client, archive), out, key, _read_earlier(like), output)
+        return report.write(_find_archive(client, archive))
     if cluster is None:
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
-    earlier = _read_earlier(like)
-    suspect = None if recheck is None else _plan_recheck(recheck, earlier, cluster, nodes)
-    request, plan = _plan(client, cluster, level, nodes, hours, budget, expect, only, gpu, suspect)
-    launch = client.prepare(request)
+    if level not in LEVELS:
+        raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
+    if unknown := [stage for stage in only or () if stage not in STAGES]:
+        raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
+    if hours is not None and (level != "soak" or not 0 < hours <= 720):
+        raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
+    changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
+    if expect is not None:
+        changes["expect"] = msgspec.json.encode(read_expectations(expect)).decode()
+    found, request = client.store.cluster(cluster), Request(absent=f"{ABSENT_SECONDS}s", gpu=gpu or None)
+    if recheck is not None:
+        suspect = _plan_recheck(recheck, report.earlier, cluster, nodes)
+        changes["recheck"], only, nodes = suspect.recheck, only or list(RECHECKED), len(suspect.nodes)
+        request = replace(request, nodes=",".join(suspect.nodes))
+    if only:
+        changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
+    nodes = _count_nodes(found, nodes)
+    plan = _plan(found, LEVELS[level], changes, nodes, gpu=gpu)
+    limit = plan.timeout
+    if budget is not None:
+        limit = parse_duration(budget, "--budget")
+        plan = replace(plan, longest=round(plan.confirmation_within(limit)))
+        changes["confirm_seconds"] = plan.longest
+    name, timeout = _free_name(client, cluster), f"{max(1, round(limit))}s"
+    program: dict[str, Any] = {"task": "certify", "preset": LEVELS[level], "set": changes}
+    launch = client.prepare(replace(request, name=name, workers=(nodes,), cluster=cluster, timeout=timeout, **program))
     launch.render()
-    console.note(_describe(plan, cluster, level))
+    console.note(plan.describe(cluster, level))
     console.confirm("Start?", yes=yes or cluster == "local")
     with launch.open(("mlbench", *context.obj)) as opened:
         opened.record()
@@ -121,9 +144,12 @@ def certify(
                 with suppress(MlbenchError):
                     run.wait(PARTIAL_SECONDS)
             if run.is_finished:
-                _conclude(run.folder, out, key, earlier, output, just_measured=True)
+                report.write(run.folder, just_measured=True)
             raise
-    return _conclude(run.folder, out, key, earlier, output, just_measured=True)
+    return report.write(run.folder, just_measured=True)
+
+
+# --- before the run -------------------------------------------------------------------------------------------------
 
 
 def _find_archive(client: Client, name: str) -> Path:
@@ -131,10 +157,6 @@ def _find_archive(client: Client, name: str) -> Path:
     if len(found) != 1:
         raise UsageError(f"{name} has {len(found)} archives, and a certificate has one.", hint="mlbench status")
     return found[0]
-
-
-def _read_earlier(path: Path | None) -> Certificate | None:
-    return None if path is None else read_certificate(path)
 
 
 def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> Suspect:
@@ -150,67 +172,28 @@ def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: i
     return plan_recheck(earlier, node)
 
 
-def _plan(
-    client: Client,
-    cluster: str,
-    level: str,
-    nodes: int | None,
-    hours: float | None,
-    budget: str | None,
-    expect: Path | None,
-    only: Sequence[str] | None,
-    gpu: bool,
-    suspect: Suspect | None,
-) -> tuple[Request, Plan]:
-    """The plan of the certification. Raises UsageError for contradicting options, NotFoundError for unknown names."""
-    if level not in LEVELS:
-        raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
-    if unknown := [stage for stage in only or () if stage not in STAGES]:
-        raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
-    if hours is not None and (level != "soak" or not 0 < hours <= 720):
-        raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
-    if suspect is not None:
-        nodes, only = len(suspect.nodes), only or RECHECKED
-    found = client.store.cluster(cluster)
-    known = LOCAL_NODES if found.provider == "local" else cluster_nodes(found.details)
-    if nodes is None and known is None:
-        raise UsageError(f"{cluster} does not say how many nodes it has.", hint="Say so: --nodes N")
-    chosen = int(nodes if nodes is not None else known or 0)
-    if chosen < 2:
+def _count_nodes(cluster: Cluster, asked: int | None) -> int:
+    """The nodes to test: as many as asked for, or all that the cluster's record says it has."""
+    partitions, chosen = cluster.details.get("partitions") or {}, cluster.details.get("partition")
+    for name, partition in partitions.items():
+        if asked is None and (
+            name == chosen or (chosen is None and (partition.get("default") or len(partitions) == 1))
+        ):
+            asked = int(partition["nodes"])
+    known = cluster.details.get("nodes") or len(cluster.details.get("hosts") or ())
+    nodes = asked if asked is not None else LOCAL_NODES if cluster.provider == "local" else known
+    if not nodes and asked is None:
+        raise UsageError(f"{cluster.name} does not say how many nodes it has.", hint="Say so: --nodes N")
+    if nodes < 2:
         raise UsageError("A certificate needs at least 2 nodes, and 4 to name one.", hint="--nodes 4")
-    changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
-    if only:
-        changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
-    if suspect is not None:
-        changes["recheck"] = suspect.recheck
-    figures = expectations.read_expectations(expect) if expect is not None else []
-    if figures:
-        changes["expect"] = json.dumps(figures, separators=(",", ":"), default=str)
-    parameters = load_task("certify").resolve(LEVELS[level], changes)
-    details = found.details
-    per_node = int(details.get("gpus_per_node") or 1) if gpu else 1
-    price = (details.get("plan") or {}).get("price_per_hour")
-    local = found.provider == "local"
-    plan = make_plan(parameters, chosen, per_node, gpu=gpu, one_machine=local, per_hour=price)
-    limit = plan.timeout
-    if budget is not None:
-        limit = parse_duration(budget, "--budget")
-        check_budget(plan, limit)
-        plan = replace(plan, longest=round(plan.confirmation_within(limit)))
-        changes["confirm_seconds"] = plan.longest
-    request = Request(
-        name=_free_name(client, cluster),
-        workers=(chosen,),
-        task="certify",
-        preset=LEVELS[level],
-        set=changes,
-        cluster=cluster,
-        nodes=None if suspect is None else ",".join(suspect.nodes),
-        absent=f"{ABSENT_SECONDS}s",
-        gpu=gpu or None,
-        timeout=f"{max(1, round(limit))}s",
-    )
-    return request, plan
+    return int(nodes)
+
+
+def _plan(cluster: Cluster, preset: str, changes: Mapping[str, Any], nodes: int, *, gpu: bool) -> Plan:
+    parameters = load_task("certify").resolve(preset, changes)
+    per_node = int(cluster.details.get("gpus_per_node") or 1) if gpu else 1
+    price = (cluster.details.get("plan") or {}).get("price_per_hour")
+    return make_plan(parameters, nodes, per_node, gpu=gpu, one_machine=cluster.provider == "local", per_hour=price)
 
 
 def _free_name(client: Client, cluster: str) -> str:
@@ -220,86 +203,53 @@ def _free_name(client: Client, cluster: str) -> str:
     return next(name for name in names if client.store.find_experiment(name) is None)
 
 
-def _describe(plan: Plan, cluster: str, level: str) -> str:
-    hours = plan.devices * plan.seconds / 3600
-    named = plan.seconds + plan.name
-    price = (
-        ""
-        if plan.per_hour is None
-        else (f", ${plan.per_hour * plan.seconds / 3600:.2f}, or ${plan.per_hour * named / 3600:.2f} with a slow node")
-    )
-    parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan.stages.items())
-    least = smallest_shortfalls()
-    text = (
-        f"Plan for {counted(plan.nodes, 'node')} of {cluster}, level {level}: {plan.seconds / 60:.1f} min "
-        f"({parts}), {hours:.2f} device-hours{price}.\n"
-        f"{_describe_confirmation(plan)}\n"
-        f"Smallest shortfall found in 95 of 100 runs on quiet machines: matmul "
-        f"{100 * least['matmul.sustained']:.1f} %, memory {100 * least['memory']:.1f} %, network "
-        f"{100 * least['network']:.1f} %, disk {100 * least['disk.write']:.0f} %."
-    )
-    if cluster == "local":
-        text += "\nWorkers on this machine stand for nodes: this tests the procedure, and accepts no cluster."
-    if plan.nodes < 4:
-        text += f"\n{plan.nodes} nodes are too few to name one of them: at least 4 are needed."
-    return text
+# --- after the run --------------------------------------------------------------------------------------------------
 
 
-def _describe_confirmation(plan: Plan) -> str:
-    if not {"node", "pairs"} & plan.stages.keys():
-        return "No node is compared with others."
-    text = f"A node that looks slow is measured again beside others: {plan.clear / 60:.0f} min usually clear it"
-    if plan.longest < plan.name:
-        return (
-            f"{text}. To name it takes {plan.name / 60:.0f} min, and the budget leaves {plan.longest / 60:.0f} min: "
-            "it stays on watch."
-        )
-    return f"{text}, {plan.name / 60:.0f} min name it ({plan.longest / 60:.0f} min at most)."
+@dataclass(frozen=True)
+class _Report:
+    """Where and how a certificate is presented, and what it is compared with."""
 
+    out: Path | None
+    key: Path | None
+    earlier: Certificate | None
+    output: Format
 
-def _conclude(
-    source: Path,
-    out: Path | None,
-    key: Path | None,
-    earlier: Certificate | None,
-    output: Format,
-    *,
-    just_measured: bool = False,
-) -> int:
-    """Write the certificate and print its verdict. Returns the exit code."""
-    certificate = read_certificate(source)
-    name = str(certificate.run["name"])
-    folder = out or Path(f"certificate-{name}")
-    if earlier is not None:
-        try:
-            require_same_hardware(earlier, certificate)
-        except UsageError as error:
-            if not just_measured:
-                raise
-            console.warn(f"{error.message} The certificate is written without the comparison.")
-            earlier = None
-    write_files(certificate, source, folder, key, earlier)
-    document = certificate.document
-    if output is Format.json:
-        console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
-    else:
-        rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
-        console.out(certificate.headline)
-        shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
-        console.out_table(["NODE", "STATE", "REASONS"], shown)
-    for found in document["findings"]:
-        console.note(f"{found['reason']}: {found['summary']}")
-    for key_of in document["drift"]:
-        others = "; ".join(f"{value or 'absent'} on {', '.join(names)}" for value, names in key_of["others"].items())
-        console.note(f"drift:{key_of['key']}: {key_of['usual'] or 'absent'}, but {others}")
-    console.note(certificate.sureness)
-    for node in certificate.watched if certificate.run["spec"]["engine"] != "local" else ():
-        archive = shlex.quote(str(folder / "archive.zip"))
-        words = f"mlbench certify {certificate.run['spec']['cluster']} --recheck {shlex.quote(node['node'])}"
-        console.note(f"To decide about {node['node']} later: {words} --like {archive}")
-    for command in certificate.commands():
-        console.note(f"For you to run: {command}")
-    console.next_step(f"mlbench verify {folder / 'archive.zip'}")
-    if certificate.exit_code == NeverStartedError.exit_code:
-        console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
-    return certificate.exit_code
+    def write(self, source: Path, *, just_measured: bool = False) -> int:
+        """Write the certificate and print its verdict. Returns the exit code."""
+        certificate, earlier = read_certificate(source), self.earlier
+        name = str(certificate.run["name"])
+        folder = self.out or Path(f"certificate-{name}")
+        if earlier is not None:
+            try:
+                require_same_hardware(earlier, certificate)
+            except UsageError as error:
+                if not just_measured:
+                    raise
+                console.warn(f"{error.message} The certificate is written without the comparison.")
+                earlier = None
+        write_files(certificate, source, folder, self.key, earlier)
+        document = certificate.document
+        if self.output is Format.json:
+            console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
+        else:
+            rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
+            console.out(certificate.headline)
+            shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
+            console.out_table(["NODE", "STATE", "REASONS"], shown)
+        for found in document["findings"]:
+            console.note(f"{found['reason']}: {found['summary']}")
+        for drift in document["drift"]:
+            others = "; ".join(f"{value or 'absent'} on {', '.join(some)}" for value, some in drift["others"].items())
+            console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
+        console.note(certificate.sureness)
+        for node in certificate.watched if certificate.run["spec"]["engine"] != "local" else ():
+            archive = shlex.quote(str(folder / "archive.zip"))
+            words = f"mlbench certify {certificate.run['spec']['cluster']} --recheck {shlex.quote(node['node'])}"
+            console.note(f"To decide about {node['node']} later: {words} --like {archive}")
+        for command in certificate.commands():
+            console.note(f"For you to run: {command}")
+        console.next_step(f"mlbench verify {folder / 'archive.zip'}")
+        if certificate.exit_code == NeverStartedError.exit_code:
+            console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
+        return certificate.exit_code

@@ -1,4 +1,4 @@
-"""The child of a rank: measures what its parent asks on stdin, one JSON object per line, and answers on stdout.
+"""The child of a rank: measures what its parent asks for over a pipe, in JSON.
 
 Torch, drivers and communication libraries are only here. If something hangs or crashes, the parent kills this process
 and starts another one.
@@ -10,7 +10,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from task_images.contract import Contract
 from task_images.ranks import cpu_threads
 from task_images.world import prefer_loopback
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _MAX_REPEATS = 1000
 
 
@@ -128,7 +129,7 @@ def node(device: Device, job: dict[str, Any]) -> dict[str, Any]:
                 values[name] = max(known[name]() for _ in range(1 if name == "matmul.sustained" else 2))
             except (RuntimeError, OSError) as error:
                 errors[name] = " ".join(str(error).split())[:200]
-    return {"values": values, "errors": errors, "digest": digest(device) if job.get("digest") else None}
+    return {"values": values, "errors": errors, "digest": digest(device)}
 
 
 # --- together -------------------------------------------------------------------------------------------------------
@@ -194,8 +195,14 @@ class Group:
         return bool((own == self.size * (self.size + 1) / 2).all())
 
 
-def together(device: Device, job: dict[str, Any]) -> dict[str, Any]:
-    """Time a collective of the group."""
+def all_reduce(device: Device, job: dict[str, Any]) -> dict[str, Any]:
+    """GB/s of an all-reduce of the group, the best of its calls."""
+    times = Group(device, job).time("all_reduce", job["bytes"], job["samples"])
+    return {"values": {job["test"]: job["bytes"] / min(times) / 1e9}}
+
+
+def collective(device: Device, job: dict[str, Any]) -> dict[str, Any]:
+    """Time a collective of the group, and check a sum."""
     group = Group(device, job)
     right, times = group.is_sum_right(), group.time(job["operation"], job["bytes"], job["samples"])
     return {"right": right, "times": times, "transport": gpu.describe().get("network") if device.is_gpu else "TCP"}
@@ -217,13 +224,10 @@ def train(device: Device, job: dict[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
-        flat = torch.cat([item.grad.view(-1) for item in model.parameters() if item.grad is not None])
-        group.all_reduce(flat)
-        flat /= group.size
-        at = 0
         for item in model.parameters():
-            item.grad = flat[at : at + item.numel()].view_as(item)
-            at += item.numel()
+            assert item.grad is not None
+            group.all_reduce(item.grad)
+            item.grad /= group.size
         optimizer.step()
         device.wait()
         steps.append(time.perf_counter() - start)
@@ -231,21 +235,25 @@ def train(device: Device, job: dict[str, Any]) -> dict[str, Any]:
         group.all_reduce(go_on)
         if float(go_on) < group.size:
             break
-    found: dict[str, Any] = {"steps": steps, "batch": batch}
-    if group.rank == 0:
-        path = Path(os.environ.get("MLBENCH_OUTPUT_DIR", ".")) / "certify.checkpoint"
-        write = time.perf_counter()
+    checkpoint = save_and_load(model) if group.rank == 0 else {}
+    group.barrier()
+    return {"steps": steps, "batch": batch, **checkpoint, "wall": time.perf_counter() - begun}
+
+
+def save_and_load(model: torch.nn.Module) -> dict[str, float]:
+    """The size of a checkpoint, and seconds to write it to disk and to read it."""
+    path = Path(os.environ.get("MLBENCH_OUTPUT_DIR", ".")) / "certify.checkpoint"
+    try:
+        begun = time.perf_counter()
         with open(path, "wb") as file:
             torch.save(model.state_dict(), file)
             file.flush()
             os.fsync(file.fileno())
-        read = time.perf_counter()
+        written = time.perf_counter()
         torch.load(path, weights_only=True)
-        found |= {"bytes": path.stat().st_size, "write": read - write, "read": time.perf_counter() - read}
-        path.unlink()
-    group.barrier()
-    found["wall"] = time.perf_counter() - begun
-    return found
+        return {"bytes": path.stat().st_size, "write": written - begun, "read": time.perf_counter() - written}
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
@@ -262,30 +270,30 @@ _OWN_STORE: Any = None
 
 
 def main() -> None:
-    """Answer jobs until stdin ends."""
+    """Answer jobs until the parent ends."""
     global _OWN_STORE
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
-    contract = Contract()
+    parent, contract = Connection(int(sys.argv[1])), Contract()
     prefer_loopback(contract)
     device = Device(contract)
     # Groups of which this is the first rank meet in it.
     _OWN_STORE = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     jobs: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "node": lambda job: node(device, job),
-        "together": lambda job: together(device, job),
+        "all_reduce": lambda job: all_reduce(device, job),
+        "collective": lambda job: collective(device, job),
         "train": lambda job: train(device, job),
     }
     hello = {"device": device.name, "port": _OWN_STORE.port, "versions": versions()}
-    print(json.dumps(hello), file=answers, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
+    parent.send_bytes(json.dumps(hello).encode())
+    while True:
+        job = json.loads(parent.recv_bytes())
         try:
             answer = jobs[job["do"]](job)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             answer = {"error": " ".join(str(error).split())[:300]}
-        print(json.dumps(answer), file=answers, flush=True)
+        parent.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(EOFError):
+        main()

@@ -6,29 +6,31 @@ Standard library only. What computes is a child with a limit for each job (`meas
 import json
 import os
 import platform
-import queue
 import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from task_images.certify.rules import PREFIX
 from task_images.contract import Contract
+from task_images.errors import PeerLostError
 from task_images.facts import machine_facts
 
 START_SECONDS = 120.0  # for the child to import torch
-_GPU_FIELDS = (
-    *("name", "serial", "driver_version", "vbios_version", "power.limit", "pcie.link.width.max", "ecc.mode.current"),
-    *("clocks_throttle_reasons.active", "ecc.errors.uncorrected.volatile.total"),
-)
-_COUNTERS = {"ecc.errors.uncorrected.volatile.total": "ecc_uncorrected"}
+_THROTTLE, _ERRORS = "clocks_throttle_reasons.active", "ecc.errors.uncorrected.volatile.total"
+_GPU_FACTS = ("name", "driver_version", "vbios_version", "power.limit", "pcie.link.width.max", "ecc.mode.current")
+_GPU_FIELDS = (*_GPU_FACTS, "serial", _THROTTLE, _ERRORS)
 # nvmlClocksThrottleReasons: hardware slowdown, hardware thermal slowdown, hardware power brake.
 _HARDWARE_SLOWDOWN = 0x8 | 0x40 | 0x80
 _lock = threading.Lock()
+
+Job = dict[str, Any]
 
 
 def say(kind: str, **fields: Any) -> None:
@@ -43,39 +45,38 @@ class Child:
     """The process that computes, started again after it was killed."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[str] = queue.Queue()
-
-    def ask(self, job: dict[str, Any], limit: float) -> dict[str, Any]:
-        """The child's answer, or {"error": why there is none}."""
-        if self._process is None:
-            hello = self.start()
-            if "error" in hello:
-                return hello
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            self.kill()
-            return {"error": "the measuring process ended"}
-        return self._read(limit)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection
 
     def start(self) -> dict[str, Any]:
-        """Start the child; its first words: device, versions, the port of its store."""
+        """Start the child; its first words: versions, the port of its store."""
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._answers = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "task_images.certify.measure"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        threading.Thread(target=_forward, args=(self._process.stdout, self._answers), daemon=True).start()
+        self._pipe, end = Pipe()
+        with end:
+            words = [sys.executable, "-m", "task_images.certify.measure", str(end.fileno())]
+            environment = {**os.environ, "PYTHONPATH": path}
+            # What libraries print must not cut lines of evidence.
+            self._process = subprocess.Popen(words, stdout=sys.stderr, pass_fds=[end.fileno()], env=environment)
         return self._read(START_SECONDS)
+
+    def ask(self, job: Job) -> dict[str, Any]:
+        """The child's answer, or {"error": why there is none}."""
+        if self._process is None and "error" in (hello := self.start()):
+            return hello
+        send(self._pipe, job)
+        return self._read(job["limit"])
+
+    def _read(self, limit: float) -> dict[str, Any]:
+        problem = f"no answer within {limit:g} s"
+        try:
+            if self._pipe.poll(limit):
+                return dict(json.loads(self._pipe.recv_bytes()))
+        except (EOFError, OSError):
+            assert self._process is not None
+            problem = f"the measuring process ended with {self._process.wait()}"
+        self.kill()
+        return {"error": problem}
 
     def kill(self) -> None:
         """End the child at once."""
@@ -83,25 +84,7 @@ class Child:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _read(self, limit: float) -> dict[str, Any]:
-        try:
-            line = self._answers.get(timeout=limit)
-        except queue.Empty:
-            self.kill()
-            return {"error": f"no answer within {limit:g} s"}
-        if not line:
-            code = None if self._process is None else self._process.wait()
-            self.kill()
-            return {"error": f"the measuring process ended with {code}"}
-        answer = json.loads(line)
-        return answer if isinstance(answer, dict) else {"error": "the measuring process said nothing sensible"}
-
-
-def _forward(stream: Any, answers: "queue.Queue[str]") -> None:
-    for line in stream:
-        answers.put(line)
-    answers.put("")
+            self._pipe.close()
 
 
 def inventory(versions: dict[str, str], gpu: dict[str, str]) -> dict[str, str]:
@@ -119,7 +102,7 @@ def inventory(versions: dict[str, str], gpu: dict[str, str]) -> dict[str, str]:
         "network_cards": _network_cards(),
         "infiniband": ",".join(sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))),
         **versions,
-        **{f"gpu.{key}": value for key, value in gpu.items() if key not in ("serial", *_COUNTERS, _GPU_FIELDS[-2])},
+        **{f"gpu.{key}": gpu[key] for key in _GPU_FACTS if key in gpu},
     }
     return {key: str(value) for key, value in found.items() if value not in (None, "")}
 
@@ -146,13 +129,14 @@ def read_gpu(number: int) -> dict[str, str]:
     return {}
 
 
-def read_counters(contract: Contract) -> dict[str, int]:
-    """Counters of errors of this rank's GPU, and whether its hardware slows it down; empty on CPUs."""
-    gpu = read_gpu(contract.local_rank) if contract.device == "gpu" else {}
-    found = {name: int(gpu[field]) for field, name in _COUNTERS.items() if gpu.get(field, "").isdecimal()}
+def read_counters(contract: Contract) -> dict[str, dict[str, int]]:
+    """What this rank's GPU counted: errors of its memory, and whether its hardware slows it down; empty on CPUs."""
+    gpu, found = read_gpu(contract.local_rank) if contract.device == "gpu" else {}, {}
+    if gpu.get(_ERRORS, "").isdecimal():
+        found["ecc_uncorrected"] = int(gpu[_ERRORS])
     with suppress(KeyError, ValueError):
-        found["hardware_slowdown"] = int(int(gpu[_GPU_FIELDS[-2]], 16) & _HARDWARE_SLOWDOWN != 0)
-    return found
+        found["hardware_slowdown"] = int(int(gpu[_THROTTLE], 16) & _HARDWARE_SLOWDOWN != 0)
+    return {"counters": found} if found else {}
 
 
 def identify_machine() -> str:
@@ -163,45 +147,42 @@ def identify_machine() -> str:
 
 
 def obey(contract: Contract, place: tuple[str, int]) -> None:
-    """Do what rank 0 asks for until it says goodbye or is gone."""
+    """Do what rank 0 asks for until it says goodbye or is gone. Raises PeerLostError if it cannot be reached."""
     child = Child()
     hello = child.start()
     gpu = read_gpu(contract.local_rank) if contract.device == "gpu" else {}
-    keys = inventory(hello.get("versions", {}), gpu)
-    say("inventory", device=hello.get("device"), keys=keys, serial=gpu.get("serial"), error=hello.get("error"))
-    connection = _connect(place)
-    if connection is None:
-        say("alone", error=f"rank 0 does not answer at port {place[1]}")
-        return
-    with connection, connection.makefile("rw", encoding="utf-8") as stream:
+    say("inventory", keys=inventory(hello.get("versions", {}), gpu), serial=gpu.get("serial"), error=hello.get("error"))
+    with _connect(place) as connection:
         introduction = {"rank": contract.rank, "node": contract.node_rank, "run": contract.run_id}
-        introduction |= {"machine": identify_machine(), "time": time.time(), "port": hello.get("port")}
-        _send(stream, {**introduction, "error": hello.get("error")})
-        for line in stream:
-            job = json.loads(line)
-            if job["do"] == "end":
-                break
-            answer = child.ask(job, float(job["limit"]))
-            say(job["do"], **job.get("tag", {}), **answer)
-            if job.get("counters"):
-                say("counters", **read_counters(contract))
-            _send(stream, {"id": job["id"], **answer})
+        machine = {"machine": identify_machine(), "time": time.time(), "port": hello.get("port")}
+        send(connection, {**introduction, **machine})
+        with suppress(OSError, EOFError):
+            while (job := json.loads(connection.recv_bytes()))["do"] != "end":
+                answer = child.ask(job)
+                if job.get("rank", 0) == 0:  # the first of a group speaks for it
+                    counters = read_counters(contract) if job["do"] == "node" else {}
+                    say(job["say"], **job["tag"], **answer, **counters)
+                send(connection, answer.get("values", {}))
     child.kill()
 
 
-def _send(stream: Any, message: dict[str, Any]) -> None:
+def send(connection: Connection, message: Job) -> None:
+    """Send unless the other end is gone."""
     with suppress(OSError):
-        stream.write(json.dumps(message) + "\n")
-        stream.flush()
+        connection.send_bytes(json.dumps(message).encode())
 
 
-def _connect(place: tuple[str, int]) -> socket.socket | None:
+def as_connection(link: socket.socket) -> Connection:
+    """Messages over a socket that notices if the other machine is gone."""
+    link.setblocking(True)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Connection(link.detach())
+
+
+def _connect(place: tuple[str, int]) -> Connection:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with suppress(OSError):
-            connection = socket.create_connection(place, timeout=5)
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return connection
+            return as_connection(socket.create_connection(place, timeout=5))
         time.sleep(0.2)
-    return None
+    raise PeerLostError(f"rank 0 does not answer at port {place[1]}")

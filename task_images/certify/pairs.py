@@ -1,4 +1,4 @@
-"""Which nodes, links or boundaries explain the times of pairs: log t_ij = m + a_i + a_j + l_ij. Standard library only.
+"""Which nodes, links or boundaries explain the rates of pairs: -log r_ij = m + a_i + a_j + l_ij. Standard library only.
 
 Up to ENUMERATED nodes, explanations by at most two causes are enumerated, each cause at a price; median polish alone
 errs in two thirds of cases with two slow nodes of six. With more nodes, few causes stand out after median polish.
@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from task_images.certify.rules import LEAST_SCALE, SCREEN_SHARE
+from task_images.certify.rules import CROWD, LEAST_SCALE, SCREEN_SHARE, logarithm
 
 ENUMERATED = 8
 LINK_DEVIATIONS = 4.0
@@ -21,13 +21,18 @@ Cause = tuple[int, ...]  # (node,) or (node, node)
 
 
 class Explanation(NamedTuple):
-    """Suspected causes, worst first, with what each adds to the logarithm of a time. `islands`: groups of nodes that
+    """Suspected causes, worst first, with what each takes from the logarithm of a rate. `islands`: groups of nodes that
     are fast inside and slow between; then no cause is named."""
 
     causes: dict[Cause, float]
-    levels: dict[int, float]  # node -> what it adds
-    typical: float
+    levels: dict[int, float]  # node -> what it takes
+    typical: float  # logarithm of the rate that nothing slows down
     islands: tuple[frozenset[int], ...] = ()
+
+    @property
+    def is_crowd(self) -> bool:
+        """Whether the causes are too many to be outliers; up to two are told apart in any fleet."""
+        return len(self.causes) > max(2.0, CROWD * len(self.levels))
 
 
 def make_rounds(nodes: Sequence[int], most: int | None = None, seed: int = 0) -> list[list[Pair]]:
@@ -44,14 +49,14 @@ def make_rounds(nodes: Sequence[int], most: int | None = None, seed: int = 0) ->
     return rounds
 
 
-def explain(times: Mapping[Pair, float], margin: float) -> Explanation:
-    """What explains the logarithms of `times` (seconds of a pair), with the fail margin as a share of speed."""
-    logs = {pair: math.log(seconds) for pair, seconds in times.items()}
+def explain(rates: Mapping[Pair, float], margin: float) -> Explanation:
+    """What explains the logarithms of `rates`, with the fail margin as a share."""
+    logs = {pair: -math.log(rate) for pair, rate in rates.items()}  # of times, to which causes add
     nodes = sorted({node for pair in logs for node in pair})
-    limit = -math.log1p(-margin)
+    limit = logarithm(margin)
     islands = _find_islands(logs, nodes, limit)
     if islands:
-        return Explanation({}, {}, statistics.median(logs.values()), islands)
+        return Explanation({}, {}, -statistics.median(logs.values()), islands)
     if len(nodes) <= ENUMERATED:
         return _enumerate(logs, nodes, limit)
     return _stand_out(logs, nodes, limit)
@@ -63,7 +68,7 @@ def explain(times: Mapping[Pair, float], margin: float) -> Explanation:
 def _enumerate(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> Explanation:
     options: list[Cause] = [*((node,) for node in nodes), *logs]
     typical = statistics.median(logs.values())
-    best_cost, best = sum(abs(log - typical) for log in logs.values()), Explanation({}, {}, typical)
+    best_cost, best = sum(abs(log - typical) for log in logs.values()), Explanation({}, {}, -typical)
     # A cause must touch a pair that is slow.
     slow = {pair for pair, log in logs.items() if log - min(logs.values()) >= SCREEN_SHARE * limit}
     options = [cause for cause in options if any(set(cause) <= set(pair) for pair in slow)]
@@ -72,7 +77,7 @@ def _enumerate(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -
             cost, effects, middle = _fit(logs, causes)
             cost += limit * count
             if cost < best_cost and min(effects.values()) >= SCREEN_SHARE * limit:
-                best_cost, best = cost, Explanation(effects, {}, middle)
+                best_cost, best = cost, Explanation(effects, {}, -middle)
     levels = {node: best.causes.get((node,), 0.0) for node in nodes}
     worst_first = dict(sorted(best.causes.items(), key=lambda item: -item[1]))
     return Explanation(worst_first, levels, best.typical)
@@ -122,7 +127,7 @@ def _stand_out(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -
         for pair, value in rest.items()
         if value >= max(least, LINK_DEVIATIONS * link_scale) and not slow & set(pair)
     }
-    return Explanation(dict(sorted(causes.items(), key=lambda item: -item[1])), levels, typical)
+    return Explanation(dict(sorted(causes.items(), key=lambda item: -item[1])), levels, -typical)
 
 
 def _spread(values: Iterable[float]) -> float:

@@ -13,7 +13,6 @@ span       A disturbance that lasts makes moments dependent. If it ends after a 
 """
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,9 @@ SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
 LEAST_FLEET = 4  # with fewer nodes nobody can say which of them is the odd one
 _ALMOST = 0.999  # clocks are rounded
 CROWD = 0.25  # share of the units above which suspects are a group, and no outliers
+_SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
+
+Unit = tuple[int, ...]  # a rank; of the network two nodes
 
 
 class Test(NamedTuple):
@@ -65,47 +67,53 @@ class Screen(NamedTuple):
 
     median: float
     scale: float
-    levels: dict[str, float]  # unit -> its median
-    suspects: list[str]
+    levels: dict[Unit, float]  # the median of each unit
+    suspects: list[Unit]
+    noise: float  # deviation of repeats
+
+    @property
+    def is_crowd(self) -> bool:
+        """Whether the suspects are too many to be outliers: they are a group."""
+        return len(self.suspects) > CROWD * len(self.levels)
+
+    def short(self, unit: Unit) -> float:
+        """How far a unit is below the fleet."""
+        return self.median - self.levels[unit]
 
 
-def screen(values: Mapping[str, Sequence[float]], fail: float) -> Screen | None:
-    """The screen of one test; None if fewer than LEAST_FLEET units have values."""
-    levels = {unit: statistics.median(map(math.log, some)) for unit, some in values.items() if some and min(some) > 0}
+def screen(rates: Mapping[Unit, Sequence[float]], fail: float) -> Screen | None:
+    """The screen of one test; None if fewer than LEAST_FLEET units have rates."""
+    levels = {unit: statistics.median(map(math.log, some)) for unit, some in rates.items()}
     if len(levels) < LEAST_FLEET:
         return None
     median = statistics.median(levels.values())
     scale = max(1.4826 * statistics.median(abs(level - median) for level in levels.values()), LEAST_SCALE)
-    short = {unit: median - level for unit, level in levels.items()}
-    limit = max(SCREEN_SHARE * -math.log1p(-fail), SCREEN_DEVIATIONS * scale)
-    return Screen(
-        median, scale, levels, sorted((unit for unit in short if short[unit] >= limit), key=lambda unit: -short[unit])
-    )
+    limit = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale)
+    suspects = sorted((unit for unit in levels if median - levels[unit] >= limit), key=lambda unit: levels[unit])
+    rest = [abs(math.log(rate) - levels[unit]) for unit, some in rates.items() for rate in some]
+    repeats = len(rest) / len(levels)
+    noise = 1.4826 * statistics.median(rest) * math.sqrt(repeats / max(1.0, repeats - 1))
+    return Screen(median, scale, levels, suspects, noise)
 
 
-def worst_of_each_node(screens: Mapping[str, Screen], per_node: int) -> list[tuple[str, int]]:
-    """The cases of a screen: of each node with suspects the test and rank that is the furthest beyond its margin. One
-    slow node is slow in many tests, and each case that is confirmed makes all of them take longer."""
-    worst: dict[int, tuple[float, str, int]] = {}
-    for test, found in screens.items():
-        if len(found.suspects) > CROWD * len(found.levels):
-            continue  # a group
-        for unit in found.suspects:
-            share = (found.median - found.levels[unit]) / -math.log1p(-TESTS[test].fail)
-            node = int(unit) // per_node
-            worst[node] = max(worst.get(node, (0.0, "", 0)), (share, test, int(unit)))
-    return [(test, rank) for _, test, rank in worst.values()]
+def logarithm(shortfall: float) -> float:
+    """A shortfall of a rate as the distance of logarithms."""
+    return -math.log1p(-shortfall)
 
 
-def choose_peers(found: Screen, taken: Sequence[str]) -> list[str]:
-    """The units closest to the median, none of them `taken`."""
-    others = [unit for unit in found.levels if unit not in taken]
-    return sorted(others, key=lambda unit: abs(found.levels[unit] - found.median))[:PEERS]
+def smallest_shortfall(fail: float, scale: float, noise: float, repeats: float = 3.0) -> float:
+    """The shortfall of one unit that is found 95 times in 100, with this scale of the fleet and noise of repeats: it
+    must pass the screen, and be slow at each of about 16 of 20 moments."""
+    at_screen = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale)
+    at_screen += _SCREEN_QUANTILE * noise * math.sqrt(math.pi / 2 / max(1.0, repeats))
+    at_looks = logarithm(fail) + _LOOK_QUANTILE * noise * math.sqrt(1 + math.pi / 2 / PEERS)
+    return -math.expm1(-max(at_screen, at_looks))
 
 
-def most_causes(nodes: int) -> float:
-    """How many slow nodes and links may explain the times of pairs: up to two are told apart in any fleet."""
-    return max(2.0, CROWD * nodes)
+def choose_peers(found: Screen) -> list[int]:
+    """The ranks closest to the median that are no suspects."""
+    others = (unit for unit in found.levels if unit not in found.suspects)
+    return [unit[0] for unit in sorted(others, key=lambda unit: abs(found.short(unit)))[:PEERS]]
 
 
 def span_needed(longest_dip: float, suspects: int) -> float:
@@ -124,24 +132,6 @@ def need(moments: int, level: float) -> int:
     return 0
 
 
-class Recheck(NamedTuple):
-    """Who was a suspect in which tests some seconds before this certificate: that counts for the span."""
-
-    node: str = ""
-    tests: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-
-def read_recheck(text: str) -> Recheck:
-    """The parameter of a run; nobody if it says nothing sensible."""
-    try:
-        row = json.loads(text) if text else {}
-        seconds = float(row.get("seconds", 0.0))
-        return Recheck(str(row.get("node", "")), tuple(map(str, row.get("tests", ()))), max(0.0, min(seconds, 1e9)))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return Recheck()
-
-
 class Confirmation(NamedTuple):
     """The sign test of one suspect. `is_named` is None while no look has decided and more moments could."""
 
@@ -149,21 +139,22 @@ class Confirmation(NamedTuple):
     slow: int
     of: int
     level: float
+    seconds: float = 0.0  # from the screen to the last moment that counts
 
 
 def confirm(moments: Sequence[tuple[float, bool]], suspects: int, needed: float) -> Confirmation:
     """The sign test over `moments` in their order: seconds since the screen, and whether slow. Each look has the level
     ERROR / (looks x suspects), and none before `needed` seconds, or at a moment that is not slow, names anybody. A
     suspect that no look can name any more is dropped at once."""
-    level, slow = ERROR / (len(LOOKS) * max(1, suspects)), 0
+    level, slow, count, since = ERROR / (len(LOOKS) * max(1, suspects)), 0, 0, 0.0
     most = need(max(LOOKS), level)
     for count, (since, is_slow) in enumerate(moments[: max(LOOKS)], 1):
         slow += is_slow
         if count in LOOKS and is_slow and slow >= need(count, level) and since >= needed * _ALMOST:
-            return Confirmation(True, slow, count, level)
+            return Confirmation(True, slow, count, level, since)
         if slow + max(LOOKS) - count < most:
-            return Confirmation(False, slow, count, level)
-    return Confirmation(None, slow, min(len(moments), max(LOOKS)), level)
+            return Confirmation(False, slow, count, level, since)
+    return Confirmation(None, slow, count, level, since)
 
 
 def moment_due(number: int, needed: float) -> float:
@@ -193,14 +184,6 @@ def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:
         elif begun is None:
             begun = at
     return max(longest, 0.0 if begun is None else series[-1][0] - begun)
-
-
-def is_slow(own: float | None, peers: Sequence[float], fail: float) -> bool | None:
-    """Whether a suspect was slow at one moment: its rate is below the median of its peers by more than the margin; None
-    if one of them has no value."""
-    if own is None or not peers:
-        return None
-    return own < statistics.median(peers) * (1 - fail)
 
 
 def way_back(moments: Sequence[tuple[float, bool]]) -> float:

@@ -103,7 +103,7 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
 ) -> None:
     client = clients.start(*TINY, "--set", "limit_seconds=12", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     started.append(client)
-    until(lambda: log_has(home, "t-4", 2, '"kind":"node"'))
+    until(lambda: log_has(home, "t-4", 2, '"kind":"rates"'))
     state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())
     os.kill(next(rank["pid"] for rank in state["ranks"] if rank["rank"] == 2), signal.SIGSTOP)
     client.communicate(timeout=280)
@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
 ) -> None:
     client = clients.start("certify", "local", "--out", "cut", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     started.append(client)
-    until(lambda: log_has(home, "certify-local-4", 1, '"kind":"node"'))
+    until(lambda: log_has(home, "certify-local-4", 1, '"kind":"rates"'))
     client.send_signal(signal.SIGINT)
     client.communicate(timeout=120)
     assert client.returncode == 130
@@ -192,7 +192,7 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
         (["local", "--budget", "20s"], "A budget of 0.333 min is too small: with the stage node"),
         (["local", "--budget", "soon"], '--budget "soon" is not a duration'),
         (["local", "--expect", "low.yaml"], "300 GB/s is below 75 % of the 488 GB/s"),
-        (["local", "--expect", "odd.yaml"], "figure 1: operation must be one of"),
+        (["local", "--expect", "odd.yaml"], "Invalid enum value 'broadcast' - at `$[0].operation`."),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
         (["local", "--key", "absent"], "There is no key absent."),

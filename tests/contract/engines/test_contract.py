@@ -325,7 +325,7 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)
     until(lambda: len(lab.processes(run)) >= 6)  # each rank and what measures for it
-    until(lambda: b'"kind":"node"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
+    until(lambda: b'"kind":"rates"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
     (rank,) = (pid for pid in lab.processes(run) if is_certifying_rank(pid, 2))
     os.kill(rank, signal.SIGSTOP)
     finished = supervise.follow(run, lab.engine, lab.store)

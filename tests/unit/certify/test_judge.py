@@ -7,10 +7,13 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
+from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
-from mlbench_cli.certify.samples import NodeSample, PairSample, Samples, Together, read_samples
+from mlbench_cli.certify.samples import Collective, Inventory, Rates, Samples, Training, read_samples
 from task_images.certify import rules
+from task_images.certify.evidence import Earlier, Evidence, Sample
 from task_images.certify.pairs import explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
@@ -26,11 +29,33 @@ def certify(samples: Samples, **options: Any) -> dict[str, Any]:
 def healthy(nodes: int = 8, seed: int = 3) -> Samples:
     """All stages of healthy nodes."""
     samples: Samples = Cluster(nodes, "normal", seed).samples()
-    samples.pairs = [PairSample(pair, 0.01, 7.0) for matched in make_rounds(range(nodes)) for pair in matched]
+    pair_up(samples, {})
     ranks = tuple(range(nodes))
-    samples.together = [Together("all_reduce", ranks, 0, 1 << 20, (0.01,), transport="TCP")]
-    samples.together.append(Together("training", ranks, 0, times=(0.1,) * 20, facts={"batch": 8, "wall": 2.5}))
+    training = Training(ranks, 0, (0.1,) * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
+    samples.together = [Collective("all_reduce", ranks, 0, 1 << 20, (0.01,), right=True, transport="TCP"), training]
     return samples
+
+
+def pair_up(samples: Samples, slow: dict[tuple[int, ...], float]) -> None:
+    """Measure all pairs of nodes; nodes or links are slower by factors."""
+    samples.evidence.rounds["network"] = {pair: [rate] for pair, rate in rates(samples.ranks, slow).items()}
+    samples.evidence = fresh(samples.evidence)
+
+
+def slow_down(samples: Samples, factor: float, test: str, ranks: set[int]) -> None:
+    """Multiply what ranks had in the screen of a test."""
+    found = samples.evidence.rounds[test]
+    found |= {(rank,): [rate * factor for rate in found[(rank,)]] for rank in ranks}
+    samples.evidence = fresh(samples.evidence)
+
+
+def fresh(evidence: Evidence, **changes: Any) -> Evidence:
+    """The same samples, seen with other eyes."""
+    options = {"least_dip": evidence.least_dip, "earlier": evidence.earlier, "names": evidence.names, **changes}
+    again = Evidence(evidence.per_node, **options)
+    again.rounds, again.cases, again.again = evidence.rounds, evidence.cases, evidence.again
+    again.screened = evidence.screened
+    return again
 
 
 def states(document: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
@@ -44,7 +69,7 @@ def test_healthy_nodes_are_not_named(nodes: int, noise: str) -> None:
     wrong = []
     for seed in range(12):
         cluster = Cluster(nodes, noise, seed)
-        wrong.append(cluster.is_wrong(cluster.judge()))
+        wrong.append(bool(cluster.wrong(cluster.judge())))
     assert sum(wrong) <= 1
 
 
@@ -64,14 +89,18 @@ def test_a_node_that_is_slow_beyond_the_margin_is_named_with_its_reason_and_nobo
 def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> None:
     cluster = Cluster(8, "normal", 1, fault=0.2)
     samples = cluster.samples()
-    document = certify(samples, least_dip=3000.0)  # disturbances here last longer than the confirmation did
     name = f"n{cluster.victim}"
-    assert states(document) == {name: ("watch", ["matmul_slow"])}
+
+    def say(earlier: Earlier) -> dict[str, tuple[str, list[str]]]:
+        # Disturbances here last longer than the confirmation did.
+        return states(certify(replace(samples, evidence=fresh(samples.evidence, least_dip=3000.0, earlier=earlier))))
+
+    assert say(Earlier()) == {name: ("watch", ["matmul_slow"])}
     # Unless an earlier certificate suspected the same node in the same test, long enough ago.
-    earlier = rules.Recheck(name, ("matmul.burst",), 20000.0)
-    assert states(certify(samples, least_dip=3000.0, recheck=earlier)) == {name: ("slow", ["matmul_slow"])}
+    earlier = Earlier(name, ("matmul.burst",), 20000.0)
+    assert say(earlier) == {name: ("slow", ["matmul_slow"])}
     for other in (earlier._replace(node="n99"), earlier._replace(tests=("memory",)), earlier._replace(seconds=9.0)):
-        assert states(certify(samples, least_dip=3000.0, recheck=other)) == {name: ("watch", ["matmul_slow"])}
+        assert say(other) == {name: ("watch", ["matmul_slow"])}
 
 
 def test_all_stages_of_healthy_nodes_accept_the_cluster_and_say_what_was_delivered() -> None:
@@ -97,12 +126,8 @@ def test_what_was_not_measured_blocks_accepted() -> None:
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
     samples = healthy(nodes)
-    samples.nodes = [
-        replace(
-            sample, values={test: value * (0.5 if sample.rank == 0 else 1) for test, value in sample.values.items()}
-        )
-        for sample in samples.nodes
-    ]
+    for test in simulation.NODE_TESTS:
+        slow_down(samples, 0.5, test, {0})
     document = certify(samples)
     assert document["verdict"] == "cannot_tell"
     assert not any(node["state"] in ("slow", "failed") for node in document["nodes"])
@@ -111,31 +136,27 @@ def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
 def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_rest_accepted() -> None:
     samples = healthy()
     samples.silent[5] = "pairs"
-    samples.nodes[2] = replace(samples.nodes[2], digest="0123456789abcdef")
+    samples.rows = [(2, 7, Rates(at=1.0, digest="0123456789abcdef"))]
     left = tuple(rank for rank in range(8) if rank not in (2, 5))
-    samples.together = [replace(item, ranks=left) for item in samples.together]
+    samples.together = [changed(item, ranks=left) for item in samples.together]
     document = certify(samples)
     assert states(document) == {"n2": ("failed", ["wrong_result"]), "n5": ("failed", ["no_answer"])}
     assert document["verdict"] == "accepted_without"
     assert document["delivers"]["nodes"] == [f"n{rank}" for rank in left]
     never = judge(healthy(), NAMES, [True] * 7 + [False])
     assert states(never)["n7"] == ("missing", ["no_answer"])
-    unstarted = judge(Samples(8), NAMES, [False] * 8)
+    unstarted = judge(Samples(Evidence(1, 300.0), 8), NAMES, [False] * 8)
     assert (unstarted["verdict"], unstarted["reason"]) == ("cannot_tell", "no node started")
     assert states(unstarted) == dict.fromkeys(NAMES, ("not_tested", []))
 
 
 def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
     samples, old = healthy(12), {1, 4, 6, 9}
-    samples.nodes = [
-        replace(
-            sample, values={**sample.values, "memory": sample.values["memory"] * (0.7 if sample.rank in old else 1)}
-        )
-        for sample in samples.nodes
-    ]
-    samples.cases = []
+    slow_down(samples, 0.7, "memory", old)
+    samples.evidence.cases = []
     samples.inventories = {
-        rank: {"cpu": "same", "kernel": "5.4" if rank in old else "6.8", "host": str(rank)} for rank in range(12)
+        rank: Inventory({"cpu": "same", "kernel": "5.4" if rank in old else "6.8", "host": str(rank)})
+        for rank in range(12)
     }
     document = certify(samples)
     assert states(document) == {}
@@ -146,34 +167,38 @@ def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
 
 
 def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
-    known = {"operation": "all_reduce", "bytes": 1 << 20, "nodes": 8, "value": 1.0, "source": "somebody"}
+    known = Figure("all_reduce", 1 << 20, 8, 1.0, "somebody")
     document = certify(healthy(), expected=[known])
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
-    assert certify(healthy(), expected=[{**known, "value": 0.19}])["verdict"] == "accepted"
+    assert certify(healthy(), expected=[changed(known, value=0.19)])["verdict"] == "accepted"
 
 
 def test_lines_that_make_no_sense_are_skipped() -> None:
     lines = [
-        *("certify {", 'certify {"kind":"node"}', "certify []", 'certify {"kind":"inventory","keys":[1]}'),
-        'certify {"kind":"node","at":1,"round":0,"values":{"memory":"fast"}}',
-        'certify {"kind":"node","at":1e999,"round":0,"values":{"memory":1}}',
-        'certify {"kind":"node","at":1,"round":-1,"values":{"memory":1}}',
-        'certify {"kind":"together","stage":"pair","pair":[1,1],"bytes":8,"at":1,"first":true,"times":[1]}',
-        'certify {"kind":"together","stage":"all","operation":"all_reduce","bytes":8,"at":1,"set":0,"ranks":[],'
-        '"first":true,"right":true,"times":[1]}',
-        'certify {"kind":"train","at":1,"set":0,"ranks":[0,1],"first":true,"steps":[0]}',
-        'certify {"kind":"train","at":1,"set":0,"ranks":[0,1],"first":true,"steps":[1],"write":1,"wall":1e-300}',
-        'certify {"kind":"clock","rank":99,"offset":50}',
-        'certify {"kind":"case","case":0,"test":"none","suspect":[0],"peers":[]}',
-        'certify {"kind":"node","at":1,"round":0,"values":{"memory":5,"other":1,"disk.write":1e-300}}',
+        *("certify {", 'certify {"kind":"rates"}', "certify []", 'certify {"kind":"inventory","keys":[1]}'),
+        'certify {"kind":"rates","at":1,"round":0,"values":{"memory":"fast"}}',
+        'certify {"kind":"rates","at":1e999,"round":0,"values":{"memory":1}}',
+        'certify {"kind":"rates","at":1,"round":-1,"values":{"memory":1}}',
+        'certify {"kind":"rates","at":1,"round":0,"values":{"memory":1e-300}}',
+        'certify {"kind":"rates","at":1,"round":0,"values":{"memory":true}}',
+        'certify {"kind":"rates","at":1,"round":0,"unit":[1,1],"values":{"network":1}}',
+        'certify {"kind":"rates","at":1,"round":0,"unit":[1,99],"values":{"network":1}}',
+        'certify {"kind":"rates","at":1,"round":0,"values":{"network":1}}',
+        'certify {"kind":"collective","operation":"all_reduce","bytes":8,"set":0,"ranks":[],"right":true,"times":[1]}',
+        'certify {"kind":"training","set":0,"ranks":[0,99],"steps":[1],"batch":1,"wall":1,"bytes":1,"write":1,'
+        '"read":1}',
+        'certify {"kind":"training","set":0,"ranks":[0,1],"steps":[0],"batch":1,"wall":1,"bytes":1,"write":1,"read":1}',
+        'certify {"kind":"silent","rank":99,"stage":"node"}',
+        'certify {"kind":"scope","turns":false,"clocks":{"99":50}}',
+        'certify {"kind":"screened","at":1,"cases":[["none",[0],[]],["memory",[99],[98,97]]]}',
+        'certify {"kind":"rates","at":1,"round":0,"values":{"memory":5,"other":1}}',
     ]
     text = "\n".join(lines).encode() + b"\n\xff\xfe\n"
-    samples = read_samples({rank: partial(io.BytesIO, text) for rank in range(5)}, 4, 1)
-    assert [sample.values for sample in samples.nodes] == [{"memory": 5.0}] * 4
-    assert not samples.pairs
-    assert [item.operation for item in samples.together] == ["training"] * 4
-    assert certify(samples)["verdict"] == "cannot_tell"
+    samples = read_samples({rank: partial(io.BytesIO, text) for rank in range(5)}, 4, Evidence(1, 300.0, names=NAMES))
+    assert samples.evidence.rounds == {"memory": {(rank,): [5.0] for rank in range(4)}}
+    assert not samples.together
+    assert states(certify(samples)) == dict.fromkeys(NAMES[:4], ("failed", ["no_answer"]))
 
 
 def soaked(slow: dict[int, set[int]]) -> Samples:
@@ -182,7 +207,7 @@ def soaked(slow: dict[int, set[int]]) -> Samples:
     for cycle in range(1, 13):
         for rank in range(8):
             rate = 80.0 if cycle in slow.get(rank, ()) else 100.0
-            samples.nodes.append(NodeSample(rank, 10.0 * cycle, {"memory": rate}, cycle=cycle))
+            samples.evidence.add(Sample("memory", (rank,), rate, 10.0 * cycle, cycle=cycle))
     return samples
 
 
@@ -196,34 +221,34 @@ def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
 # --- pairs ----------------------------------------------------------------------------------------------------------
 
 
-def times(nodes: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
-    """Seconds of all pairs; a node or link is slower by a factor."""
+def rates(nodes: int, slow: dict[tuple[int, ...], float]) -> dict[tuple[int, int], float]:
+    """Of all pairs; a node or link is slower by a factor."""
     found = {}
     for pair in (pair for matched in make_rounds(range(nodes)) for pair in matched):
         factor = 1.0 + 0.001 * (sum(pair) % 7)
         for cause, much in slow.items():
             factor *= much if set(cause) <= set(pair) else 1.0
-        found[pair] = 0.01 * factor
+        found[pair] = 100 / factor
     return found
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 8, 16])
 @pytest.mark.parametrize("slow", [{}, {(1,): 1.15}, {(1,): 1.25}, {(1,): 4.0}, {(0, 2): 1.25}])
 def test_slow_nodes_and_links_explain_the_times_of_pairs(nodes: int, slow: dict[tuple[int, ...], float]) -> None:
-    found = explain(times(nodes, slow), 0.10)
+    found = explain(rates(nodes, slow), 0.10)
     assert set(found.causes) == set(slow)
     assert not found.islands
 
 
 def test_two_slow_nodes_are_no_slow_link_between_them() -> None:
-    assert set(explain(times(8, {(1,): 1.25, (3,): 1.25}), 0.10).causes) == {(1,), (3,)}
-    assert set(explain(times(16, {(1,): 1.25, (3,): 1.25, (7,): 1.6}), 0.10).causes) == {(1,), (3,), (7,)}
+    assert set(explain(rates(8, {(1,): 1.25, (3,): 1.25}), 0.10).causes) == {(1,), (3,)}
+    assert set(explain(rates(16, {(1,): 1.25, (3,): 1.25, (7,): 1.6}), 0.10).causes) == {(1,), (3,), (7,)}
 
 
 def test_a_boundary_between_two_groups_names_no_node() -> None:
     across: dict[tuple[int, ...], float] = {(a, b): 1.5 for a in range(4) for b in range(4, 8)}
     samples = healthy()
-    samples.pairs = [PairSample(pair, seconds, 7.0) for pair, seconds in times(8, across).items()]
+    pair_up(samples, across)
     document = certify(samples)
     assert (document["verdict"], states(document)) == ("rejected", {})
     (found,) = document["findings"]
@@ -239,4 +264,3 @@ def test_the_level_of_a_sign_test_is_divided_by_looks_and_suspects() -> None:
     assert rules.confirm([*slow[:11], (120.0, False)], 1, 120.0).is_named is None  # it has recovered
     assert rules.confirm([(since, False) for since, _ in slow[:5]], 1, 80.0)[:3] == (False, 0, 5)
     assert [rules.confirm(slow[:count], 1, 150.0).is_named for count in (8, 12, 16)] == [None, None, True]
-    assert NodeSample(0, 0.0, {}).round is None
