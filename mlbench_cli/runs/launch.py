@@ -558,6 +558,10 @@ def _nodes(request: Request, cluster: Cluster) -> tuple[str, ...]:
         return ()
     if cluster.provider == "local":
         raise UsageError("run.nodes does not apply to this machine, which is one node.")
+    if request.anonymous:
+        raise UsageError(
+            "run.nodes names machines, which an anonymous archive does not.", hint="Leave out --anonymous."
+        )
     names = tuple(name.strip() for name in request.nodes.split(",") if name.strip())
     if any(workers != len(names) for workers in request.workers):
         raise UsageError(f"run.nodes names {counted(len(names), 'node')}: each worker needs one.")
