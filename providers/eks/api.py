@@ -389,7 +389,8 @@ def error_from_message(code: str, message: str, said: str, region: str = "REGION
             "VcpuLimitExceeded",
             ("VcpuLimitExceeded", "vCPU limit", "MaxSpotInstanceCountExceeded", "InstanceLimitExceeded"),
         ),
-        ("UnauthorizedOperation", ("UnauthorizedOperation", "not authorized")),
+        ("LimitExceeded", ("LimitExceeded", "maximum number of")),
+        ("UnauthorizedOperation", ("UnauthorizedOperation", "AccessDenied", "not authorized")),
     )
     for meant, phrases in inner:
         if code == meant or any(phrase in said for phrase in phrases):

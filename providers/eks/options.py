@@ -230,7 +230,7 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
 
 # --- the machines of a node group -------------------------------------------------------------------------------------
 
-GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
+GPU_TAINT = {"Key": "nvidia.com/gpu", "Value": "present", "Effect": "NO_SCHEDULE"}  # in CloudFormation's words
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 AL2023, BOTTLEROCKET = "al2023", "bottlerocket"

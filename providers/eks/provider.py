@@ -1,4 +1,4 @@
-"""EKS, Kubernetes on AWS: a CloudFormation stack with network and roles, and node groups that EKS manages."""
+"""EKS, Kubernetes on AWS: CloudFormation stacks of a cluster and of its node groups."""
 
 import os
 import re
@@ -59,25 +59,21 @@ from providers.eks.quota import (
     zones_for,
 )
 from providers.eks.resources import (
+    CLASS,
     MAX_ZONES,
-    AddOn,
-    Admin,
-    ControlPlane,
+    ClusterStack,
     Device,
     DevicePlugin,
     EndTag,
     EndTimer,
     ImageRepository,
-    LaunchTemplate,
-    NodeGroup,
     NodeGroupSize,
-    PlacementGroup,
-    Stack,
+    NodeStack,
+    StorageClass,
     fetch_login,
     gpu_device,
     network_card_device,
     timers,
-    volume_resources,
     worker_group,
 )
 from providers.gpu_probe import NONE, GpuProbe
@@ -88,14 +84,12 @@ MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
 SYSTEM_DISK = 20
 SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
-BEFORE_NODES = ("vpc-cni", "kube-proxy")
-AFTER_NODES = "coredns"
 # AWS' mirror of the base image of task images.
 PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 
 class EksProvider(Provider):
-    """The provider "eks": a stack for the network, a control plane, a system group and a group of workers."""
+    """The provider "eks": a stack for network and control plane, one for the system's machines, one for the workers."""
 
     name = "eks"
     summary = "Kubernetes on AWS, with or without GPUs; costs money"
@@ -207,44 +201,18 @@ class EksProvider(Provider):
         return system, workers
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of creation: stack, control plane, add-ons, node groups, device plugins."""
+        """The resources in the order of creation: the cluster's stack, those of its machines, device plugins."""
         options = read_options(cluster, EksOptions)
-        aws = aws_in(_region(cluster))
         machine = _recorded_machine(cluster, options)
         system, workers = self.groups(cluster)
-        stack = Stack(
-            *(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones),
-            split_subnets(options.subnets),
-            options.permissions_boundary,
-        )
-        plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
-        before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
+        plane = self._plane(cluster)
+        base, working = NodeStack(plane, system), NodeStack(plane, workers, machine if options.efa else None)
+        found: list[Resource] = [plane, base, working]
         # A cluster of which only the name is known may have any of the optional resources.
-        repository = [ImageRepository(stack)] if ClusterDetails.of(cluster).registry_made or not cluster.details else []
-        found: list[Resource] = [
-            stack,
-            *repository,
-            plane,
-            *before,
-            *(Admin(plane, principal) for principal in options.admin),
-        ]
-        template = None
-        # Clusters found only by their tags may have any of these.
-        wants_template = options.efa or options.placement_group or options.capacity_reservation
-        if wants_template or not options_known(cluster):
-            # EC2 has no capacity of a reservation for another placement group than the reservation's own.
-            placement = None if options.capacity_reservation else PlacementGroup(cluster, aws, stack)
-            cards = machine if options.efa else None
-            template = LaunchTemplate(
-                *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation),
-                private=workers.private,
-            )
-            found += [*([placement] if placement else []), template]
-        base = NodeGroup(plane, stack, system, before)
-        working = NodeGroup(plane, stack, workers, before, template)
-        found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
+        if ClusterDetails.of(cluster).registry_made or not cluster.details:
+            found.append(ImageRepository(plane))
         if not options.no_volumes:
-            found += volume_resources(plane, base)
+            found.append(StorageClass(plane.access, f"{plane.name}/{CLASS}", (plane,), plane))
         found += timers(ClusterDetails.of(cluster), [base, working])
         if not workers.count:
             return found
@@ -269,13 +237,9 @@ class EksProvider(Provider):
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources that store the cluster's expiry: the tag and a timer per node group, to be updated."""
-        aws = aws_in(_region(cluster))
-        system, workers = self.groups(cluster)
-        stack = Stack(cluster, aws, list(workers.types))
-        plane = ControlPlane(cluster, aws, stack)
+        plane, groups = self._plane(cluster), self.groups(cluster)
         expires = ClusterDetails.of(cluster).expires or 0
-        groups = [NodeGroup(plane, stack, group, ()) for group in (system, workers)]
-        return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
+        return [EndTag(plane), *(EndTimer(NodeStack(plane, group), expires, ()) for group in groups)]
 
     def describe_end(self, cluster: Cluster) -> str:
         """Describe what AWS removes by itself at the expiry, and what remains and costs money."""
@@ -316,16 +280,17 @@ class EksProvider(Provider):
         """
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: an EKS cluster can have at most {MAX_NODES}.")
-        aws = aws_in(_region(cluster))
-        _, workers = self.groups(cluster)
-        stack = Stack(cluster, aws, list(workers.types))
-        plane = ControlPlane(cluster, aws, stack)
-        working = NodeGroup(plane, stack, workers, ())
+        plane, (_, workers) = self._plane(cluster), self.groups(cluster)
+        working = NodeStack(plane, workers)
         size = NodeGroupSize(working, nodes)
         devices = _devices(cluster) if nodes else []
         found: list[Resource] = [size]
         found += [DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices]
         return found
+
+    def _plane(self, cluster: Cluster) -> ClusterStack:
+        _, workers = self.groups(cluster)
+        return ClusterStack(cluster, aws_in(_region(cluster)), read_options(cluster, EksOptions), workers)
 
 
 def _devices(cluster: Cluster) -> list[Device]:
@@ -334,11 +299,6 @@ def _devices(cluster: Cluster) -> list[Device]:
     each, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
     built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
     return ([gpu_device(each, built_in=built_in)] if each else []) + ([network_card_device(cards)] if cards else [])
-
-
-def options_known(cluster: Cluster) -> bool:
-    """Whether the cluster's options were recorded; False for a cluster found only by its tags."""
-    return bool(ClusterDetails.of(cluster).options)
 
 
 def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]:

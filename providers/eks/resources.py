@@ -1,13 +1,16 @@
-"""The resources of an EKS cluster: a CloudFormation stack with network and roles, the control plane, node groups that
-EKS manages, add-ons, and what goes with them.
+"""The resources of an EKS cluster: CloudFormation stacks of cluster and node groups, and what goes with them.
+
+cluster.yaml has network, roles, control plane and add-ons; nodegroup.yaml has machines, of which the workers' stack can
+be replaced by one in another zone. A stack's events are its progress and its errors.
 """
 
 import base64
+import json
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +43,6 @@ from providers.eks.api import (
     Aws,
     access_to,
     error_from_cause,
-    error_from_code,
     error_from_issues,
     error_from_message,
     find_raw_cluster,
@@ -48,15 +50,14 @@ from providers.eks.api import (
     tag_list,
     tags_of,
 )
-from providers.eks.options import AL2023, BOTTLEROCKET, EFA, GPU, Group, Machine
+from providers.eks.options import AL2023, BOTTLEROCKET, EFA, GPU, EksOptions, Group, Machine, split_subnets
 from providers.eks.quota import find_reservation, find_subnets, version_for, zones_for, zones_with
 from providers.kubernetes_calls import ClusterObjects, Document, count_allocatable, list_workers
 from providers.pins import find_pin, require_pin
-from templates import documents, render
+from templates import documents
 
-# --- network and roles ------------------------------------------------------------------------------------------------
+# --- the stacks -------------------------------------------------------------------------------------------------------
 
-TEMPLATE = "cloudformation/network.yaml"
 ZONE_PARAMETERS = ("FirstZone", "SecondZone", "ThirdZone", "FourthZone")
 MAX_ZONES = len(ZONE_PARAMETERS)
 # What organizations' policies commonly deny, and the option that avoids it.
@@ -72,7 +73,8 @@ FORBIDDEN = (
         "Use an existing network: --subnets subnet-…,subnet-…",
     ),
 )
-CREATE_MINUTES = 20
+# An issue of EKS in the event of a node group, with its code and its words.
+ISSUE = re.compile(r"Code[=:] ?(\w+), ?Message[=:] ?(.*?), ?ResourceIds")
 # After this time the stack's deletion is requested even if interfaces are still attached: its NAT gateway and address,
 # which cost money, are deleted at once; subnets and network, which are free, once the interfaces are gone.
 OCCUPIED_SECONDS = 600.0
@@ -83,211 +85,333 @@ WHOLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 @dataclass(frozen=True)
 class Network:
-    """The stack's outputs: subnets by zone, and the roles' ARNs."""
+    """What node groups need of the cluster's stack: subnets by zone, and the roles' ARNs."""
 
     vpc: str
     subnets: dict[str, str]  # public subnets by zone; the first is for the machines
     private_subnets: dict[str, str]  # by zone; empty unless machines need them
-    control_role: str
     machine_role: str
-    volume_role: str  # "" for a stack of an older version
-    nat: str  # ID of its NAT gateway; "" without one
+    volume_role: str
+    security_group: str  # of the control plane and of all machines
     public: frozenset[str]  # zones where machines get public addresses
 
 
 class Stack(Resource):
-    """Network and roles. All other resources need it; it is created first and deleted last."""
+    """A CloudFormation stack, by the rights of its caller. If a part fails, AWS itself removes what the stack has.
 
-    kind = "CloudFormation stack"
-    create_seconds = CREATE_MINUTES * 60.0
-    # Interfaces of AWS services in the network take up to 22 minutes to detach.
-    delete_seconds = 3600.0
+    What of it is in no stack was made by an earlier version of mlbench, or its stack was deleted by hand.
+    """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        aws: Aws,
-        machine_types: list[str],
-        zone: str | None = None,
-        private: bool = False,
-        zones: Sequence[str] = (),
-        subnets: Sequence[str] = (),
-        boundary: str | None = None,
-    ) -> None:
-        """`subnets`: of an existing network; then the stack has only roles, with the permissions boundary
-        `boundary`."""
+    minutes: int  # CloudFormation's own timeout
+
+    def __init__(self, cluster: Cluster, aws: Aws, name: str, stack: str) -> None:
         self.cluster = cluster
         self.aws = aws
-        self.name = f"mlbench-{cluster.name}"
-        self.subnets = subnets
-        self.boundary = boundary
-        self.machine_types = machine_types
-        self.zone = zone
-        self.private = private
-        self.zones = zones  # to which machines may move
+        self.name = name
+        self.stack = stack
         self.token = uuid.uuid4().hex
-        self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
-        self._network: Network | None = None
-        self._occupied_since: float | None = None
-        self._requested = False  # whether this process has requested its deletion
+        self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {stack}"
+
+    def template(self) -> dict[str, Any]:
+        """The stack's template."""
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, str]:
+        """The values of the template's parameters."""
+        raise NotImplementedError
+
+    def find_stray(self) -> ResourceStatus | None:
+        """What there is without a stack; None if there is nothing."""
+        raise NotImplementedError
+
+    def find_flaw(self, stack: Document) -> str | None:
+        """Why a stack in creation will not become the requested one; None if it may."""
+        return None
+
+    def find_obstacle(self) -> str | None:
+        """What its deletion has to wait for; None if it can be requested."""
+        return None
+
+    def find_difference(self, stack: Document) -> str | None:
+        """How a stack differs from the request; None if it does not."""
+        raise NotImplementedError
+
+    def check_progress(self) -> None:
+        """Raise what AWS says of a part that will fail, long before CloudFormation gives up."""
+
+    def collect_facts(self) -> dict[str, object]:
+        """Facts of a whole stack for the cluster's record."""
+        return {}
+
+    def describe(self) -> dict[str, Any] | None:
+        """The stack in AWS' own fields; None if it does not exist."""
+        stacks = self.aws.find("cloudformation", "describe_stacks", "Stacks", StackName=self.stack)
+        present = [stack for stack in stacks or () if stack["StackStatus"] != "DELETE_COMPLETE"]
+        return present[0] if present else None
 
     def find(self) -> ResourceStatus | None:
         """The status from the stack's state: rolled back is broken; stacks without mlbench's tag are not touched."""
-        stack = self._describe()
+        stack = self.describe()
         if stack is None:
-            return None
+            return self.find_stray()
         state = stack["StackStatus"]
-        found = ResourceStatus(state, ours=tags_of(stack.get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
+        ours = tags_of(stack.get("Tags")).get(CLUSTER_TAG) == self.cluster.name
         # During a rollback it can neither be used nor deleted.
-        if not found.ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
-            return ResourceStatus(state, found.ours, deleting=True)
+        if not ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
+            return ResourceStatus(state, ours, deleting=True)
         if state in BROKEN:
-            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self._find_users())
+            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self.find_obstacle())
         if state == "CREATE_IN_PROGRESS":
-            return ResourceStatus(state)
-        return ResourceStatus(state, busy=self._find_users(), differs=self._difference(stack))
+            return ResourceStatus(state, broken=self.find_flaw(stack))
+        return ResourceStatus(state, busy=self.find_obstacle(), differs=self.find_difference(stack))
 
     def create(self) -> None:
-        """Request the stack in the first two zones with the machine types.
-
-        CloudFormation has its own timeout.
-        """
-        if self.subnets:
-            subnets = self._order_subnets()
-            zones = list(subnets)[:2]
-        else:
-            subnets = {}
-            offered = zones_for(self.aws, self.machine_types, self.zone)
-            zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
-        parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
-        parameters |= {"Subnets": ",".join(subnets.values()), "Boundary": self.boundary or ""}
-        parameters |= {"PrivateMachines": "yes" if self.private else "no", "Moving": "yes" if self.zones else "no"}
+        """Request the stack, with its tags in the call."""
         self.aws.call(
             "cloudformation",
             "create_stack",
-            StackName=self.name,
-            TemplateBody=render(TEMPLATE, {}),
-            Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+            StackName=self.stack,
+            TemplateBody=json.dumps(self.template()),
+            Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in self.parameters().items()],
             Capabilities=["CAPABILITY_IAM"],
-            TimeoutInMinutes=CREATE_MINUTES,
+            TimeoutInMinutes=self.minutes,
             OnFailure="ROLLBACK",
             Tags=tag_list(ownership_tags(self.cluster)),
             ClientRequestToken=self.token,
         )
 
     def poll(self) -> Readiness:
-        """Ready when the stack is complete. Raises with CloudFormation's first failed event."""
-        stack = self._describe()
+        """Ready when the stack is complete. Raises with the first failed event, or what AWS says before it."""
+        stack = self.describe()
         if stack is None:
-            raise MlbenchError(f"The stack {self.name} disappeared while it was being created.")
-        state = stack["StackStatus"]
-        if state in WHOLE:
-            return Readiness(True)
-        if state == "CREATE_IN_PROGRESS":
-            return Readiness(False, "its network and roles are being created")
-        raise self._failure(stack)
+            raise MlbenchError(f"The stack {self.stack} disappeared while it was being created.")
+        if stack["StackStatus"] not in (*WHOLE, "CREATE_IN_PROGRESS"):
+            raise self.explain(stack)
+        self.check_progress()
+        if stack["StackStatus"] in WHOLE:
+            return Readiness(True, facts=self.collect_facts())
+        newest: dict[str, str] = {}
+        for event in self._list_events():
+            newest.setdefault(event["LogicalResourceId"], event.get("ResourceStatus", ""))
+        doing = [part for part, state in newest.items() if state == "CREATE_IN_PROGRESS" and part != self.stack]
+        return Readiness(False, f"CloudFormation creates {', '.join(sorted(doing)) or 'it'}")
 
     def delete(self) -> None:
-        """Delete leftovers of others in the network, which would block the deletion, then the stack."""
+        """Request the stack's deletion."""
         self.token = uuid.uuid4().hex
-        self._network = None
-        # CloudFormation uses the caller's permissions, and may have lacked one.
-        stack = self._describe() if self._requested else None
+        self.aws.call("cloudformation", "delete_stack", StackName=self.stack)
+
+    def explain(self, stack: Document) -> MlbenchError:
+        """The error of the first event that failed, with CloudFormation's words."""
+        causes = [
+            f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason')}"
+            for event in reversed(self._list_events())
+            if event.get("ResourceStatus") == "CREATE_FAILED"
+            and "cancelled" not in event.get("ResourceStatusReason", "")
+        ]
+        cause = causes[0] if causes else str(stack.get("StackStatusReason") or stack["StackStatus"])
+        issue = ISSUE.search(cause)
+        code, said = issue.groups() if issue else (stack["StackStatus"], cause)
+        error = error_from_message(code, f'{self._not_created()}: "{said}"', said, self.aws.region)
+        hint = next((hint for pattern, hint in FORBIDDEN if re.search(pattern, cause)), None)
+        if hint and isinstance(error, CredentialError):
+            return CredentialError(error.message, hint=hint)
+        if type(error) is MlbenchError:
+            error.hint = (
+                f"aws cloudformation describe-stack-events --region {self.aws.region} --stack-name {self.stack}"
+            )
+        return error
+
+    def _not_created(self) -> str:
+        return f"The {self.kind} {self.name} was not created"
+
+    def _list_events(self) -> list[dict[str, Any]]:
+        """The stack's events, the newest first."""
+        return self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.stack)
+
+    def _raise_if_forbidden(self, stack: Document | None) -> None:
+        """Raise CredentialError if CloudFormation has lacked a right to delete the stack, which is its caller's."""
         reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
         if "not authorized" in reason:
             raise CredentialError(
-                f'CloudFormation could not delete the stack {self.name}: "{reason}"',
+                f'CloudFormation could not delete the stack {self.stack}: "{reason}"',
                 hint="mlbench doctor eks   names the permissions that you lack",
             )
-        try:
-            clear_network(self.aws, self._vpcs())
-            clear_cluster(self.aws, self.cluster.name)
-        except BusyError:
-            if not self._is_late():
-                raise
-        self.aws.call("cloudformation", "delete_stack", StackName=self.name)
-        self._requested = True
+
+
+class ClusterStack(Stack):
+    """Network, roles and control plane with its add-ons. All else needs it; it is created first and deleted last."""
+
+    kind = "EKS cluster"
+    minutes = 40
+    create_seconds = 3600.0
+    # Interfaces of AWS services in the network take up to 22 minutes to detach.
+    delete_seconds = 5400.0
+
+    def __init__(self, cluster: Cluster, aws: Aws, options: EksOptions, workers: Group) -> None:
+        super().__init__(cluster, aws, cluster.name, f"mlbench-{cluster.name}")
+        self.options = options
+        self.workers = workers
+        self.subnets = split_subnets(options.subnets)
+        self.addons: dict[str, str] = {}  # versions of the add-ons, also of those on the system's machines
+        self._network: Network | None = None
+        self._occupied_since: float | None = None
+        self._requested = False  # whether this process has requested its deletion
+
+    # --- creation
+
+    def template(self) -> dict[str, Any]:
+        """The template, with an access entry for each administrator."""
+        template = load_template("cluster.yaml")
+        policy = {"PolicyArn": admin_policy(self.aws.region), "AccessScope": {"Type": "cluster"}}
+        for number, principal in enumerate(self.options.admin, 1):
+            entry = {"ClusterName": {"Ref": "Cluster"}, "PrincipalArn": principal, "AccessPolicies": [policy]}
+            template["Resources"][f"Admin{number}"] = {"Type": "AWS::EKS::AccessEntry", "Properties": entry}
+        return template
+
+    def parameters(self) -> dict[str, str]:
+        """The zones are the first two with the machine types, and those that the machines may move to."""
+        options, workers = self.options, self.workers
+        if self.subnets:
+            subnets = self._order_subnets()
+            zones = list(subnets)[:2]
+        else:
+            subnets = {}
+            offered = zones_for(self.aws, list(workers.types), options.zone)
+            zones = [*workers.zones, *(zone for zone in offered if zone not in workers.zones)]
+            zones = zones[: max(2, len(workers.zones))]
+        version = version_for(self.aws, options.kubernetes_version)
+        return {
+            **dict(zip(ZONE_PARAMETERS, zones, strict=False)),
+            "Name": self.name,
+            "Version": version or "",
+            "AllowFrom": ",".join(options.allow_from) or "0.0.0.0/0",
+            "Subnets": ",".join(subnets.values()),
+            "ControlSubnets": ",".join(list(subnets.values())[:2]),
+            "Boundary": options.permissions_boundary or "",
+            "PrivateMachines": _yes(workers.private),
+            "Moving": _yes(bool(workers.zones)),
+            "NetworkPolicies": _yes(not options.no_network_policies),
+            "Volumes": _yes(not options.no_volumes),
+            "NetworkVersion": choose_addon_version(self.aws, "vpc-cni", version),
+            "ProxyVersion": choose_addon_version(self.aws, "kube-proxy", version),
+            "IdentityVersion": choose_addon_version(self.aws, "eks-pod-identity-agent", version),
+        }
+
+    def collect_facts(self) -> dict[str, object]:
+        """The versions of the add-ons."""
+        return self.collect_addons("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
+
+    def collect_addons(self, *names: str) -> dict[str, object]:
+        """The versions of these add-ons, of those that there are, beside the versions collected before."""
+        for name in names:
+            if found := self.aws.find("eks", "describe_addon", "addon", clusterName=self.name, addonName=name):
+                self.addons[name] = str(found.get("addonVersion") or "")
+        return {"addons": dict(self.addons)}
+
+    def find_difference(self, stack: Document) -> str | None:
+        """Its network, zones, or version of Kubernetes, if they are not those requested."""
+        given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
+        if "Name" not in given:
+            return "it was made by an earlier version of mlbench"
+        has = given.get("Subnets") or ""
+        if set(self.subnets) != set(filter(None, has.split(","))):
+            return f"it is in {has or 'its own network'}, not in {','.join(self.subnets) or 'its own'}"
+        zones = [zone for key in ZONE_PARAMETERS if (zone := given.get(key))]
+        lacking = [zone for zone in (self.options.zone, *self.workers.zones) if zone and zone not in zones]
+        if lacking and not self.subnets:
+            return f"it is in the zones {' and '.join(zones)}, not in {lacking[0]}"
+        if self.workers.private and not self.subnets and given.get("PrivateMachines") != "yes":
+            return "it has no private subnet, which machines with several network cards need"
+        wanted = self.options.kubernetes_version
+        plane = find_raw_cluster(self.aws, self.name) if wanted else None
+        if plane is not None and plane.get("version") != wanted:
+            return f"it has Kubernetes {plane.get('version')}, not {wanted}"
+        return None
+
+    def access(self) -> Access:
+        """Connect to the cluster's API with a token of the caller's AWS identity."""
+        return access_to(self.aws, self.name)
 
     def network(self) -> Network:
         """The stack's outputs, cached. Raises NotFoundError if it is incomplete."""
         if self._network is None:
-            stack = self._describe() or {}
+            stack = self.describe() or {}
             made = {item["OutputKey"]: item["OutputValue"] for item in stack.get("Outputs", [])}
-            if stack.get("StackStatus") not in WHOLE or "MachineRole" not in made:
-                raise NotFoundError(f"The stack {self.name} is not complete: {stack.get('StackStatus', 'absent')}.")
+            if stack.get("StackStatus") not in WHOLE or "SecurityGroup" not in made:
+                raise NotFoundError(f"The stack {self.stack} is not complete: {stack.get('StackStatus', 'absent')}.")
             own = _subnets_by_zone(made, ("FirstSubnet", "SecondSubnet", "ThirdSubnet", "FourthSubnet"))
             given = find_subnets(self.aws, made["Subnets"].split(",")) if made.get("Subnets") else None
             self._network = Network(
                 given.vpc if given else made["Vpc"],
                 given.by_zone if given else own,
                 _subnets_by_zone(made, ("PrivateSubnet", "SecondPrivate", "ThirdPrivate", "FourthPrivate")),
-                made["ControlRole"],
                 made["MachineRole"],
-                made.get("VolumeRole", ""),
-                made.get("Nat", ""),
+                made["VolumeRole"],
+                made["SecurityGroup"],
                 given.public if given else frozenset(own),
             )
         return self._network
 
     def _order_subnets(self) -> dict[str, str]:
-        """The given subnets by zone, the machines' first, as `subnet_checks` has told: in the wanted zone, or else the
+        """The given subnets by zone, the machines' first, as `check_subnets` has told: in the wanted zone, or else the
         first in a zone with such machines."""
         by_zone = find_subnets(self.aws, self.subnets).by_zone
-        offering = zones_with(self.aws, self.machine_types)
-        return dict(sorted(by_zone.items(), key=lambda item: (item[0] != self.zone, item[0] not in offering)))
+        offering = zones_with(self.aws, list(self.workers.types))
+        return dict(sorted(by_zone.items(), key=lambda item: (item[0] != self.options.zone, item[0] not in offering)))
 
-    def _describe(self) -> dict[str, Any] | None:
-        stacks = self.aws.find("cloudformation", "describe_stacks", "Stacks", StackName=self.name)
-        present = [stack for stack in stacks or () if stack["StackStatus"] != "DELETE_COMPLETE"]
-        return present[0] if present else None
+    # --- deletion
 
-    def _difference(self, stack: dict[str, Any]) -> str | None:
-        given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
-        has = given.get("Subnets") or ""
-        if set(self.subnets) != set(filter(None, has.split(","))):
-            return f"it is in {has or 'its own network'}, not in {','.join(self.subnets) or 'its own'}"
-        if self.subnets:
-            return None
-        zones = [zone for key in ZONE_PARAMETERS if (zone := given.get(key))]
-        lacking = [zone for zone in (self.zone, *self.zones) if zone and zone not in zones]
-        if lacking:
-            return f"it is in the zones {' and '.join(zones)}, not in {lacking[0]}"
-        if self.private and given.get("PrivateMachines") != "yes":
-            return "it has no private subnet, which machines with several network cards need"
-        return None
+    def find_stray(self) -> ResourceStatus | None:
+        """A control plane without a stack, or what one has left."""
+        plane = find_raw_cluster(self.aws, self.name)
+        if plane is None:
+            left = find_leftover(self.aws, self.name)
+            return ResourceStatus("left", broken=f"{left} is left") if left else None
+        ours = (plane.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name
+        state = plane["status"]
+        return ResourceStatus(state, ours, deleting=state == "DELETING", broken="it is in no CloudFormation stack")
 
-    def _failure(self, stack: dict[str, Any]) -> MlbenchError:
-        """The first failure, with CloudFormation's message."""
-        events = self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.name)
-        causes = [
-            f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason')}"
-            for event in reversed(events)
-            if event.get("ResourceStatus") == "CREATE_FAILED"
-            and "cancelled" not in event.get("ResourceStatusReason", "")
-        ]
-        cause = causes[0] if causes else stack.get("StackStatusReason") or stack["StackStatus"]
-        message = f'The stack {self.name} was not created ({stack["StackStatus"]}): "{cause}"'
-        for code in ("LimitExceeded", "AccessDenied", "UnauthorizedOperation"):
-            if (
-                code in cause
-                or (code == "AccessDenied" and "not authorized" in cause)
-                or (code == "LimitExceeded" and "maximum number of" in cause)
-            ):
-                error = error_from_code(code, message, cause)
-                hint = next((hint for pattern, hint in FORBIDDEN if re.search(pattern, cause)), None)
-                return CredentialError(message, hint=hint) if hint and isinstance(error, CredentialError) else error
-        return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
-
-    # --- leftovers in the network -----------------------------------------------------------------------
-
-    def _find_users(self) -> str | None:
+    def find_obstacle(self) -> str | None:
         """What is still attached to the network and will detach by itself, e.g. machines being terminated."""
         used = [item for item in list_interfaces(self.aws, self._vpcs()) if is_in_use(item)]
-        if not used or self._is_late():
+        if not used or self._is_late() or find_raw_cluster(self.aws, self.name) is not None:
             return None
         first = used[0]
         what = first.get("Description") or first.get("InterfaceType") or "no description"
         return f"{len(used)} network interfaces are still in use, one is {first['NetworkInterfaceId']} ({what})"
+
+    def delete(self) -> None:
+        """Delete the control plane, then what it and others have left in the network, then the rest of the stack.
+
+        Its interfaces and groups would block the network's deletion, or stay in a given network.
+        """
+        self._network = None
+        stack = self.describe()
+        if self._requested:
+            self._raise_if_forbidden(stack)
+        if stack is None or stack["StackStatus"] != "CREATE_IN_PROGRESS":
+            self._delete_plane()
+            delete_earlier_parts(self.aws, self.name)
+            try:
+                clear_network(self.aws, self._vpcs())
+                clear_cluster(self.aws, self.name)
+            except BusyError:
+                if not self._is_late():
+                    raise
+        if stack is not None:
+            super().delete()
+            self._requested = True
+
+    def _delete_plane(self) -> None:
+        """Request the deletion of the control plane. Raises BusyError until it is gone."""
+        plane = find_raw_cluster(self.aws, self.name)
+        if plane is None:
+            return
+        if plane["status"] != "DELETING":
+            with busy_if_in_use():
+                self.aws.call("eks", "delete_cluster", name=self.name)
+        raise BusyError("its control plane is being deleted")
 
     def _is_late(self) -> bool:
         """Whether interfaces have blocked the network for so long that its paid parts should be deleted first."""
@@ -301,56 +425,75 @@ class Stack(Resource):
         return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
 
 
-class PlacementGroup(Resource):
-    """A placement group, which puts machines close together for low latency."""
+def load_template(name: str) -> dict[str, Any]:
+    """A template of this folder, with the short forms of CloudFormation's functions in their long form."""
+    import yaml
 
-    kind = "placement group"
-    create_seconds = delete_seconds = 120.0
+    class Loader(yaml.SafeLoader):
+        pass
 
-    def __init__(self, cluster: Cluster, aws: Aws, stack: Stack) -> None:
-        self.cluster = cluster
-        self.aws = aws
-        self.name = f"mlbench-{cluster.name}"
-        self.needs = (stack,)
-        self.remove_command = f"aws ec2 delete-placement-group --region {aws.region} --group-name {self.name}"
+    def expand(loader: yaml.SafeLoader, function: str, node: yaml.Node) -> dict[str, Any]:
+        value: Any
+        if isinstance(node, yaml.ScalarNode):
+            value = loader.construct_scalar(node)
+        else:
+            assert isinstance(node, yaml.SequenceNode)
+            value = loader.construct_sequence(node, deep=True)
+        if function == "Ref":
+            return {"Ref": value}
+        return {f"Fn::{function}": value.split(".", 1) if function == "GetAtt" else value}
 
-    def find(self) -> ResourceStatus | None:
-        """The status of the placement group; None if it does not exist or is deleted."""
-        filters = [{"Name": "group-name", "Values": [self.name]}]
-        groups = self.aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]
-        if not groups:
-            return None
-        state = groups[0]["State"]
-        ours = tags_of(groups[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name
-        return None if state == "deleted" else ResourceStatus(state, ours=ours, deleting=state == "deleting")
+    yaml.add_multi_constructor("!", expand, Loader)
+    template: dict[str, Any] = yaml.load(Path(__file__).with_name(name).read_text("utf-8"), Loader)
+    return template
 
-    def create(self) -> None:
-        """Request the group with strategy "cluster", tags in the call."""
-        tags = [{"ResourceType": "placement-group", "Tags": tag_list(ownership_tags(self.cluster))}]
-        self.aws.call("ec2", "create_placement_group", GroupName=self.name, Strategy="cluster", TagSpecifications=tags)
 
-    def poll(self) -> Readiness:
-        """Ready when its state is available."""
-        found = self.find()
-        return Readiness(
-            found is not None and found.state == "available", found.state if found else "it is not there yet"
-        )
+def choose_addon_version(aws: Aws, addon: str, kubernetes: str | None) -> str:
+    """The pinned version of an add-on if EKS offers it, else EKS' default for that Kubernetes; empty: EKS chooses."""
+    if kubernetes is None:
+        return ""
+    try:
+        answer = aws.call("eks", "describe_addon_versions", addonName=addon, kubernetesVersion=kubernetes)
+    except CredentialError:  # a permission that earlier versions of mlbench did not need
+        return ""
+    offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
+    if (known := find_pin("eks", addon, kubernetes)) in offered:
+        return str(known)
+    defaults = (
+        name for name, item in offered.items() if any(fit.get("defaultVersion") for fit in item["compatibilities"])
+    )
+    return next(defaults, "")
 
-    def delete(self) -> None:
-        """Request the deletion; succeeds if it does not exist. Raises BusyError while machines in it are
-        terminating."""
-        try:
-            self.aws.call("ec2", "delete_placement_group", GroupName=self.name)
-        except NotFoundError:
-            return
-        except UsageError as error:
-            raise BusyError(error.message) from None  # machines in it are still terminating
+
+@contextmanager
+def busy_if_in_use() -> Iterator[None]:
+    """Turn EKS' refusal to delete what another operation uses into BusyError. What does not exist is deleted."""
+    try:
+        yield
+    except NotFoundError:
+        return
+    except UsageError as error:
+        if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
+            raise
+        raise BusyError(error.message) from None
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
 
 
 def _subnets_by_zone(made: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The subnets among the stack's outputs, by zone. Stacks of older versions have fewer outputs."""
+    """The subnets among the stack's outputs, by zone."""
     pairs = ((made.get(zone), made.get(name)) for zone, name in zip(ZONE_PARAMETERS, names, strict=True))
     return {zone: subnet for zone, subnet in pairs if zone and subnet}
+
+
+ADMIN_POLICY = "arn:{}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"  # of the partition
+
+
+def admin_policy(region: str) -> str:
+    """The ARN of EKS' administrator policy in the region's partition: of AWS, China or GovCloud."""
+    return ADMIN_POLICY.format(session().get_partition_for_region(region))
 
 
 # --- what others leave in a network -----------------------------------------------------------------------------------
@@ -393,12 +536,34 @@ def clear_cluster(aws: Aws, name: str) -> None:
 
     Raises BusyError while some still exist. Sources: docs/development/clouds-assumptions.md.
     """
-    marked = [{"Name": "tag:cluster.k8s.amazonaws.com/name", "Values": [name]}]
-    for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=marked):
+    for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=_of_plugin(name)):
         if interface["Status"] != "available":
             raise BusyError(f"The network interface {interface['NetworkInterfaceId']} is {interface['Status']}.")
         _delete(aws, "delete_network_interface", NetworkInterfaceId=interface["NetworkInterfaceId"])
-    _delete_groups(aws, [{"Name": "tag:aws:eks:cluster-name", "Values": [name]}])
+    _delete_groups(aws, _of_plane(name))
+
+
+def find_leftover(aws: Aws, name: str) -> str | None:
+    """Something that a cluster without stack and control plane has left: of EKS, its network plugin, or a version of
+    mlbench that made launch template and placement group by themselves."""
+    for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=_of_plugin(name)):
+        return f"the network interface {interface['NetworkInterfaceId']}"
+    for group in aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=_of_plane(name)):
+        return f"the security group {group['GroupId']}"
+    for template in aws.find("ec2", "describe_launch_templates", "LaunchTemplates", Filters=_ours(name)) or ():
+        return f"the launch template {template['LaunchTemplateName']}"
+    for placement in aws.find("ec2", "describe_placement_groups", "PlacementGroups", Filters=_ours(name)) or ():
+        return f"the placement group {placement['GroupName']}"
+    return None
+
+
+def delete_earlier_parts(aws: Aws, name: str) -> None:
+    """Delete the launch template and the placement group that earlier versions of mlbench made by themselves."""
+    for template in aws.find("ec2", "describe_launch_templates", "LaunchTemplates", Filters=_ours(name)) or ():
+        _delete(aws, "delete_launch_template", LaunchTemplateId=template["LaunchTemplateId"])
+    for placement in aws.find("ec2", "describe_placement_groups", "PlacementGroups", Filters=_ours(name)) or ():
+        if placement["State"] != "deleting":
+            _delete(aws, "delete_placement_group", GroupName=placement["GroupName"])
 
 
 def list_interfaces(aws: Aws, vpcs: Sequence[str]) -> list[Item]:
@@ -462,299 +627,19 @@ def _within(vpcs: Sequence[str]) -> list[Item]:
     return [{"Name": "vpc-id", "Values": list(vpcs)}]
 
 
-# --- the control plane, add-ons and administrators --------------------------------------------------------------------
-
-ADMIN_POLICY = "arn:{}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"  # of the partition
-# Without this agent, a run's NetworkPolicy would not be enforced.
-SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
-CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
+def _of_plugin(name: str) -> list[Item]:
+    return [{"Name": "tag:cluster.k8s.amazonaws.com/name", "Values": [name]}]
 
 
-def admin_policy(region: str) -> str:
-    """The ARN of EKS' administrator policy in the region's partition: of AWS, China or GovCloud."""
-    return ADMIN_POLICY.format(session().get_partition_for_region(region))
+def _of_plane(name: str) -> list[Item]:
+    return [{"Name": "tag:aws:eks:cluster-name", "Values": [name]}]
 
 
-class EksResource(Resource):
-    """A resource that EKS creates: found by name, tagged in the create call, with one operation at a time."""
-
-    def __init__(self, cluster: Cluster, aws: Aws) -> None:
-        self.cluster = cluster
-        self.aws = aws
-        self.token = uuid.uuid4().hex
-        self.refused: str | None = None  # why EKS last rejected its deletion
-
-    def find_raw(self) -> dict[str, Any] | None:
-        """AWS' description of the resource; None if it does not exist."""
-        raise NotImplementedError
-
-    def remove(self) -> None:
-        """Send the delete call of this kind of resource. Raises NotFoundError if it does not exist."""
-        raise NotImplementedError
-
-    def find_difference(self, described: dict[str, Any]) -> str | None:
-        """How the resource differs from the request; None if it does not."""
-        return None
-
-    def find_flaw(self, described: dict[str, Any]) -> str | None:
-        """Why it will never be ready; None if it may be."""
-        return _issues(described) or described["status"] if described["status"] == "CREATE_FAILED" else None
-
-    def find(self) -> ResourceStatus | None:
-        """The status from AWS' description; a failed deletion and reported issues count as broken."""
-        described = self.find_raw()
-        if described is None:
-            return None
-        state = described["status"]
-        return ResourceStatus(
-            state,
-            ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name,
-            deleting=state == "DELETING",
-            # EKS may reject deleting a resource that it is creating: try, and wait if rejected.
-            busy=self.refused if state in CREATION_STATES else None,
-            broken=self.find_flaw(described) or (_issues(described) or state if state == "DELETE_FAILED" else None),
-            differs=self.find_difference(described),
-        )
-
-    def delete(self) -> None:
-        """Request the deletion; succeeds if it does not exist. Raises BusyError while another operation uses the
-        resource."""
-        self.token = uuid.uuid4().hex
-        self.refused = None
-        try:
-            self.remove()
-        except NotFoundError:
-            return
-        except UsageError as error:
-            if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
-                raise
-            self.refused = error.message
-            raise BusyError(error.message) from None
-
-    def require_raw(self) -> dict[str, Any]:
-        """AWS' description of the resource. Raises TransientError if AWS does not show it (yet)."""
-        found = self.find_raw()
-        if found is None:
-            raise TransientError(f'AWS does not show the {self.kind} "{self.name}" yet.')
-        return found
+def _ours(name: str) -> list[Item]:
+    return [{"Name": f"tag:{CLUSTER_TAG}", "Values": [name]}]
 
 
-class ControlPlane(EksResource):
-    """The EKS cluster without machines; creation takes 7 to 12 minutes."""
-
-    kind = "EKS cluster"
-    create_seconds = 2400.0
-    delete_seconds = 2400.0
-
-    def __init__(
-        self, cluster: Cluster, aws: Aws, stack: Stack, version: str | None = None, allowed: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(cluster, aws)
-        self.name = cluster.name
-        self.stack = stack
-        self.needs = (stack,)
-        self.version = version
-        self.allowed = allowed
-        self.addons: dict[str, str] = {}  # versions of the ready add-ons
-        self.remove_command = f"aws eks delete-cluster --region {aws.region} --name {self.name}"
-
-    def find_raw(self) -> dict[str, Any] | None:
-        """AWS' description of the cluster; None if it does not exist."""
-        return find_raw_cluster(self.aws, self.name)
-
-    def create(self) -> None:
-        """Request the cluster with API access entries, standard support only, and without default add-ons."""
-        network = self.stack.network()
-        access: dict[str, Any] = {"subnetIds": list(network.subnets.values())[:2]}
-        access |= {"endpointPublicAccess": True, "endpointPrivateAccess": True}
-        if self.allowed:
-            access["publicAccessCidrs"] = list(self.allowed)
-        version = version_for(self.aws, self.version)
-        self.aws.call(
-            "eks",
-            "create_cluster",
-            name=self.name,
-            roleArn=network.control_role,
-            resourcesVpcConfig=access,
-            accessConfig={"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": True},
-            # Standard support ends by itself; extended support costs six times as much.
-            upgradePolicy={"supportType": "STANDARD"},
-            bootstrapSelfManagedAddons=False,
-            tags=ownership_tags(self.cluster),
-            clientRequestToken=self.token,
-            **({"version": version} if version else {}),
-        )
-
-    def poll(self) -> Readiness:
-        """Ready when ACTIVE. Raises with AWS' issues if the creation has failed."""
-        found = self.require_raw()
-        if found["status"] == "ACTIVE":
-            return Readiness(True)
-        if found["status"] == "FAILED":
-            raise error_from_issues(found, f"The EKS cluster {self.name} was not created")
-        return Readiness(False, f"its control plane is {found['status']}")
-
-    def remove(self) -> None:
-        """Send the delete call. Raises NotFoundError if the cluster does not exist."""
-        self.aws.call("eks", "delete_cluster", name=self.name)
-
-    def find_flaw(self, described: dict[str, Any]) -> str | None:
-        """The issues of a cluster whose creation failed; None if it did not fail."""
-        return _issues(described) or "FAILED" if described["status"] == "FAILED" else None
-
-    def find_difference(self, described: dict[str, Any]) -> str | None:
-        """The cluster's version of Kubernetes, if it differs from the requested one."""
-        if self.version and described.get("version") != self.version:
-            return f"it has Kubernetes {described.get('version')}, not {self.version}"
-        return None
-
-    def access(self) -> Access:
-        """Connect to the cluster's API with a token of the caller's AWS identity."""
-        return access_to(self.aws, self.name)
-
-
-class AddOn(EksResource):
-    """A part of Kubernetes installed by EKS and deleted with `goes_with`."""
-
-    kind = "add-on"
-    create_seconds = 1200.0
-
-    def __init__(
-        self,
-        plane: ControlPlane,
-        addon: str,
-        needs: tuple[Resource, ...] = (),
-        *,
-        account: str | None = None,
-        plain: bool = False,
-    ) -> None:
-        """`account`: the service account that gets the stack's role for volumes. `plain`: without mlbench's
-        settings."""
-        super().__init__(plane.cluster, plane.aws)
-        self.addon = addon
-        self.account = account
-        self.settings = None if plain else SETTINGS.get(addon)
-        self.name = f"{plane.name}/{addon}"
-        self.plane = plane
-        self.needs = needs or (plane,)
-        # Deleted with its machines, which are deleted before the control plane.
-        self.goes_with = self.needs[-1]
-        self.remove_command = (
-            f"aws eks delete-addon --region {self.aws.region} --cluster-name {plane.name} --addon-name {addon}"
-        )
-
-    def find_raw(self) -> dict[str, Any] | None:
-        """Describe the add-on in AWS' own fields; None if it is not installed."""
-        names = {"clusterName": self.plane.name, "addonName": self.addon}
-        addon: dict[str, Any] | None = self.aws.find("eks", "describe_addon", "addon", **names)
-        return addon
-
-    def create(self) -> None:
-        """Request the add-on with `SETTINGS`, overwriting existing objects with its names."""
-        settings: dict[str, Any] = {"configurationValues": self.settings} if self.settings else {}
-        if self.account and (role := self.plane.stack.network().volume_role):
-            settings["podIdentityAssociations"] = [{"serviceAccount": self.account, "roleArn": role}]
-        if version := self._choose_version():
-            settings["addonVersion"] = version
-        self.aws.call(
-            "eks",
-            "create_addon",
-            clusterName=self.plane.name,
-            addonName=self.addon,
-            resolveConflicts="OVERWRITE",
-            tags=ownership_tags(self.cluster),
-            clientRequestToken=self.token,
-            **settings,
-        )
-
-    def poll(self) -> Readiness:
-        """Ready when ACTIVE; DEGRADED until its pods run. Raises with AWS' issues if the creation failed."""
-        found = self.require_raw()
-        if found["status"] == "ACTIVE":
-            self.plane.addons[self.addon] = str(found.get("addonVersion") or "")
-            return Readiness(True, facts={"addons": dict(self.plane.addons)})
-        if found["status"] == "CREATE_FAILED":
-            raise error_from_issues(found, f"The add-on {self.name} was not created")
-        return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
-
-    def _choose_version(self) -> str | None:
-        """The pinned version if EKS offers it, else EKS' default for the cluster's Kubernetes; None: EKS chooses."""
-        version = (self.plane.find_raw() or {}).get("version")
-        if not version:
-            return None
-        try:
-            answer = self.aws.call("eks", "describe_addon_versions", addonName=self.addon, kubernetesVersion=version)
-        except CredentialError:  # a permission that earlier versions of mlbench did not need
-            return None
-        offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
-        known = find_pin("eks", self.addon, str(version))
-        if known in offered:
-            return known
-        defaults = [
-            name for name, item in offered.items() if any(fit.get("defaultVersion") for fit in item["compatibilities"])
-        ]
-        return defaults[0] if defaults else None
-
-    def remove(self) -> None:
-        """Send the delete call. Raises NotFoundError if the add-on is not installed."""
-        self.aws.call("eks", "delete_addon", clusterName=self.plane.name, addonName=self.addon)
-
-
-class Admin(Part):
-    """Another principal with administrator access to the cluster."""
-
-    kind = "access entry"
-    create_seconds = 120.0
-
-    def __init__(self, plane: ControlPlane, principal: str) -> None:
-        self.plane = plane
-        self.aws = plane.aws
-        self.principal = principal
-        self.name = f"{plane.name}/{principal}"
-        self.needs = (plane,)
-        self.goes_with = plane
-        self.token = uuid.uuid4().hex
-        self._named = {"clusterName": plane.name, "principalArn": principal}
-
-    def find(self) -> ResourceStatus | None:
-        """Find the administrator policy among the principal's policies on the cluster."""
-        try:
-            policies = self.aws.pages(
-                "eks", "list_associated_access_policies", "associatedAccessPolicies", **self._named
-            )
-        except NotFoundError:
-            return None
-        return (
-            ResourceStatus("there")
-            if any(item["policyArn"] == admin_policy(self.aws.region) for item in policies)
-            else None
-        )
-
-    def create(self) -> None:
-        """Create the access entry, unless it exists, and associate the administrator policy with it."""
-        try:
-            self.aws.call(
-                "eks",
-                "create_access_entry",
-                **self._named,
-                tags=ownership_tags(self.plane.cluster),
-                clientRequestToken=self.token,
-            )
-        except UsageError as error:
-            if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
-                raise  # it exists, perhaps without its policy
-        scope = {"type": "cluster"}
-        self.aws.call(
-            "eks", "associate_access_policy", **self._named, policyArn=admin_policy(self.aws.region), accessScope=scope
-        )
-
-
-def _issues(described: dict[str, Any]) -> str | None:
-    issues = (described.get("health") or {}).get("issues") or []
-    return "; ".join(f"{item.get('code')}: {item.get('message')}" for item in issues) or None
-
-
-# --- machines: managed node groups, and the launch template for those with fast networks ------------------------------
+# --- machines: a stack for each node group ----------------------------------------------------------------------------
 
 # The disk for images and logs. Bottlerocket's system has its own small disk before it.
 DISKS = {AL2023: "/dev/xvda", BOTTLEROCKET: "/dev/xvdb"}
@@ -763,83 +648,105 @@ CONSOLE_TROUBLE = re.compile(r"error|fail|timed? ?out|denied|refused|unreachable
 MAX_ACTIVITIES = 50
 
 
-class LaunchTemplate(Resource):
-    """How machines start: close together, with one EFA interface per network card."""
+class NodeStack(Stack):
+    """Equal machines in one zone, all requested ones or none: EKS manages their auto scaling group."""
 
-    kind = "launch template"
-    create_seconds = delete_seconds = 120.0
+    kind = "node group"
+    minutes = 40
+    create_seconds = 2400.0
+    delete_seconds = 2400.0
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        disk: int,
-        machine: Machine | None,
-        placement: PlacementGroup | None = None,
-        system: str = AL2023,
-        reservation: str | None = None,
-        private: bool = False,
-    ) -> None:
-        self.private = private
-        self.cluster = plane.cluster
-        self.aws = plane.aws
+    def __init__(self, plane: ClusterStack, group: Group, machine: Machine | None = None) -> None:
+        """`machine`: those with a fast network have an EFA interface per network card."""
+        super().__init__(plane.cluster, plane.aws, group.name, f"mlbench-{group.name}")
         self.plane = plane
-        self.name = f"mlbench-{plane.name}"
-        self.disk = disk
-        self.device = DISKS[system]
-        self.reservation = reservation
-        self.machine = machine  # None: ordinary interfaces
-        self.placement = placement
-        self.needs = (plane, *((placement,) if placement else ()))
-        self.token = uuid.uuid4().hex
-        self.remove_command = (
-            f"aws ec2 delete-launch-template --region {self.aws.region} --launch-template-name {self.name}"
-        )
+        self.group = group
+        self.machine = machine
+        self.needs = (plane,)
 
-    def find(self) -> ResourceStatus | None:
-        """Look for the template by its name; None if it does not exist."""
-        question = ("ec2", "describe_launch_templates", "LaunchTemplates")
-        found = self.aws.find(*question, LaunchTemplateNames=[self.name])
+    def find_raw(self) -> dict[str, Any] | None:
+        """AWS' description of the node group; None if it does not exist."""
+        return find_raw_group(self.aws, self.plane.name, self.name)
+
+    def require_raw(self) -> dict[str, Any]:
+        """AWS' description of the node group. Raises TransientError if AWS does not show it (yet)."""
+        found = self.find_raw()
         if found is None:
-            return None
-        return ResourceStatus("there", ours=tags_of(found[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
+            raise TransientError(f'AWS does not show the {self.kind} "{self.name}" yet.')
+        return found
 
-    def create(self) -> None:
-        """Request the template: disk, tags of started machines, IMDSv2, placement, an interface per network card."""
+    # --- creation
+
+    def template(self) -> dict[str, Any]:
+        """The template with the group's labels and taints, the machines' tags, network cards and reservation."""
+        template = load_template("nodegroup.yaml")
+        machines = template["Resources"]["Machines"]["Properties"]
+        machines["Labels"] = self.group.labels
+        if self.group.taints:
+            machines["Taints"] = self.group.taints
+        data = template["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
         tags = tag_list(ownership_tags(self.cluster))
         kinds = ("instance", "volume", "network-interface")
-        volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
-        data: dict[str, Any] = {
-            "BlockDeviceMappings": [{"DeviceName": self.device, "Ebs": volume}],
-            "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
-            "MetadataOptions": {
-                "HttpTokens": "required",
-                "HttpPutResponseHopLimit": 1,
-            },  # pods cannot take the machine's role,
-        }
-        if self.reservation:
-            data |= find_reservation(self.aws, self.reservation).template
-        if self.placement:
-            data["Placement"] = {"GroupName": self.placement.name}
+        data["TagSpecifications"] = [{"ResourceType": kind, "Tags": tags} for kind in kinds]
+        if self.group.reservation:
+            data |= find_reservation(self.aws, self.group.reservation).template
         if self.machine:
             data["NetworkInterfaces"] = self._interfaces(self.machine)
-        self.aws.call(
-            "ec2",
-            "create_launch_template",
-            LaunchTemplateName=self.name,
-            LaunchTemplateData=data,
-            TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
-            ClientToken=self.token,
-        )
+        return template
 
-    def poll(self) -> Readiness:
-        """Ready when AWS shows it."""
-        return Readiness(self.find() is not None, "it is not shown yet")
+    def parameters(self) -> dict[str, str]:
+        """The group's numbers and names, and the versions of the add-ons on the system's machines."""
+        group, network, options = self.group, self.plane.network(), self.plane.options
+        size = scaling_config(group.count)
+        parameters = {
+            "Cluster": self.plane.name,
+            "Group": self.name,
+            "MachineRole": network.machine_role,
+            "Subnet": self._subnet(),
+            "ImageType": group.image,
+            "Types": ",".join(group.types),
+            "CapacityType": self._capacity_type(),
+            "Count": str(size["desiredSize"]),
+            "MaxCount": str(size["maxSize"]),
+            "Device": DISKS[group.system],
+            "Disk": str(group.disk),
+            # EC2 has no capacity of a reservation for another placement group than the reservation's own.
+            "Together": _yes(group.worker and not group.reservation and (options.efa or options.placement_group)),
+            "Reserved": _yes(bool(group.reservation)),
+        }
+        if group.worker:
+            return parameters
+        version = str((find_raw_cluster(self.aws, self.plane.name) or {}).get("version") or "") or None
+        return {
+            **parameters,
+            "System": "yes",
+            "VolumeRole": "" if options.no_volumes else network.volume_role,
+            "DnsVersion": choose_addon_version(self.aws, "coredns", version),
+            "DriverVersion": choose_addon_version(self.aws, "aws-ebs-csi-driver", version),
+        }
 
-    def delete(self) -> None:
-        """Delete the template with all versions; succeeds if it does not exist."""
-        self.token = uuid.uuid4().hex
-        with suppress(NotFoundError):
-            self.aws.call("ec2", "delete_launch_template", LaunchTemplateName=self.name)
+    def check_progress(self) -> None:
+        """Raise AWS' issues if machines are unavailable, even while EKS is still retrying."""
+        found = self.find_raw()
+        if found is None:
+            return
+        state = found["status"]
+        if state in ("CREATE_FAILED", "DEGRADED") or (state == "CREATING" and has_issue(found)):
+            issue = error_from_issues(found, f"The node group {self.name} did not get its machines", self.aws.region)
+            raise self._add_console(issue)
+        if state == "CREATING" and (error := self._launch_failure(found)):
+            raise error
+
+    def collect_facts(self) -> dict[str, object]:
+        """The versions of the add-ons on the system's machines."""
+        return {} if self.group.worker else self.plane.collect_addons("coredns", "aws-ebs-csi-driver")
+
+    def explain(self, stack: Document) -> MlbenchError:
+        """Like other stacks; for machines that did not join, with the console output of one of them, if permitted."""
+        return self._add_console(super().explain(stack))
+
+    def _not_created(self) -> str:
+        return f"The node group {self.name} did not get its machines"
 
     def _interfaces(self, machine: Machine) -> list[dict[str, Any]]:
         """Network interfaces in the cluster's security group, which allows all traffic between members, as EFA
@@ -848,10 +755,7 @@ class LaunchTemplate(Resource):
         The first card has the machine's address, with EFA or without (P6-B300: aws-parallelcluster 7143). The others
         are for EFA only and take none, as EC2's guide on EFA has them since 2026 (terraform-aws-eks 3653).
         """
-        plane = find_raw_cluster(self.aws, self.plane.name)
-        if plane is None:
-            raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
-        group = plane["resourcesVpcConfig"]["clusterSecurityGroupId"]
+        network = self.plane.network()
         cards = machine.efa + machine.plain_first
         kinds = ["interface" if machine.plain_first else "efa", *["efa-only"] * (cards - 1)]
         interfaces: list[dict[str, Any]] = [
@@ -859,130 +763,18 @@ class LaunchTemplate(Resource):
                 "NetworkCardIndex": card,
                 "DeviceIndex": 0,
                 "InterfaceType": kind,
-                "Groups": [group],
+                "Groups": [network.security_group],
                 "DeleteOnTermination": True,
             }
             for card, kind in enumerate(kinds)
         ]
         # With several, EC2 assigns no public address, so machines are in the private subnet.
-        if cards == 1 and not self.private and self.plane.stack.network().public:
+        if cards == 1 and not self.group.private and network.public:
             interfaces[0]["AssociatePublicIpAddress"] = True
         return interfaces
 
-
-class NodeGroup(EksResource):
-    """Equal machines in one zone, all requested ones or none: EKS manages their auto scaling group."""
-
-    kind = "node group"
-    create_seconds = 2400.0
-    delete_seconds = 2400.0
-
-    def __init__(
-        self,
-        plane: ControlPlane,
-        stack: Stack,
-        group: Group,
-        needs: tuple[Resource, ...],
-        template: LaunchTemplate | None = None,
-    ) -> None:
-        super().__init__(plane.cluster, plane.aws)
-        self.plane = plane
-        self.stack = stack
-        self.group = group
-        self.name = group.name
-        self.template = template
-        self.needs = (plane, *needs, *((template,) if template else ()))
-        self.remove_command = (
-            f"aws eks delete-nodegroup --region {self.aws.region} --cluster-name {plane.name} "
-            f"--nodegroup-name {self.name}"
-        )
-
-    def find_raw(self) -> dict[str, Any] | None:
-        """AWS' description of the node group; None if it does not exist."""
-        return find_raw_group(self.aws, self.plane.name, self.name)
-
-    def create(self) -> None:
-        """Request the group with a fixed number of machines, labels, taints and tags in the call."""
-        group = self.group
-        self.aws.call(
-            "eks",
-            "create_nodegroup",
-            clusterName=self.plane.name,
-            nodegroupName=self.name,
-            nodeRole=self.stack.network().machine_role,
-            subnets=[self._subnet()],
-            amiType=group.image,
-            capacityType=self._capacity_type(),
-            # No autoscaling: exactly the requested number.
-            scalingConfig=scaling_config(group.count),
-            labels=group.labels,
-            taints=group.taints,
-            tags=ownership_tags(self.cluster),
-            clientRequestToken=self.token,
-            **self._launch_settings(),
-        )
-
-    def poll(self) -> Readiness:
-        """Ready when ACTIVE.
-
-        Raises with AWS' issues if machines are unavailable, even while EKS is still retrying.
-        """
-        found = self.require_raw()
-        state = found["status"]
-        if state == "ACTIVE":
-            return Readiness(True)
-        if state in ("CREATE_FAILED", "DEGRADED") or (state == "CREATING" and _issue(found)):
-            issue = error_from_issues(found, f"The node group {self.name} did not get its machines", self.aws.region)
-            raise self._explain(issue, found)
-        if state == "CREATING" and (error := self._launch_failure(found)):
-            raise error
-        return Readiness(False, f"{self.group.count} × {self.group.types[0]}: {state}")
-
-    def remove(self) -> None:
-        """Send the delete call. Raises NotFoundError if the group does not exist."""
-        self.aws.call("eks", "delete_nodegroup", clusterName=self.plane.name, nodegroupName=self.name)
-
-    def find_flaw(self, described: dict[str, Any]) -> str | None:
-        """Why the group will never be ready.
-
-        Includes groups that wait for machines in another zone than the one requested now.
-        """
-        if flaw := super().find_flaw(described):
-            return flaw
-        # If a zone had no machines, another one may be tried.
-        elsewhere = described["status"] == "CREATING" and self._has_moved(described)
-        return f"it is waiting for machines in a zone other than {self.group.zone}" if elsewhere else None
-
-    def find_difference(self, described: dict[str, Any]) -> str | None:
-        """The first of type, purchase, zone and number in which the group differs from the request."""
-        group = self.group
-        if described["status"] in ("DELETING", "DELETE_FAILED", "CREATE_FAILED"):
-            return None
-        if described.get("instanceTypes") and list(group.types[:1]) != described["instanceTypes"][:1]:
-            return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
-        if group.reservation is None and described.get("capacityType") not in (None, self._capacity_type()):
-            return f"its machines are {described['capacityType']}"
-        if described["status"] == "ACTIVE" and self._has_moved(described, group.zones):
-            return f"its machines are not in the zone {group.zone}"
-        count = described["scalingConfig"]["desiredSize"]
-        if count != group.count:
-            return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
-        return None
-
-    def _has_moved(self, described: dict[str, Any], others: Sequence[str] = ()) -> bool:
-        """Whether the group is neither in the requested zone nor in `others`."""
-        if self.group.zone is None:
-            return False
-        try:
-            network = self.stack.network()
-            subnets = network.private_subnets if self.group.private else network.subnets
-            wanted = {subnets[zone] for zone in (self.group.zone, *others) if zone in subnets}
-            return bool(wanted) and not wanted & set(described["subnets"])
-        except NotFoundError:
-            return False  # without its network it can only be deleted
-
     def _subnet(self) -> str:
-        network = self.stack.network()
+        network = self.plane.network()
         subnets = network.private_subnets if self.group.private and network.private_subnets else network.subnets
         return subnets.get(self.group.zone or "") or next(iter(subnets.values()))
 
@@ -992,14 +784,64 @@ class NodeGroup(EksResource):
             return "CAPACITY_BLOCK"
         return "SPOT" if self.group.spot else "ON_DEMAND"
 
-    def _launch_settings(self) -> dict[str, Any]:
-        # With a reservation the template has the type: EKS rejects it in both places.
-        types = {} if self.group.reservation else {"instanceTypes": list(self.group.types)}
-        if self.template:
-            return {"launchTemplate": {"name": self.template.name}, **types}
-        return {"diskSize": self.group.disk, **types}
+    # --- what there is
 
-    def _launch_failure(self, found: dict[str, Any]) -> MlbenchError | None:
+    def find_stray(self) -> ResourceStatus | None:
+        """A node group without a stack."""
+        found = self.find_raw()
+        if found is None:
+            return None
+        ours = (found.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name
+        state = found["status"]
+        return ResourceStatus(state, ours, deleting=state == "DELETING", broken="it is in no CloudFormation stack")
+
+    def find_flaw(self, stack: Document) -> str | None:
+        """If a zone had no machines, another one may be tried."""
+        given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
+        is_elsewhere = self._has_moved([given.get("Subnet")])
+        return f"it is waiting for machines in a zone other than {self.group.zone}" if is_elsewhere else None
+
+    def find_difference(self, stack: Document) -> str | None:
+        """The first of type, purchase, zone and number in which the group differs from the request."""
+        group, described = self.group, self.find_raw()
+        if described is None:
+            return "its machines were deleted"
+        if described.get("instanceTypes") and list(group.types[:1]) != described["instanceTypes"][:1]:
+            return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
+        if group.reservation is None and described.get("capacityType") not in (None, self._capacity_type()):
+            return f"its machines are {described['capacityType']}"
+        if self._has_moved(described["subnets"], group.zones):
+            return f"its machines are not in the zone {group.zone}"
+        count = described["scalingConfig"]["desiredSize"]
+        if count != group.count:
+            return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
+        return None
+
+    def delete(self) -> None:
+        """Request the deletion of the stack, or of a node group without one."""
+        stack = self.describe()
+        self._raise_if_forbidden(stack)
+        if stack is not None:
+            super().delete()
+            return
+        with busy_if_in_use():
+            self.aws.call("eks", "delete_nodegroup", clusterName=self.plane.name, nodegroupName=self.name)
+
+    def _has_moved(self, subnets: Sequence[str | None], others: Sequence[str] = ()) -> bool:
+        """Whether these subnets of the group are neither in the requested zone nor in `others`."""
+        if self.group.zone is None:
+            return False
+        try:
+            network = self.plane.network()
+        except NotFoundError:
+            return False  # without its network it can only be deleted
+        known = network.private_subnets if self.group.private else network.subnets
+        wanted = {known[zone] for zone in (self.group.zone, *others) if zone in known}
+        return bool(wanted) and not wanted & set(subnets)
+
+    # --- machines that do not come
+
+    def _launch_failure(self, found: Document) -> MlbenchError | None:
         """The failure reported by the auto scaling group, long before EKS reports it. Without permission to read it,
         None."""
         for name in _scaling_groups(found):
@@ -1007,14 +849,14 @@ class NodeGroup(EksResource):
                 answer = self.aws.call(
                     "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=MAX_ACTIVITIES
                 )
-                running = self._count_machines(name)
+                running = self._list_machines(name)
             except (CredentialError, NotFoundError):
                 return None
-            if running >= self.group.count:
+            if len(running) >= self.group.count:
                 return None  # it got them after all
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
-                message = f'{self.name} has {running} of {self.group.count} machines and cannot get more: "{said}"'
+                message = f'{self.name} has {len(running)} of {self.group.count} machines and cannot get more: "{said}"'
                 if activity["StatusCode"] != "Failed":
                     continue
                 error = error_from_message("AsgInstanceLaunchFailures", message, said, self.aws.region)
@@ -1023,14 +865,13 @@ class NodeGroup(EksResource):
                     return error
         return None
 
-    def _explain(self, error: MlbenchError, found: dict[str, Any]) -> MlbenchError:
-        """The error; for machines that did not join, with the console output of one of them, if permitted."""
+    def _add_console(self, error: MlbenchError) -> MlbenchError:
+        """The error; for machines that did not join, with what one of them printed."""
         if not isinstance(error, NeverStartedError):
             return error
         try:
-            names = [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
-            answer = self.aws.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=names[:1])
-            machines = [item["InstanceId"] for group in answer["AutoScalingGroups"] for item in group["Instances"]]
+            names = _scaling_groups(self.find_raw() or {})
+            machines = self._list_machines(names[0]) if names else []
             if not machines:
                 return error
             printed = self.aws.call("ec2", "get_console_output", InstanceId=machines[0])
@@ -1041,10 +882,10 @@ class NodeGroup(EksResource):
         command = f"aws ec2 get-console-output --region {self.aws.region} --instance-id {machines[0]}"
         return NeverStartedError(f'{error.message} {machines[0]} printed: "{last}"', hint=f"{command}\n{error.hint}")
 
-    def _count_machines(self, name: str) -> int:
-        """The number of running machines of an auto scaling group, which already cost money."""
+    def _list_machines(self, name: str) -> list[str]:
+        """The running machines of an auto scaling group, which already cost money."""
         answer = self.aws.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
-        return sum(len(group.get("Instances") or ()) for group in answer["AutoScalingGroups"])
+        return [item["InstanceId"] for group in answer["AutoScalingGroups"] for item in group.get("Instances") or ()]
 
 
 class NodeGroupSize(Part):
@@ -1053,7 +894,7 @@ class NodeGroupSize(Part):
     kind = "size of node group"
     create_seconds = 2400.0
 
-    def __init__(self, group: NodeGroup, count: int) -> None:
+    def __init__(self, group: NodeStack, count: int) -> None:
         self.group = group
         self.count = count
         self.name = group.name
@@ -1116,7 +957,8 @@ def _scaling_groups(described: Mapping[str, Any]) -> list[str]:
     return [item["name"] for item in (described.get("resources") or {}).get("autoScalingGroups", [])]
 
 
-def _issue(found: dict[str, Any]) -> bool:
+def has_issue(found: Mapping[str, Any]) -> bool:
+    """Whether EKS reports an issue of it."""
     return bool((found.get("health") or {}).get("issues"))
 
 
@@ -1147,7 +989,7 @@ class DevicePlugin(ClusterObjects):
     """A device plugin, applied unless the machines' image includes it; ready when all machines show their devices."""
 
     def __init__(
-        self, plane: ControlPlane, workers: NodeGroup, count: int, device: Device, needs: tuple[Resource, ...] = ()
+        self, plane: ClusterStack, workers: NodeStack, count: int, device: Device, needs: tuple[Resource, ...] = ()
     ) -> None:
         self.manifest = device.manifest
         name = str(self.documents()[0]["metadata"]["name"]) if self.manifest else f"{plane.name}/{count}"
@@ -1188,14 +1030,9 @@ class DevicePlugin(ClusterObjects):
 
 # --- volumes --------------------------------------------------------------------------------------------------------
 
-# A new cluster has neither a driver nor a default storage class, so claims would stay pending. The EBS driver is an
-# EKS add-on. Its service account gets a role of the stack through EKS Pod Identity: pods cannot use the machines'
-# role, because AL2023 machines limit metadata requests to one network hop. Sources: EKS' user guide (Pod Identity, EBS
-# CSI driver), Kubernetes' storage classes.
+# A new cluster has neither a driver nor a default storage class, so claims would stay pending. The driver is an add-on
+# of the system's stack. Sources: EKS' user guide (Pod Identity, EBS CSI driver), Kubernetes' storage classes.
 
-
-AGENT, DRIVER = "eks-pod-identity-agent", "aws-ebs-csi-driver"
-DRIVER_ACCOUNT = "ebs-csi-controller-sa"
 CLASS = "mlbench-gp3"
 MANIFEST = {
     "apiVersion": "storage.k8s.io/v1",
@@ -1223,13 +1060,6 @@ class StorageClass(ClusterObjects):
         return [MANIFEST]
 
 
-def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
-    """The resources for claims, in the order of creation; the driver's pods run on `machines`."""
-    agent = AddOn(plane, AGENT)  # a DaemonSet, ACTIVE without machines, so it is created while they start
-    driver = AddOn(plane, DRIVER, (plane, agent, machines), account=DRIVER_ACCOUNT)
-    return [agent, driver, StorageClass(plane.access, f"{plane.name}/{CLASS}", (plane,), plane)]
-
-
 # --- the end of a cluster ---------------------------------------------------------------------------------------------
 
 # Scheduled actions of auto scaling groups remove all machines in time. They are set as soon as EKS shows the auto
@@ -1245,7 +1075,7 @@ class EndTimer(Part):
     kind = "scheduled end"
     create_seconds = 2400.0
 
-    def __init__(self, group: NodeGroup, expires: float, needs: tuple[Resource, ...] | None = None) -> None:
+    def __init__(self, group: NodeStack, expires: float, needs: tuple[Resource, ...] | None = None) -> None:
         self.group = group
         self.aws = group.aws
         self.expires = int(expires)
@@ -1315,7 +1145,7 @@ class EndTag(EndMark):
 
     kind = "tag of the end"
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ClusterStack) -> None:
         super().__init__(plane.cluster, plane)
         self.plane = plane
 
@@ -1332,7 +1162,7 @@ class EndTag(EndMark):
         return found
 
 
-def timers(cluster_details: ClusterDetails, groups: list[NodeGroup]) -> list[EndTimer]:
+def timers(cluster_details: ClusterDetails, groups: list[NodeStack]) -> list[EndTimer]:
     """A timer for each group, if the cluster has an end."""
     expires = cluster_details.expires
     return [] if expires is None else [EndTimer(group, expires) for group in groups]
@@ -1350,12 +1180,11 @@ class ImageRepository(Resource):
     kind = "image repository"
     create_seconds = delete_seconds = 120.0
 
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        self.aws = stack.aws
-        self.cluster = stack.cluster
-        self.name = f"mlbench-{stack.cluster.name}"
-        self.needs = (stack,)
+    def __init__(self, plane: ClusterStack) -> None:
+        self.aws = plane.aws
+        self.cluster = plane.cluster
+        self.name = f"mlbench-{plane.cluster.name}"
+        self.needs = (plane,)
         self.remove_command = (
             f"aws ecr delete-repository --region {self.aws.region} --repository-name {self.name} --force"
         )

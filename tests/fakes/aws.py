@@ -1,16 +1,16 @@
 """AWS as one local HTTP server: moto, behind a layer with what moto lacks. `python -m tests.fakes.aws FD` serves at the
 listening socket with that descriptor.
 
-moto keeps networks, roles, stacks, clusters and node groups. The layer adds states that take some looks, add-ons,
-access entries, versions, quotas, placement groups, what EKS and its machines leave in a network, the Kubernetes API of
-each cluster (`aws_kube`), a log of requests, and trouble. One client of several is known by its access key.
+moto keeps networks, roles, stacks, clusters and node groups. The layer adds states that take some looks, stacks with
+parts of EKS (`aws_stacks`), add-ons, access entries, versions, quotas, placement groups, what EKS and its machines
+leave in a network, the Kubernetes API of each cluster (`aws_kube`), a log of requests, and trouble. One client of
+several is known by its access key; what CloudFormation asks for in its name is in the log of CLIENT/cloudformation.
 
 Assumptions, none of them checked against the real thing, are marked with ASSUMED.
 """
 
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -24,18 +24,18 @@ from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
-from tests.fakes.aws_base import ACCOUNT, Request
-from tests.fakes.aws_eks import EksRules
+from tests.fakes.aws_base import ACCOUNT, TROUBLE, Request
 from tests.fakes.aws_instances import InstanceRules
 from tests.fakes.aws_kube import KubeSide
 from tests.fakes.aws_network import NetworkRules
-from tests.fakes.aws_services import ServiceRules
+from tests.fakes.aws_stacks import StackRules
 
+TAG = "mlbench-cluster"
 # That nearly every test uses.
 SERVICES: tuple[SERVICE_NAMES, ...] = ("autoscaling", "cloudformation", "ec2", "ecr", "eks", "iam", "sts")
 
 
-class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
+class AwsDouble(StackRules, NetworkRules, InstanceRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
 
     def __init__(self) -> None:
@@ -74,36 +74,12 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
             log = self.log.setdefault(request.client, [])
             entry = {"number": len(log), "action": f"{request.service}:{request.action}", "target": request.target}
             log.append({**entry, "parameters": request.parameters})
-            trouble = self._trouble(request.client, entry, request.region)
+            trouble = self.find_trouble(request.client, entry, request.region)
             kind, _, when = trouble.get("kind", "").partition("-")
             if trouble and when != "after":
                 return self._answer_trouble(request, kind, trouble)
             answer = self._done(request)
             return self._answer_trouble(request, kind, trouble) if trouble else answer
-
-    def _trouble(self, client: str, entry: dict[str, Any], region: str) -> dict[str, Any]:
-        for trouble in self.trouble.get(client, []):
-            if trouble.get("region", region) != region:
-                continue
-            number, action = trouble.get("number"), trouble.get("action")
-            if number is not None and number != entry["number"]:
-                continue
-            if action is not None and not re.fullmatch(action, f"{entry['action']} {entry['target']}"):
-                continue
-            if trouble.get("skip", 0) > 0:
-                trouble["skip"] -= 1
-                continue
-            if trouble.get("once_each"):
-                seen = trouble.setdefault("seen", [])
-                key = f"{entry['action']} {entry['target']}"
-                if key in seen:
-                    continue
-                seen.append(key)
-            elif trouble.get("times", 1) <= 0:
-                continue
-            trouble["times"] = trouble.get("times", 1) - 1
-            return trouble
-        return {}
 
     def _answer_trouble(self, request: Request, kind: str, trouble: dict[str, Any]) -> Answer | None:
         if kind == "kill":
@@ -111,16 +87,8 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
             return None
         if kind == "cut":
             return None
-        # The words are AWS' own if they are known, else ASSUMED.
-        codes = {
-            "throttle": ("ThrottlingException", "Rate exceeded", 429 if request.service == "eks" else 400),
-            "error": ("InternalFailure", "An internal error has occurred", 500),
-            "quota": ("LimitExceeded", "The maximum number of things has been reached.", 400),
-            "deny": ("AccessDenied", "User: arn:aws:iam::123456789012:user/me is not authorized", 403),
-            "expired": ("ExpiredToken", "The security token included in the request is expired", 403),
-            "skew": ("SignatureDoesNotMatch", "Signature expired: 20261121T000000Z is now earlier than", 403),
-        }
-        code, message, status = codes[kind]
+        code, message, status = TROUBLE[kind]
+        status = 429 if kind == "throttle" and request.service == "eks" else status
         return error_answer(request.service, trouble.get("code", code), trouble.get("message", message), status)
 
     def _done(self, request: Request) -> Answer:
@@ -146,8 +114,9 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
         if what == "trouble":
             self.trouble.setdefault(given.pop("client"), []).append(given)
         elif what == "calm":
-            self.trouble.pop(given["client"], None)
-            self.log.pop(given["client"], None)
+            for client in (given["client"], f"{given['client']}/cloudformation"):
+                self.trouble.pop(client, None)
+                self.log.pop(client, None)
         elif what == "log":
             return json_answer(self.log.get(given["client"], []))
         elif what == "rules":
@@ -182,7 +151,8 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
         stacks = get_backend("cloudformation")[ACCOUNT][region].stacks.values()
         roles = [role for partition in get_backend("iam")[ACCOUNT].values() for role in partition.roles.values()]
         vpcs = self._vpcs_of(name, region)
-        found = [f"stack {stack.name}" for stack in stacks if stack.name == f"mlbench-{name}"]
+        names = [f"mlbench-{name}{suffix}" for suffix in ("", "-system", "-workers")]
+        found = [f"stack {stack.name}" for stack in stacks if stack.name in names]
         found += [f"role {role.name}" for role in roles if role.name.startswith(f"mlbench-{name}-")]
         found += [f"vpc {vpc}" for vpc in vpcs]
         found += [
@@ -197,8 +167,12 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
             if group.name.startswith(f"eks-cluster-sg-{name}-")
         ]
         found += [f"endpoint {key}" for key, item in self.endpoints.items() if item.vpc in vpcs]
-        found += [f"template {item}" for item in ec2.launch_template_name_to_ids if item == f"mlbench-{name}"]
-        found += [f"placement {item}" for where, item in self.placements if item == f"mlbench-{name}"]
+        found += [
+            f"template {item.name}"
+            for item in ec2.launch_templates.values()
+            if {"key": TAG, "value": name} in item.get_tags()
+        ]
+        found += [f"placement {item['name']}" for item in self.placements.values() if item["tags"].get(TAG) == name]
         found += [f"cluster {item}" for item in self._eks(region).clusters if item == name]
         repositories = get_backend("ecr")[ACCOUNT][region].repositories
         found += [f"repository {item}" for item in repositories if item == f"mlbench-{name}"]
@@ -206,8 +180,8 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules, InstanceRules):
 
     def _state_of(self, name: str, region: str) -> list[str]:
         """What distinguishes one situation of a cluster from another for somebody who is to remove it."""
-        stack = self._stack(region, f"mlbench-{name}")
-        found = [f"stack {stack.status}"] if stack else []
+        stacks = {suffix: self._stack(region, f"mlbench-{name}{suffix}") for suffix in ("", "-system", "-workers")}
+        found = [f"stack{suffix} {stack.status}" for suffix, stack in stacks.items() if stack]
         if cluster := self._eks(region).clusters.get(name):
             found.append(f"cluster {cluster.status}")
             found += [f"{group.nodegroup_name} {group.status}" for group in cluster.nodegroups.values()]

@@ -22,6 +22,15 @@ setattr(moto.eks.models, "validate_role_arn", lambda arn: None)  # noqa: B010
 
 ACCOUNT = "123456789012"
 LOOKS = 1
+# Code, message and status of each kind of trouble. The words are AWS' own if they are known, else ASSUMED.
+TROUBLE = {
+    "throttle": ("ThrottlingException", "Rate exceeded", 400),
+    "error": ("InternalFailure", "An internal error has occurred", 500),
+    "quota": ("LimitExceeded", "The maximum number of things has been reached.", 400),
+    "deny": ("AccessDenied", "User: arn:aws:iam::123456789012:user/me is not authorized", 403),
+    "expired": ("ExpiredToken", "The security token included in the request is expired", 403),
+    "skew": ("SignatureDoesNotMatch", "Signature expired: 20261121T000000Z is now earlier than", 403),
+}
 SCOPE = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/")
 EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/clusters", "ListClusters"),
@@ -35,11 +44,7 @@ EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/clusters/([^/]+)/node-groups/([^/]+)", "DescribeNodegroup"),
     ("DELETE", r"/clusters/([^/]+)/node-groups/([^/]+)", "DeleteNodegroup"),
     ("POST", r"/clusters/([^/]+)/node-groups/([^/]+)/update-config", "UpdateNodegroupConfig"),
-    ("POST", r"/clusters/([^/]+)/addons", "CreateAddon"),
     ("GET", r"/clusters/([^/]+)/addons/([^/]+)", "DescribeAddon"),
-    ("DELETE", r"/clusters/([^/]+)/addons/([^/]+)", "DeleteAddon"),
-    ("POST", r"/clusters/([^/]+)/access-entries", "CreateAccessEntry"),
-    ("POST", r"/clusters/([^/]+)/access-entries/([^/]+)/access-policies", "AssociateAccessPolicy"),
     ("GET", r"/clusters/([^/]+)/access-entries/([^/]+)/access-policies", "ListAssociatedAccessPolicies"),
 )
 
@@ -98,7 +103,7 @@ class Base:
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.lock = threading.RLock()
         self.port = 0
-        self.rules: dict[str, Any] = {"looks": LOOKS, "delete_while_creating": True, "no_capacity": []}
+        self.rules: dict[str, Any] = {"looks": LOOKS, "no_capacity": []}
         self.log: dict[str, list[dict[str, Any]]] = {}
         self.trouble: dict[str, list[dict[str, Any]]] = {}
         self.left: dict[tuple[str, ...], int] = {}  # looks until a state ends, by thing
@@ -124,6 +129,30 @@ class Base:
         body = b"".join(self.moto(environ, start))
         headers = [(key, value) for key, value in kept["headers"] if key.lower() != "content-length"]
         return Answer(kept["status"], body, headers)
+
+    def find_trouble(self, client: str, entry: dict[str, Any], region: str) -> dict[str, Any]:
+        for trouble in self.trouble.get(client, []):
+            if trouble.get("region", region) != region:
+                continue
+            number, action = trouble.get("number"), trouble.get("action")
+            if number is not None and number != entry["number"]:
+                continue
+            if action is not None and not re.fullmatch(action, f"{entry['action']} {entry['target']}"):
+                continue
+            if trouble.get("skip", 0) > 0:
+                trouble["skip"] -= 1
+                continue
+            if trouble.get("once_each"):
+                seen = trouble.setdefault("seen", [])
+                key = f"{entry['action']} {entry['target']}"
+                if key in seen:
+                    continue
+                seen.append(key)
+            elif trouble.get("times", 1) <= 0:
+                continue
+            trouble["times"] = trouble.get("times", 1) - 1
+            return trouble
+        return {}
 
     # --- states that take time ------------------------------------------------------------------------------------
 

@@ -41,48 +41,55 @@ def _addon_versions(addon: str, kubernetes: str) -> tuple[tuple[str, bool], ...]
 class EksRules(Base):
     # --- EKS: control plane ---------------------------------------------------------------------------------------
 
-    def _eks_CreateCluster(self, request: Request) -> Answer:
-        given = request.parameters
+    def create_cluster(self, region: str, given: Mapping[str, Any]) -> None:
         # ASSUMED wording of both.
         if given.get("version") and given["version"] not in SUPPORT_DAYS:
             raise ApiError("InvalidParameterException", f"unsupported Kubernetes version {given['version']}")
         self._check_role(given["roleArn"])
-        subnets = [self._subnet(request.region, name) for name in given["resourcesVpcConfig"]["subnetIds"]]
+        if given["name"] in self._eks(region).clusters:
+            raise ApiError("ResourceInUseException", f"Cluster already exists with name: {given['name']}", 409)
+        subnets = [self._subnet(region, name) for name in given["resourcesVpcConfig"]["subnetIds"]]
         if len({subnet.availability_zone for subnet in subnets}) < 2:
             raise ApiError("InvalidParameterException", "Subnets specified must be in at least two different AZs")
-        answer = self._pass(request)
-        if answer.status < 300:
-            cluster = self._eks(request.region).clusters[given["name"]]
-            cluster.status = "CREATING"
-            cluster.endpoint = (
-                self.rules.get("endpoint") or f"http://127.0.0.1:{self.port}/k8s/{request.region}/{cluster.name}"
-            )
-            ca = str(self.rules.get("ca") or "CA")
-            cluster.certificate_authority = {"data": base64.b64encode(ca.encode()).decode()}
-            vpc = subnets[0].vpc_id
-            ec2 = get_backend("ec2")[ACCOUNT][request.region]
-            tags = {"aws:eks:cluster-name": cluster.name}
-            name = f"eks-cluster-sg-{cluster.name}-1"
-            group = ec2.create_security_group(name, "EKS created security group", vpc, tags=tags)
-            cluster.resources_vpc_config = {
-                **given["resourcesVpcConfig"],
-                "clusterSecurityGroupId": group.id,
-                "vpcId": vpc,
-            }
-            for subnet in subnets:
-                self._interface(ec2, subnet, f"Amazon EKS {cluster.name}", used=True)
-            self._begin(request.region, "cluster", cluster.name)
-        return answer
+        cluster = self._eks(region).create_cluster(
+            given["name"],
+            given["roleArn"],
+            dict(given["resourcesVpcConfig"]),
+            given.get("version", DEFAULT_VERSION),
+            tags=dict(given.get("tags", {})),
+        )
+        cluster.status = "CREATING"
+        cluster.endpoint = self.rules.get("endpoint") or f"http://127.0.0.1:{self.port}/k8s/{region}/{cluster.name}"
+        ca = str(self.rules.get("ca") or "CA")
+        cluster.certificate_authority = {"data": base64.b64encode(ca.encode()).decode()}
+        vpc = subnets[0].vpc_id
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        tags = {"aws:eks:cluster-name": cluster.name}
+        name = f"eks-cluster-sg-{cluster.name}-1"
+        group = ec2.create_security_group(name, "EKS created security group", vpc, tags=tags)
+        found = {"clusterSecurityGroupId": group.id, "vpcId": vpc}
+        cluster.resources_vpc_config = {**given["resourcesVpcConfig"], **found}
+        for subnet in subnets:
+            self._interface(ec2, subnet, f"Amazon EKS {cluster.name}", used=True)
+        self._begin(region, "cluster", cluster.name)
 
-    def _eks_DescribeCluster(self, request: Request) -> Answer:
-        (name,) = request.parts
-        cluster = self._eks(request.region).clusters.get(name)
-        if cluster and self._look(request.region, "cluster", name):
+    def look_at_cluster(self, region: str, name: str) -> Any:
+        """The cluster, one look later; None without one."""
+        cluster = self._eks(region).clusters.get(name)
+        if cluster and self._look(region, "cluster", name):
             if cluster.status == "CREATING":
                 cluster.status = "ACTIVE"
-                self.cross_groups(request.region, cluster.resources_vpc_config["vpcId"])
+                self.cross_groups(region, cluster.resources_vpc_config["vpcId"])
             elif cluster.status == "DELETING":
-                self._end_cluster(cluster, request.region)
+                self.end_cluster(cluster, region)
+        return self._eks(region).clusters.get(name)
+
+    def _eks_CreateCluster(self, request: Request) -> Answer:
+        self.create_cluster(request.region, request.parameters)
+        return json_answer({"cluster": {"name": request.parameters["name"], "status": "CREATING"}})
+
+    def _eks_DescribeCluster(self, request: Request) -> Answer:
+        self.look_at_cluster(request.region, request.parts[0])
         return self._pass(request)
 
     def _eks_TagResource(self, request: Request) -> Answer:
@@ -95,13 +102,11 @@ class EksRules(Base):
         cluster = self._cluster(request.region, name)
         if cluster.nodegroups:
             raise ApiError("ResourceInUseException", "Cluster has nodegroups attached", 409)
-        if cluster.status == "CREATING" and not self.rules["delete_while_creating"]:
-            raise ApiError("ResourceInUseException", f"Cluster {name} is in CREATING status", 409)  # ASSUMED
         cluster.status = "DELETING"
         self._begin(request.region, "cluster", name)
         return json_answer({"cluster": {"name": name, "status": "DELETING"}})
 
-    def _end_cluster(self, cluster: Any, region: str) -> None:
+    def end_cluster(self, cluster: Any, region: str) -> None:
         """The control plane goes with its interfaces; its security group stays behind, as it sometimes does."""
         ec2 = get_backend("ec2")[ACCOUNT][region]
         for eni in list(ec2.enis.values()):
@@ -133,24 +138,55 @@ class EksRules(Base):
 
     # --- EKS: node groups -----------------------------------------------------------------------------------------
 
+    def create_group(self, region: str, name: str, given: Mapping[str, Any]) -> None:
+        cluster = self._cluster(region, name)
+        self._check_role(given["nodeRole"])
+        kind = self._check_template(region, given)
+        misplaced = self._is_misplaced(region, given)
+        self._check_addresses(region, given)
+        if given["nodegroupName"] in cluster.nodegroups:
+            raise ApiError("ResourceInUseException", "NodeGroup already exists", 409)
+        group = self._eks(region).create_nodegroup(
+            name,
+            given["nodeRole"],
+            given["nodegroupName"],
+            list(given["subnets"]),
+            dict(given["scalingConfig"]),
+            given.get("diskSize"),
+            [] if kind else list(given["instanceTypes"]),  # EKS does not show what the template has
+            given["amiType"],
+            None,
+            dict(given["labels"]),
+            list(given.get("taints", ())),
+            dict(given.get("tags", {})),
+            capacity_type=given["capacityType"],
+        )
+        group.status = "CREATING"
+        group.health = {"issues": []}
+        group.misplaced = misplaced
+        cards = self._template(region, given).get("NetworkInterfaces") or []
+        group.has_efa = any(str(card.get("InterfaceType")).startswith("efa") for card in cards)
+        if kind:
+            group.instance_types, group.template_type = [], kind
+        self._begin(region, "group", name, group.nodegroup_name)
+        self._interfaces_of(group, region)
+
+    def look_at_group(self, region: str, name: str, group_name: str) -> Any:
+        """The node group, one look later; None without one."""
+        cluster = self._eks(region).clusters.get(name)
+        group = cluster.nodegroups.get(group_name) if cluster else None
+        if group is not None and self._look(region, "group", name, group_name):
+            if group.status in ("CREATING", "UPDATING"):
+                self._make_group(group)
+                self.watch_network(region, self._subnet(region, group.subnets[0]).vpc_id)
+            elif group.status == "DELETING":
+                self.end_group(group, region)
+                return None
+        return group
+
     def _eks_CreateNodegroup(self, request: Request) -> Answer:
-        cluster = self._cluster(request.region, request.parts[0])
-        self._check_role(request.parameters["nodeRole"])
-        given = request.parameters
-        kind = self._check_template(request.region, given)
-        misplaced = self._is_misplaced(request.region, given)
-        self._check_addresses(request.region, given)
-        answer = self._pass(request)
-        if answer.status < 300:
-            group = cluster.nodegroups[request.parameters["nodegroupName"]]
-            group.status = "CREATING"
-            group.health = {"issues": []}
-            group.misplaced = misplaced
-            if kind:
-                group.instance_types, group.template_type = [], kind  # EKS does not show what the template has
-            self._begin(request.region, "group", cluster.name, group.nodegroup_name)
-            self._interfaces_of(group, request.region)
-        return answer
+        self.create_group(request.region, request.parts[0], request.parameters)
+        return json_answer({"nodegroup": {"nodegroupName": request.parameters["nodegroupName"], "status": "CREATING"}})
 
     def _check_template(self, region: str, given: Mapping[str, Any]) -> str | None:
         """The machine type that the launch template names, which the node group may not name, too.
@@ -215,23 +251,14 @@ class EksRules(Base):
 
     def _template(self, region: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The data of the launch template that a node group names; empty without one."""
-        name = (given.get("launchTemplate") or {}).get("name")
-        if not name:
+        identifier = (given.get("launchTemplate") or {}).get("id")
+        if not identifier:
             return {}
-        found = get_backend("ec2")[ACCOUNT][region].get_launch_template_by_name(name).default_version().data
+        found = get_backend("ec2")[ACCOUNT][region].get_launch_template(identifier).default_version().data
         return found if isinstance(found, Mapping) else {}
 
     def _eks_DescribeNodegroup(self, request: Request) -> Answer:
-        name, group_name = request.parts
-        cluster = self._eks(request.region).clusters.get(name)
-        group = cluster.nodegroups.get(group_name) if cluster else None
-        if group is not None and self._look(request.region, "group", name, group_name):
-            if group.status in ("CREATING", "UPDATING"):
-                self._make_group(group)
-                vpc = self._subnet(request.region, group.subnets[0]).vpc_id
-                self.watch_network(request.region, vpc)
-            elif group.status == "DELETING":
-                self._end_group(group, request.region)
+        self.look_at_group(request.region, *request.parts)
         return self._pass(request)
 
     def _eks_DeleteNodegroup(self, request: Request) -> Answer:
@@ -240,8 +267,6 @@ class EksRules(Base):
         if group_name not in cluster.nodegroups:
             raise ApiError("ResourceNotFoundException", f"No node group found for name: {group_name}.", 404)
         group = cluster.nodegroups[group_name]
-        if group.status == "CREATING" and not self.rules["delete_while_creating"]:
-            raise ApiError("ResourceInUseException", f"Nodegroup {group_name} is in CREATING status", 409)  # ASSUMED
         group.status = "DELETING"
         self._begin(request.region, "group", name, group_name)
         return json_answer({"nodegroup": {"nodegroupName": group_name, "status": "DELETING"}})
@@ -275,7 +300,7 @@ class EksRules(Base):
             return
         group.status = "ACTIVE"
 
-    def _end_group(self, group: Any, region: str) -> None:
+    def end_group(self, group: Any, region: str) -> None:
         """The machines go; the interfaces that the network plugin gave them stay, unattached, as is well known."""
         ec2 = get_backend("ec2")[ACCOUNT][region]
         for eni in ec2.enis.values():
@@ -291,30 +316,45 @@ class EksRules(Base):
 
     # --- EKS: add-ons and access ----------------------------------------------------------------------------------
 
-    def _eks_CreateAddon(self, request: Request) -> Answer:
-        (name,) = request.parts
-        cluster = self._cluster(request.region, name)
+    def create_addon(self, region: str, name: str, given: Mapping[str, Any]) -> None:
+        cluster = self._cluster(region, name)
         if cluster.status != "ACTIVE":
             raise ApiError("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
-        given = request.parameters
         offered = _addon_versions(given["addonName"], cluster.version)
         if given.get("addonVersion") not in (None, *dict(offered)):
             raise ApiError("InvalidParameterException", "Addon version specified is not supported")
         for association in given.get("podIdentityAssociations", ()):
             self._check_role(association["roleArn"])
-            if not any(key[:2] == (request.region, name) and key[2] == "eks-pod-identity-agent" for key in self.addons):
-                raise ApiError(
-                    "InvalidParameterException", "The EKS Pod Identity Agent add-on is not installed"
-                )  # ASSUMED
-        key = (request.region, name, given["addonName"])
+            if (region, name, "eks-pod-identity-agent") not in self.addons:
+                message = "The EKS Pod Identity Agent add-on is not installed"  # ASSUMED
+                raise ApiError("InvalidParameterException", message)
+        key = (region, name, given["addonName"])
         if key in self.addons:
             raise ApiError("ResourceInUseException", "Addon already exists.", 409)
-        self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
         default = next((version for version, is_default in offered if is_default), "v1")
-        self.addons[key]["addonVersion"] = given.get("addonVersion") or default
-        self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
-        self._begin(request.region, "addon", *key[1:])
-        return json_answer({"addon": self.addons[key]})
+        self.addons[key] = {
+            "addonName": key[2],
+            "clusterName": name,
+            "status": "CREATING",
+            "health": {"issues": []},
+            "addonVersion": given.get("addonVersion") or default,
+            "configurationValues": given.get("configurationValues", ""),
+            "podIdentityAssociations": [item["serviceAccount"] for item in given.get("podIdentityAssociations", ())],
+        }
+        self._begin(region, "addon", *key[1:])
+
+    def look_at_addon(self, region: str, name: str, addon: str) -> dict[str, Any]:
+        """The add-on, one look later."""
+        key = (region, name, addon)
+        self._cluster(region, name)
+        if key not in self.addons:
+            raise ApiError("ResourceNotFoundException", f"No addon: {addon} found in cluster: {name}", 404)
+        found = self.addons[key]
+        if self._look(region, "addon", name, addon):
+            found["status"] = "DEGRADED" if addon in ON_MACHINES else "ACTIVE"
+        if found["status"] == "DEGRADED" and self._has_machines(region, name):
+            found["status"] = "ACTIVE"
+        return found
 
     def _eks_DescribeAddonVersions(self, request: Request) -> Answer:
         """Those of one add-on, with the default of the cluster's Kubernetes marked."""
@@ -326,31 +366,14 @@ class EksRules(Base):
         return json_answer({"addons": [{"addonName": request.query.get("addonName"), "addonVersions": versions}]})
 
     def _eks_DescribeAddon(self, request: Request) -> Answer:
-        name, addon = request.parts
-        found = self._addon(request)
-        if self._look(request.region, "addon", name, addon):
-            found["status"] = "DEGRADED" if addon in ON_MACHINES else "ACTIVE"
-        if found["status"] == "DEGRADED" and self._has_machines(request.region, name):
-            found["status"] = "ACTIVE"
-        return json_answer({"addon": found})
+        return json_answer({"addon": self.look_at_addon(request.region, *request.parts)})
 
-    def _eks_DeleteAddon(self, request: Request) -> Answer:
-        found = self._addon(request)
-        del self.addons[(request.region, *request.parts)]  # type: ignore[arg-type]
-        return json_answer({"addon": found})
-
-    def _eks_CreateAccessEntry(self, request: Request) -> Answer:
-        (name,) = request.parts
-        key = (request.region, name, request.parameters["principalArn"])
-        self._cluster(request.region, name)
+    def create_entry(self, region: str, name: str, given: Mapping[str, Any]) -> None:
+        self._cluster(region, name)
+        key = (region, name, given["principalArn"])
         if key in self.entries:
             raise ApiError("ResourceInUseException", "The specified access entry resource is already in use", 409)
-        self.entries[key] = []
-        return json_answer({"accessEntry": {"clusterName": name, "principalArn": key[2]}})
-
-    def _eks_AssociateAccessPolicy(self, request: Request) -> Answer:
-        self._entry(request).append(request.parameters["policyArn"])
-        return json_answer({"clusterName": request.parts[0], "principalArn": request.parts[1]})
+        self.entries[key] = [policy["policyArn"] for policy in given["accessPolicies"]]
 
     def _eks_ListAssociatedAccessPolicies(self, request: Request) -> Answer:
         return json_answer({"associatedAccessPolicies": [{"policyArn": arn} for arn in self._entry(request)]})
@@ -361,13 +384,6 @@ class EksRules(Base):
         if key not in self.entries:
             raise ApiError("ResourceNotFoundException", "The specified principalArn could not be found", 404)
         return self.entries[key]
-
-    def _addon(self, request: Request) -> dict[str, Any]:
-        self._cluster(request.region, request.parts[0])
-        key = (request.region, request.parts[0], request.parts[1])
-        if key not in self.addons:
-            raise ApiError("ResourceNotFoundException", f"No addon: {key[2]} found in cluster: {key[1]}", 404)
-        return self.addons[key]
 
     def _has_machines(self, region: str, name: str) -> bool:
         """Whether there is a machine that coredns may run on."""

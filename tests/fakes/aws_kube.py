@@ -149,7 +149,7 @@ def _devices(group: Any, plugins: list[Object]) -> dict[str, str]:
         return {}
     if "mlbench-nvidia-device-plugin" in running or group.ami_type == "BOTTLEROCKET_x86_64_NVIDIA":
         shown["nvidia.com/gpu"] = GPUS.get(machine, 0)
-    if "mlbench-efa-device-plugin" in running and group.launch_template:
+    if "mlbench-efa-device-plugin" in running and group.has_efa:
         shown["vpc.amazonaws.com/efa"] = EFA_CARDS.get(machine, 0)
     return {name: str(count) for name, count in shown.items() if count}
 

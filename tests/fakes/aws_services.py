@@ -1,4 +1,4 @@
-"""What CloudFormation, EC2, auto scaling and quotas do in the AWS double beyond what moto does."""
+"""What EC2, auto scaling, IAM and quotas do in the AWS double beyond what moto does."""
 
 import base64
 import json
@@ -47,76 +47,6 @@ EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
 class ServiceRules(Base):
-    # --- CloudFormation -------------------------------------------------------------------------------------------
-
-    def _cloudformation_CreateStack(self, request: Request) -> Answer:
-        if not any(value == "CAPABILITY_IAM" for value in request.parameters.values()):
-            raise ApiError("InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_IAM]")
-        answer = self._pass(request)
-        if answer.status < 300:
-            stack = self._stack(request.region, request.parameters["StackName"])
-            stack.status = "CREATE_IN_PROGRESS"
-            self._begin(request.region, "stack", stack.name)
-        return answer
-
-    def _cloudformation_DescribeStacks(self, request: Request) -> Answer:
-        name = request.parameters.get("StackName")
-        stack = self._stack(request.region, name) if name else None
-        if stack and self._look(request.region, "stack", stack.name):
-            if stack.status == "CREATE_IN_PROGRESS":
-                self._make_stack(stack, request.region)
-            elif stack.status == "ROLLBACK_IN_PROGRESS":
-                stack.status = "ROLLBACK_COMPLETE"
-            elif stack.status == "DELETE_IN_PROGRESS":
-                self._delete_stack(stack, request.region)
-        return self._pass(request)
-
-    def _cloudformation_DeleteStack(self, request: Request) -> Answer:
-        stack = self._stack(request.region, request.parameters["StackName"])
-        if stack:
-            stack.status = "DELETE_IN_PROGRESS"
-            self._begin(request.region, "stack", stack.name)
-        return xml_answer("DeleteStackResponse", "http://cloudformation.amazonaws.com/doc/2010-05-15/")
-
-    def _cloudformation_DescribeStackEvents(self, request: Request) -> Answer:
-        stack = self._stack(request.region, request.parameters["StackName"])
-        reason = getattr(stack, "failure", None)
-        if reason is None:
-            return self._pass(request)
-        fields = {"StackId": stack.stack_id, "EventId": "1", "StackName": stack.name, "LogicalResourceId": "Vpc"}
-        fields |= {"ResourceType": "AWS::EC2::VPC", "Timestamp": "2026-11-21T00:00:00Z"}
-        fields |= {"ResourceStatus": "CREATE_FAILED", "ResourceStatusReason": reason}
-        text = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
-        space = "http://cloudformation.amazonaws.com/doc/2010-05-15/"
-        return xml_answer("DescribeStackEventsResponse", space, f"<StackEvents><member>{text}</member></StackEvents>")
-
-    def _make_stack(self, stack: Any, region: str) -> None:
-        failure = self.rules.get("stack_fails") or self._denied_by_handlers(stack, "create", "read")
-        if not failure:
-            stack.status = "CREATE_COMPLETE"
-            return
-        stack.failure = failure
-        stack.status, stack.status_reason = "ROLLBACK_IN_PROGRESS", "The following resource(s) failed to create: [Vpc]."
-        self._begin(region, "stack", stack.name)
-
-    def _delete_stack(self, stack: Any, region: str) -> None:
-        if denied := self._denied_by_handlers(stack, "delete"):
-            stack.status, stack.status_reason = "DELETE_FAILED", denied
-            return
-        # moto removes a network with interfaces or clusters in it; AWS does not.
-        ec2 = get_backend("ec2")[ACCOUNT][region]
-        vpcs = self._vpcs_of(stack.name.removeprefix("mlbench-"), region)
-        held = [eni.id for eni in ec2.enis.values() if eni.subnet.vpc_id in vpcs]
-        held += [group.id for vpc in vpcs for group in self._groups(ec2, vpc)]
-        if held:
-            stack.status = "DELETE_FAILED"
-            stack.status_reason = f"The following resource(s) failed to delete: [Vpc]. {held[0]} depends on it."
-            return
-        for name, table in list(ec2.route_tables.items()):
-            if table.vpc_id in vpcs and table.main_association_id is None:
-                del ec2.route_tables[name]  # which moto forgets, and then the network will not go
-        get_backend("cloudformation")[ACCOUNT][region].delete_stack(stack.name)
-
     def _stack(self, region: str, name: str | None) -> Any:
         stacks = get_backend("cloudformation")[ACCOUNT][region].stacks.values()
         return next((stack for stack in stacks if stack.name == name), None)
@@ -241,12 +171,10 @@ class ServiceRules(Base):
 
     def _ec2_CreatePlacementGroup(self, request: Request) -> Answer:
         given = request.parameters
-        key = (request.region, given["GroupName"])
-        if key in self.placements:
-            raise ApiError("InvalidPlacementGroup.Duplicate", f"The placement group {key[1]} already exists.")
         count = sum(1 for name in given if re.fullmatch(r"TagSpecification\.1\.Tag\.\d+\.Key", name))
         tag = "TagSpecification.1.Tag.{}.{}"
         tags = {given[tag.format(n, "Key")]: given[tag.format(n, "Value")] for n in range(1, count + 1)}
+        key = (request.region, given["GroupName"])
         self.placements[key] = {"name": key[1], "tags": tags}
         return xml_answer("CreatePlacementGroupResponse", EC2_SPACE, _placement(self.placements[key], "placementGroup"))
 
@@ -254,8 +182,9 @@ class ServiceRules(Base):
         field, value = request.parameters["Filter.1.Name"], request.parameters["Filter.1.Value.1"]
         found = [
             item
-            for (region, name), item in self.placements.items()
-            if region == request.region and (name == value if field == "group-name" else value in item["tags"])
+            for (region, _), item in self.placements.items()
+            if region == request.region
+            and (value in item["tags"] if field == "tag-key" else item["tags"].get(field.removeprefix("tag:")) == value)
         ]
         items = "".join(_placement(item, "item") for item in found)
         body = f"<placementGroupSet>{items}</placementGroupSet>"
@@ -331,13 +260,13 @@ class ServiceRules(Base):
         Source: the handlers of CloudFormation's registry schemas; those of EIP, NatGateway, Route, Subnet and
         VPCGatewayAttachment are recalled.
         """
-        kinds = {item.type for item in stack.resource_map.values() if getattr(item, "type", None)}
-        for kind, handlers in HANDLERS.items():
-            if kinds and kind not in kinds:
-                continue
-            resource = f"arn:aws:iam::{ACCOUNT}:role/{stack.name}-Role" if kind == "AWS::IAM::Role" else "*"
-            for action in (name for step in steps for name in handlers[step]):
-                if not self._allows(action, resource):
+        kinds = {item.cf_resource_type for item in stack.resource_map.values() if hasattr(item, "cf_resource_type")}
+        for kind in sorted(kinds):
+            for action in (name for step in steps for name in HANDLERS[kind][step]):
+                is_service_role = action == "iam:CreateServiceLinkedRole"
+                is_role = action.startswith("iam:") and not is_service_role
+                resource = f"arn:aws:iam::{ACCOUNT}:role/{stack.name}-Role" if is_role else "*"
+                if not self._allows(action, resource, "eks.amazonaws.com" if is_service_role else None):
                     return f"User is not authorized to perform: {action} on resource: {resource} ({kind})"
         return None
 

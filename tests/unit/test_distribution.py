@@ -22,7 +22,7 @@ from tools.check_dist import expected_files, find_problems
         "mlbench_cli/results/figures/figures.css",
         "templates/kubernetes/start.sh",
         "templates/kubernetes/job.yaml.j2",
-        "templates/cloudformation/network.yaml",
+        "providers/eks/cluster.yaml",
         "task_images/catalog.json",
     ],
 )

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,3 +175,8 @@ def pattern(line: str, reference: str, name: str) -> str:
     """The log's line of one cluster, for the orders that are given on another. Names that AWS makes differ."""
     line = re.sub(r"(vpc|eni|sg|subnet)-[0-9a-f]+", "IDENTIFIER", line)
     return re.escape(line.replace(reference, name)).replace("IDENTIFIER", r"[a-z]+-[0-9a-f]+")
+
+
+def list_made(aws: AwsClient, action: str, client: str = "me") -> list[dict[str, Any]]:
+    """What CloudFormation has asked for in a client's name."""
+    return [entry["parameters"] for entry in aws.log(f"{client}/cloudformation") if entry["action"] == action]

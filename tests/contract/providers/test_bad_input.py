@@ -20,8 +20,6 @@ from mlbench_cli.errors import (
 from mlbench_cli.storage.store import Store
 from providers.eks.api import Aws
 from providers.eks.options import EksOptions
-from providers.eks.provider import EksProvider
-from providers.eks.resources import Stack
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
@@ -343,6 +341,53 @@ def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: 
     assert aws.list_left("old-2") == []
 
 
+EARLIER = """
+Resources:
+  Vpc: {Type: AWS::EC2::VPC, Properties: {CidrBlock: 192.168.0.0/16}}
+  First:
+    Type: AWS::EC2::Subnet
+    Properties: {VpcId: !Ref Vpc, CidrBlock: 192.168.0.0/18, AvailabilityZone: eu-west-1a}
+  Second:
+    Type: AWS::EC2::Subnet
+    Properties: {VpcId: !Ref Vpc, CidrBlock: 192.168.64.0/18, AvailabilityZone: eu-west-1b}
+  Role: {Type: AWS::IAM::Role, Properties: {AssumeRolePolicyDocument: {Version: "2012-10-17", Statement: []}}}
+Outputs:
+  First: {Value: !Ref First}
+  Second: {Value: !Ref Second}
+  Role: {Value: !GetAtt Role.Arn}
+"""
+
+
+def test_a_cluster_whose_machines_are_in_no_stack_is_deleted(command: Command, aws: AwsClient) -> None:
+    """As earlier versions of mlbench made them: the stack had the network and the roles only."""
+    client, mark = Aws(REGION), {"mlbench-cluster": "early-2", "mlbench-expires": "1000000000"}
+    tags = [{"Key": key, "Value": value} for key, value in mark.items()]
+    stack = {"StackName": "mlbench-early-2", "TemplateBody": EARLIER, "Capabilities": ["CAPABILITY_IAM"], "Tags": tags}
+    client.call("cloudformation", "create_stack", **stack)
+    for _ in range(3):
+        made = client.call("cloudformation", "describe_stacks", StackName="mlbench-early-2")["Stacks"][0]
+    outputs = {item["OutputKey"]: item["OutputValue"] for item in made["Outputs"]}
+    network = {"subnetIds": [outputs["First"], outputs["Second"]]}
+    named = {"name": "early-2", "tags": mark}
+    client.call("eks", "create_cluster", **named, roleArn=outputs["Role"], resourcesVpcConfig=network)
+    for _ in range(3):
+        client.call("eks", "describe_cluster", name="early-2")
+    client.call("eks", "create_nodegroup", clusterName="early-2", nodegroupName="early-2-workers", tags=mark,
+                nodeRole=outputs["Role"], subnets=[outputs["First"]], instanceTypes=["m5.large"], labels={},
+                amiType="AL2023_x86_64_STANDARD", capacityType="ON_DEMAND",
+                scalingConfig={"minSize": 0, "maxSize": 2, "desiredSize": 2})  # fmt: skip
+    template = {"LaunchTemplateName": "mlbench-early-2", "LaunchTemplateData": {"InstanceType": "m5.large"}}
+    marks = [{"ResourceType": "launch-template", "Tags": tags}]
+    client.call("ec2", "create_launch_template", **template, TagSpecifications=marks)
+    marks = [{"ResourceType": "placement-group", "Tags": tags}]
+    client.call("ec2", "create_placement_group", GroupName="mlbench-early-2", TagSpecifications=marks)
+    again = command("create-cluster", "eks", "2", "early", "--region", REGION, "-t", "m5.large", "--yes")
+    assert (again.code, "it was made by an earlier version of mlbench" in again.err) == (2, True), again.err
+    done = command("gc", "eks", "--expired", "--yes")
+    assert done.code == 0, done.err
+    assert aws.list_left("early-2") == []
+
+
 # --- EKS --------------------------------------------------------------------------------------------------------------
 
 
@@ -402,14 +447,14 @@ EKS = {
         CredentialError,
         "is not authorized",
         f"mlbench delete-cluster eks {NAME}",
-        spoil=_order("deny", "eks:CreateCluster .*"),
+        spoil=lambda aws: aws.order("me/cloudformation", "deny", action="eks:CreateCluster .*", times=99),
         recorded=True,
     ),
     "expired half way": Case(
         CredentialError,
         "is expired",
         "to resume, repeat the command",
-        spoil=_order("expired", "eks:CreateAddon .*"),
+        spoil=_order("expired", "cloudformation:DescribeStacks mlbench-.*-workers"),
         recorded=True,
     ),
 }
@@ -452,19 +497,15 @@ def copied_cloud(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aw
 
 
 def test_eks_the_name_is_a_foreign_clusters(copied_cloud: AwsClient, tmp_path: Path) -> None:
-    """Its network may be made for it, since that has a name of its own; the cluster is refused and not touched."""
-    host = make("host-0", tmp_path / "host", EksOptions(), 0)
-    stack = EksProvider().resources(host)[0]
-    assert isinstance(stack, Stack)
-    network = stack.network()
+    make("host-0", tmp_path / "host", EksOptions(), 0)
     client = Aws(REGION)
-    subnets = {"subnetIds": list(network.subnets.values())}
-    client.call("eks", "create_cluster", name=NAME, roleArn=network.control_role, resourcesVpcConfig=subnets)
-    with pytest.raises(UsageError, match="was not created by mlbench, so it is left alone") as caught:
+    host = client.call("eks", "describe_cluster", name="host-0")["cluster"]
+    subnets = {"subnetIds": host["resourcesVpcConfig"]["subnetIds"]}
+    client.call("eks", "create_cluster", name=NAME, roleArn=host["roleArn"], resourcesVpcConfig=subnets)
+    with pytest.raises(UsageError, match="was not created by mlbench, so it is left alone"):
         make(NAME, tmp_path / "home", EksOptions())
-    assert "mlbench delete-cluster eks" in (caught.value.hint or "")
-    assert Store(tmp_path / "home").cluster(NAME).state == "failed"  # its network is ours
-    remove(NAME, tmp_path / "empty")
+    with pytest.raises(UsageError, match="was not created by mlbench, so it is left alone"):
+        remove(NAME, tmp_path / "empty")
     assert client.call("eks", "describe_cluster", name=NAME)["cluster"]["status"] in ("CREATING", "ACTIVE")
     assert not [entry for entry in copied_cloud.log("me") if entry["action"] == "eks:DeleteCluster"]
     assert f"stack mlbench-{NAME}" not in copied_cloud.list_left(NAME)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from providers.eks.options import EksOptions
-from tests.contract.providers.eks_world import make, remove
+from tests.contract.providers.eks_world import list_made, make, remove
 from tests.fakes.aws_server import AwsClient
 
 ZONE = "eu-west-1b"
@@ -42,15 +42,12 @@ def test_workers_come_from_a_reservation(reservations: AwsClient, tmp_path: Path
     options = EksOptions(machine_type="m5.large", zone=ZONE, capacity_reservation=identifier)
     made = make(name, tmp_path / "home", options)
     assert made.state == "ready"
-    calls = {entry["action"]: entry["parameters"] for entry in reservations.log("me")}
-    template = calls["ec2:CreateLaunchTemplate"]
-    prefix = "LaunchTemplateData."
-    target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
-    assert template[f"{prefix}{target}"] == identifier
-    assert template[f"{prefix}InstanceType"] == "m5.large"
-    market = template.get(f"{prefix}InstanceMarketOptions.MarketType")
+    template = list_made(reservations, "ec2:CreateLaunchTemplate")[1]
+    target = template["CapacityReservationSpecification"]["CapacityReservationTarget"]
+    assert (target["CapacityReservationId"], template["InstanceType"]) == (identifier, "m5.large")
+    market = template.get("InstanceMarketOptions", {}).get("MarketType")
     assert market == ("capacity-block" if kind == "CAPACITY_BLOCK" else None)
-    workers = calls["eks:CreateNodegroup"]
+    workers = list_made(reservations, "eks:CreateNodegroup")[1]
     assert (workers["capacityType"], workers.get("instanceTypes")) == (kind, None)
     again = make(name, tmp_path / "home", options)  # adopted as it is
     assert again.state == "ready"
@@ -61,14 +58,12 @@ def test_workers_come_from_a_reservation(reservations: AwsClient, tmp_path: Path
 def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=FAST)
     assert make("quick-2", tmp_path / "home", options).state == "ready"
-    (template,) = [
-        entry["parameters"] for entry in reservations.log("me") if entry["action"] == "ec2:CreateLaunchTemplate"
-    ]
-    kinds = [template[f"LaunchTemplateData.NetworkInterface.{card}.InterfaceType"] for card in range(1, 5)]
+    template = list_made(reservations, "ec2:CreateLaunchTemplate")[1]
+    kinds = [card["InterfaceType"] for card in template["NetworkInterfaces"]]
     assert kinds == ["efa", "efa-only", "efa-only", "efa-only"]
-    assert template["LaunchTemplateData.InstanceMarketOptions.MarketType"] == "capacity-block"
-    assert "LaunchTemplateData.Placement.GroupName" not in template
-    assert "ec2:CreatePlacementGroup" not in {entry["action"] for entry in reservations.log("me")}
+    assert template["InstanceMarketOptions"]["MarketType"] == "capacity-block"
+    assert "Placement" not in template
+    assert list_made(reservations, "ec2:CreatePlacementGroup") == []
     remove("quick-2", tmp_path / "empty")
     assert reservations.list_left("quick-2") == []
 
@@ -76,9 +71,9 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClien
 def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=PLACED)
     assert make("placed-2", tmp_path / "home", options).state == "ready"
-    actions = {entry["action"]: entry["parameters"] for entry in reservations.log("me")}
-    assert actions["ec2:CreateLaunchTemplate"]["LaunchTemplateData.Placement.GroupName"] == "training"
-    assert "ec2:CreatePlacementGroup" not in actions
+    template = list_made(reservations, "ec2:CreateLaunchTemplate")[1]
+    assert template["Placement"]["GroupName"] == "training"
+    assert list_made(reservations, "ec2:CreatePlacementGroup") == []
     remove("placed-2", tmp_path / "empty")
     assert reservations.list_left("placed-2") == []
 
@@ -130,8 +125,8 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
         assert result.code == 0, result.err
         assert "then trying eu-west-1b" in result.err
         assert "then trying eu-west-1c" in result.err
-        groups = [entry for entry in aws.log("me") if entry["action"] == "eks:CreateNodegroup"]
-        subnets = [entry["parameters"]["subnets"][0] for entry in groups if entry["target"].endswith("workers")]
+        groups = list_made(aws, "eks:CreateNodegroup")
+        subnets = [given["subnets"][0] for given in groups if given["nodegroupName"].endswith("workers")]
         assert len(set(subnets)) == 3
         again = command("create-cluster", "eks", "2", name.partition("-")[0], *words)
         assert again.code == 0, again.err

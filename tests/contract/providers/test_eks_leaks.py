@@ -172,8 +172,10 @@ def test_refused_at_every_request_of_removing(world: World, verifier: Verified, 
 
 
 def test_no_answer_for_longer_than_patience(world: World, verifier: Verified, tmp_path: Path) -> None:
-    case = Case(world.aws, tmp_path, "silent-2").order("cut-after", action="eks:CreateNodegroup .*workers", times=1000)
-    case.order("cut", action="eks:DescribeNodegroup .*workers", times=1000, skip=1)
+    stack = "mlbench-silent-2-workers"
+    case = Case(world.aws, tmp_path, "silent-2")
+    case.order("cut-after", action=f"cloudformation:CreateStack {stack}", times=1000)
+    case.order("cut", action=f"cloudformation:DescribeStacks {stack}", times=1000, skip=1)
     assert together([case.making]) == [DeadlineError.exit_code]
     assert "returned no usable answer" in case.error
     assert "node group silent-2-workers (unconfirmed)" in case.error

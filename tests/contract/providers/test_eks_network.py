@@ -69,8 +69,9 @@ def test_what_costs_money_goes_before_the_last_interface(
     make("paid-2", tmp_path / "home", CPU)
     monkeypatch.setattr(resources, "OCCUPIED_SECONDS", 0.0)
     remove_patiently("paid-2", tmp_path / "home")
-    actions = [entry["action"] for entry in aws.log("me")]
-    assert actions.count("cloudformation:DeleteStack") > 1  # asked for again when the interface was gone
+    asked = [(entry["action"], entry["target"]) for entry in aws.log("me")]
+    # Asked for again when the interface was gone.
+    assert asked.count(("cloudformation:DeleteStack", "mlbench-paid-2")) > 1
     assert aws.list_left("paid-2") == []
 
 

@@ -37,7 +37,7 @@ def allowed_actions() -> list[str]:
 
 def refused_calls(aws: AwsClient) -> list[str]:
     allowed = allowed_actions()
-    calls = {entry["action"] for entry in aws.log("me")}
+    calls = {entry["action"] for client in ("me", "me/cloudformation") for entry in aws.log(client)}
     return sorted(call for call in calls if not any(fnmatchcase(call, pattern) for pattern in allowed))
 
 

@@ -11,7 +11,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, Us
 from providers.eks.api import aws_in
 from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
-from tests.contract.providers.eks_world import REGION, make, remove
+from tests.contract.providers.eks_world import REGION, list_made, make, remove
 from tests.fakes.aws_server import AwsClient
 
 ZONES = ("eu-west-1a", "eu-west-1b")
@@ -89,9 +89,9 @@ def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
     aws.calm("me")
     options = EksOptions(machine_type="m5.large", subnets=company.words, permissions_boundary=BOUNDARY)
     make("given-2", tmp_path / "home", options)
-    asked = {entry["action"]: entry["parameters"] for entry in aws.log("me")}
-    assert asked["eks:CreateNodegroup"]["subnets"] == company.subnets[:1]
-    assert asked["eks:CreateCluster"]["resourcesVpcConfig"]["subnetIds"] == company.subnets
+    assert [given["subnets"] for given in list_made(aws, "eks:CreateNodegroup")] == [company.subnets[:1]] * 2
+    (plane,) = list_made(aws, "eks:CreateCluster")
+    assert plane["resourcesVpcConfig"]["subnetIds"] == company.subnets
     left = aws.list_left("given-2")
     assert not any(item.startswith("vpc") for item in left)
     roles = [item.removeprefix("role ") for item in left if item.startswith("role")]
@@ -119,7 +119,7 @@ def test_private_nodes_are_all_behind_the_nat_gateway(aws: AwsClient, tmp_path: 
         assert any("NAT gateway" in name for name in names)
         aws.calm("me")
         make("inside-2", tmp_path / "home", options)
-        used = [entry["parameters"]["subnets"] for entry in aws.log("me") if entry["action"] == "eks:CreateNodegroup"]
+        used = [given["subnets"] for given in list_made(aws, "eks:CreateNodegroup")]
         assert len(used) == 2
         assert used[0] == used[1]
         (subnet,) = aws_in(REGION).call("ec2", "describe_subnets", SubnetIds=used[0])["Subnets"]

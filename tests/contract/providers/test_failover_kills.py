@@ -120,7 +120,8 @@ def test_on_eks_the_next_client_goes_on_in_the_next_zone(scarce: AwsClient, tmp_
     reference = Case(scarce, tmp_path, "ref-2")
     work = [lambda: reference.start_process(lambda: make_in_first_zone("ref-2", reference.folder / "home"))]
     assert together(work) == [0], reference.error
-    window = list_boundaries(reference.log, "eks:CreateNodegroup ref-2-workers", "eks:DeleteNodegroup")[::stride]
+    create, delete = "cloudformation:CreateStack mlbench-ref-2-workers", "cloudformation:DeleteStack"
+    window = list_boundaries(reference.log, create, delete)[::stride]
     cases = [Case(scarce, tmp_path, f"kill{number}-2") for number in window]
     killed = together([start(case, number) for case, number in zip(cases, window, strict=True)])
     assert set(killed) <= {-9, 0}, killed  # on a busy machine fewer questions are asked

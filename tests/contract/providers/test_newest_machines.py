@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.storage.store import Store
+from tests.contract.providers.eks_world import list_made
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World as GkeWorld
@@ -77,14 +78,9 @@ def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(
         "create-cluster", "eks", "2", "b300", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--efa", "--yes"
     )
     assert done.code == 0, done.err[-600:]
-    (template,) = [entry["parameters"] for entry in ec2.log("me") if entry["action"] == "ec2:CreateLaunchTemplate"]
-    cards = "LaunchTemplateData.NetworkInterface.{}.{}"
-    kinds = [template[cards.format(number, "InterfaceType")] for number in range(1, 18)]
-    assert kinds == ["interface", *["efa-only"] * 16]
-    places = [
-        (template[cards.format(number, key)]) for number in (1, 17) for key in ("NetworkCardIndex", "DeviceIndex")
-    ]
-    assert places == ["0", "0", "16", "0"]
+    cards = list_made(ec2, "ec2:CreateLaunchTemplate")[1]["NetworkInterfaces"]
+    assert [card["InterfaceType"] for card in cards] == ["interface", *["efa-only"] * 16]
+    assert [(card["NetworkCardIndex"], card["DeviceIndex"]) for card in cards] == [(number, 0) for number in range(17)]
     assert command("delete-cluster", "eks", "b300-2", "--yes").code == 0
     assert ec2.list_left("b300-2") == []
 

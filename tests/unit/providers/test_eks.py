@@ -16,7 +16,6 @@ from providers.base import TransientError
 from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
 from providers.eks.provider import EksProvider
-from providers.eks.resources import LaunchTemplate
 from providers.pins import require_pin
 
 ROOT = Path(__file__).parents[3]
@@ -157,11 +156,10 @@ def test_what_a_cluster_consists_of() -> None:
         )
     }
     plain, gpu, fast = names.values()
-    assert plain[:4] == ["CloudFormation stack", "EKS cluster", "add-on", "add-on"]
-    assert plain.count("node group") == 2
+    assert plain == ["EKS cluster", "node group", "node group", "storage class"]
     assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin", "GPU probe"]
     more = [kind for kind in fast if kind not in gpu]
-    assert more == ["placement group", "launch template", "EFA device plugin"]
+    assert more == ["EFA device plugin"]
 
 
 def test_every_resource_stands_behind_what_it_needs() -> None:
@@ -178,7 +176,7 @@ def test_groups_keep_runs_where_they_belong() -> None:
         provider.new_cluster("demo-2", 2, EksOptions(machine_type="g5.xlarge", spot=True))
     )
     assert system.taints == []  # Helm charts find a place there
-    assert [taint["key"] for taint in workers.taints] == ["nvidia.com/gpu"]
+    assert [taint["Key"] for taint in workers.taints] == ["nvidia.com/gpu"]
     assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
     assert workers.types[0] == "g5.xlarge"
     assert len(workers.types) > 2
@@ -288,10 +286,10 @@ def test_a_bug_stays_a_bug() -> None:
 # --- templates ------------------------------------------------------------------------------------------------------
 
 
-def test_the_template_is_clean() -> None:
+def test_the_templates_are_clean() -> None:
     program = [str(Path(sys.executable).with_name("cfn-lint")), "--include-checks", "I", "--"]
-    template = ROOT / "templates/cloudformation/network.yaml"
-    done = subprocess.run([*program, str(template)], capture_output=True, text=True, check=False)
+    templates = sorted(map(str, (ROOT / "providers/eks").glob("*.yaml")))
+    done = subprocess.run([*program, *templates], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -314,7 +312,7 @@ def test_a_device_plugin_goes_where_the_devices_are(name: str, image: str) -> No
     system, workers = provider.groups(provider.new_cluster("demo-2", 2, options))
     assert pod["nodeSelector"].items() <= workers.labels.items()
     assert not pod["nodeSelector"].items() <= system.labels.items()
-    assert {taint["key"] for taint in workers.taints} <= {item["key"] for item in pod["tolerations"]}
+    assert {taint["Key"] for taint in workers.taints} <= {item["key"] for item in pod["tolerations"]}
     found, _, version = pod["containers"][0]["image"].rpartition(":")
     assert found == image
     assert version.startswith("v0.")
@@ -329,9 +327,6 @@ def test_bottlerocket_brings_its_own_plugin() -> None:
     resources = {item.kind: item for item in provider.resources(cluster)}
     assert "GPU device plugin" not in resources
     assert resources["GPU devices"].find() is None
-    template = resources["launch template"]
-    assert isinstance(template, LaunchTemplate)
-    assert template.device == "/dev/xvdb"
 
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,14 +343,3 @@ def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.Monke
     assert "never-shown" not in token
     assert refusal_of("Bearer something", "demo-2") is not None
     session.cache_clear()
-
-
-def test_the_longest_chain_of_waits_is_stack_control_plane_network_add_ons_machines_and_their_add_ons() -> None:
-    """Everything else is created beside it, so that it costs no time."""
-    provider = EksProvider()
-    cluster = provider.new_cluster("demo-2", 2, EksOptions(machine_type="m5.large"))
-    depth: dict[int, int] = {}
-    for resource in provider.resources(cluster):
-        if resource.kind in ("CloudFormation stack", "EKS cluster", "add-on", "node group"):
-            depth[id(resource)] = 1 + max((depth.get(id(need), 0) for need in resource.needs), default=0)
-    assert max(depth.values()) == 5
