@@ -35,9 +35,8 @@ from mlbench_cli.model.network import parse_network, worker_address
 from mlbench_cli.results.analysis.stats import estimate
 from mlbench_cli.tasks.catalog import load_task
 from task_images.methods import FILES
-from task_images.methods.base import Method
+from task_images.methods.base import Method, MethodError
 from task_images.methods.catalog import find_class
-from task_images.methods.options import MethodError
 from tests.contract.task_images.forks import fork_rank
 from tests.contract.task_images.ranks import environments, read_ended
 

@@ -24,10 +24,9 @@ from torch.nn.functional import cross_entropy
 
 from task_images.contract import Contract
 from task_images.methods import FILES
-from task_images.methods.base import Method
+from task_images.methods.base import Method, MethodError
 from task_images.methods.catalog import find_class
 from task_images.methods.check import check_method
-from task_images.methods.options import MethodError
 from task_images.models.resnet import resnet
 from task_images.world import World, open_world
 

@@ -15,3 +15,18 @@ facts        machine and code, for the environment event; cores: usable CPUs; gp
 public       the stable interface for other people's tasks
 language, translation, models     shared by the language tasks, the translation tasks and the image tasks
 """
+
+import importlib
+from typing import Any
+
+
+class Lazy:
+    """A module that is imported when one of its attributes is first used: not all ranks need it, or it takes long."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # the next access does not come here
+        return value

@@ -8,27 +8,30 @@ with training_session(contract, data="CIFAR-10") as (world, report):
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from task_images import Lazy
 from task_images.data import Data
 from task_images.errors import TaskUsageError
 from task_images.goals import make_accuracy_goal
 from task_images.loop import Plan, Unit
 from task_images.methods.allreduce import Bsp
-from task_images.methods.base import Method
-from task_images.methods.check import prepare_method
-from task_images.methods.ddp import Zero1
-from task_images.methods.fsdp import Fsdp2
+from task_images.methods.base import Method, prepare_method
 from task_images.metrics import TopK
 from task_images.parameters import CheckpointedSettings, ClassifierSettings
+from task_images.precision import make_precision
 from task_images.report import Reporter
 from task_images.schedules import Schedule
-from task_images.speed import Graphs, apply_speed, choose_compile, make_precision
 from task_images.train import Loss, count_parameters, make_sample_trainer
 from task_images.world import World
+
+if TYPE_CHECKING:
+    from task_images import speed
+else:
+    speed = Lazy("task_images.speed")
 
 
 def check_settings(settings: ClassifierSettings) -> None:
@@ -72,8 +75,8 @@ def train_classifier(
     chosen = prepare_method(world, lambda: method or Bsp())
     if long:
         _check_graphs(long, chosen)
-        long = replace(long, compile=choose_compile(long.compile, world.contract))
-        apply_speed(long, model)
+        long = replace(long, compile=speed.choose_compile(long.compile, world.contract))
+        speed.apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
     make_sample_trainer(
         world,
@@ -106,7 +109,7 @@ def train_classifier(
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
         compiled=long is not None and long.compile != "no",
-        graphs=Graphs() if long is not None and long.compile == "graphs" else None,
+        graphs=speed.Graphs() if long is not None and long.compile == "graphs" else None,
         arithmetic=settings,
         unit=Unit("images"),
         name=name,
@@ -119,7 +122,7 @@ def train_classifier(
 def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:
     """Raises TaskUsageError for methods that hook single layers or change weights, which do not work in a graph
     replay."""
-    if settings.compile == "graphs" and (method.gates or not method.identical or isinstance(method, Fsdp2 | Zero1)):
+    if settings.compile == "graphs" and (method.gates or not method.identical or not method.replays):
         raise TaskUsageError(
             "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
             "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",

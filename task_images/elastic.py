@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from task_images.clock import ClockLook
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
 
@@ -36,25 +37,6 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
 
 KEPT = 3  # checkpoints: another rank may be one behind, and the last one may be incomplete
 MAIN = "main.pt"
-LOOK_EVERY = 25  # most updates between two looks at the clock
-
-
-class ClockLook:
-    """Watches for a moment on rank 0's clock with few collectives: more often near the end, so that it is noticed
-    within an update or two."""
-
-    def __init__(self) -> None:
-        self._next, self._last = 0, (0.0, 0)
-
-    def is_past(self, total: int, read_left: Callable[[], float]) -> bool:
-        """Whether the moment is past after update `total`. `read_left`: seconds until then, the same on all ranks."""
-        if total < self._next:
-            return False
-        left, (before, updates) = read_left(), self._last
-        each = (before - left) / max(1, total - updates)
-        ahead = left / 2 / each if each > 0 else 1  # it is the first look, or the moment has been put off
-        self._last, self._next = (left, total), total + max(1, int(min(LOOK_EVERY, ahead)))
-        return left <= 0
 
 
 class ElasticCheckpoints:

@@ -31,7 +31,8 @@ def digest_task_code(task: str, root: Path = ROOT, method: str = "") -> str:
     The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder and
     for all modules in task_images that they import, directly or not. Raises OSError for an unknown task.
     """
-    contents = _collect_code(root / "task_images", task, [f"methods/{FILES[method]}.py"] if method in FILES else [])
+    used = ["methods/check.py", f"methods/{FILES.get(method, 'check')}.py"] if method else []
+    contents = _collect_code(root / "task_images", task, used)
     lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -39,7 +40,9 @@ def digest_task_code(task: str, root: Path = ROOT, method: str = "") -> str:
 def read_task_code(task: str, root: Path = ROOT) -> dict[str, bytes]:
     """What runs of a catalog task may need on a machine without mlbench, by names in task_images: its own code, that of
     all methods, and the program that prepares data. Raises OSError if there is no such task."""
-    return _collect_code(root / "task_images", task, ["prepare.py", *(f"methods/{one}.py" for one in FILES.values())])
+    return _collect_code(
+        root / "task_images", task, ["prepare.py", "methods/check.py", *(f"methods/{one}.py" for one in FILES.values())]
+    )
 
 
 def _collect_code(package: Path, task: str, more: Sequence[str]) -> dict[str, bytes]:

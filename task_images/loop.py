@@ -15,17 +15,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from task_images.clock import Measurement, Snapshot, Throughput, Tracker
+from task_images import Lazy
+from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
 from task_images.contract import CATEGORIES
-from task_images.elastic import MAIN, ClockLook, ElasticCheckpoints
 from task_images.errors import DivergedError, TaskUsageError
 from task_images.goals import GoalWatch
 from task_images.parameters import Protocol as ThroughputProtocol
 from task_images.ranks import Ranks
 from task_images.report import Reporter
 from task_images.schedules import Schedule
+
+if TYPE_CHECKING:
+    from task_images import elastic
+else:
+    elastic = Lazy("task_images.elastic")
 
 P = TypeVar("P")
 
@@ -531,29 +536,29 @@ class Loop(Generic[P]):
             "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
         }
 
-    def _make_elastic(self) -> ElasticCheckpoints | None:
+    def _make_elastic(self) -> "elastic.ElasticCheckpoints | None":
         """The checkpoints from which the agent restarts ranks; None if it does not."""
         contract = self.world.contract
-        return None if contract.checkpoint_dir is None else ElasticCheckpoints(contract, self._write_elastic)
+        return None if contract.checkpoint_dir is None else elastic.ElasticCheckpoints(contract, self._write_elastic)
 
-    def _keep_elastic(self, elastic: ElasticCheckpoints) -> None:
+    def _keep_elastic(self, kept: "elastic.ElasticCheckpoints") -> None:
         """Write a checkpoint in the background if one is due, and report for how long it delayed training."""
         position, begun = self.position, time.monotonic()
-        if not elastic.is_due(position.total, self.world.agree):
+        if not kept.is_due(position.total, self.world.agree):
             return
         with self._consensus():
             main = self._whole_state(is_elastic=True)
         main["curve"] = [dict(point) for point in self.curve]
         own = {"losses": self.losses.state_dict(), "own": self._own_state(), "method": main.pop("method", {})}
-        elastic.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
+        kept.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
         blocked = time.monotonic() - begun
         self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
 
     def _restore_elastic(self, folder: Path) -> Snapshot:
         """Resume from a checkpoint of an earlier attempt, exactly."""
         begun = time.monotonic()
-        self._share_elastic(folder / MAIN)
-        state = self._read_elastic(folder / MAIN)
+        self._share_elastic(folder / elastic.MAIN)
+        state = self._read_elastic(folder / elastic.MAIN)
         part = self._read_elastic(folder / f"rank-{self.world.rank}.pt")
         self._load_elastic_state({**state, "method": part["method"]})
         earlier = self._take(state)

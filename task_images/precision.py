@@ -10,6 +10,8 @@ from task_images.errors import DivergedError, TaskUsageError
 from task_images.parameters import CUDNN, CudaSettings
 
 FORMATS = ("fp32", "bf16", "fp16")
+# Overflows are detected and skipped, so start high, where small gradients do not vanish.
+FIRST_LOSS_SCALE = 65536.0
 
 
 def set_arithmetic(settings: CudaSettings) -> None:
@@ -95,3 +97,8 @@ class Precision:
         if self.used == "fp32" or not self._casts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16 if self.used == "bf16" else torch.float16)
+
+
+def make_precision(precision: str, device: torch.device) -> Precision:
+    """The precision on a device, with a fresh loss scale for float16."""
+    return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))

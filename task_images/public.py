@@ -27,7 +27,7 @@ from task_images.errors import DivergedError, EnvironmentUnfitError, TaskError, 
 from task_images.goals import GoalWatch
 from task_images.loop import Batches, Plan, Unit, Update
 from task_images.methods.allreduce import Bsp
-from task_images.methods.check import prepare_method
+from task_images.methods.base import prepare_method
 from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
 from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
 from task_images.precision import Precision

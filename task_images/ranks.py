@@ -19,6 +19,7 @@ from task_images.errors import DivergedError
 
 RENDEZVOUS_SECONDS = 600.0
 COLLECTIVE_SECONDS = 1800.0  # timeout of parameter servers; long, because trainers validate in between
+TENSORFLOW = "grpc"  # the backend of TensorFlow's collectives
 GROUP_SECONDS = 600.0  # timeout of a collective of the process group
 # Includes unpacking and converting data, by one rank per machine.
 LOADING_SECONDS = 12 * 3600.0

@@ -9,14 +9,8 @@ from torch import Tensor, nn
 
 from task_images.contract import Contract
 from task_images.errors import EnvironmentUnfitError
-from task_images.methods.buckets import Bucketed
 from task_images.methods.catalog import make_method
 from task_images.parameters import SpeedSettings
-from task_images.precision import LossScale, Precision
-
-# Overflows are detected and skipped, so start high, where small gradients do not vanish.
-FIRST_LOSS_SCALE = 65536.0
-
 
 # At most, per block: for the usual batch, and once more for other changes that torch detects.
 COMPILATIONS = 2
@@ -26,7 +20,7 @@ def choose_compile(asked: str, contract: Contract) -> str:
     """What to compile on several ranks: `blocks` instead of `whole` for methods that hook single gradients, because the
     code of a whole model returns all gradients at once, after the backward pass. Only for its own
     DistributedDataParallel does torch split that code, at the buckets."""
-    is_hooked = contract.world_size > 1 and contract.method and isinstance(make_method(contract.method), Bucketed)
+    is_hooked = contract.world_size > 1 and contract.method and make_method(contract.method).hooks
     return "blocks" if asked == "whole" and is_hooked else asked
 
 
@@ -46,11 +40,6 @@ def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:
     _allow_compilations(COMPILATIONS * len(modules))
     for module in modules:
         module.compile(mode="reduce-overhead" if settings.compile == "graphs" else None)
-
-
-def make_precision(precision: str, device: torch.device) -> Precision:
-    """The precision on a device, with a fresh loss scale for float16."""
-    return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))
 
 
 def compile_seconds() -> float:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from task_images.errors import EnvironmentUnfitError, install_hint
-from task_images.ranks import Ranks, find_addresses, make_strategy
+from task_images.ranks import TENSORFLOW, Ranks, find_addresses, make_strategy
 
-BACKEND, TRANSPORT = "grpc", "ring over gRPC"
+TRANSPORT = "ring over gRPC"
 COLLECTIVES = ("all_reduce", "all_gather")  # none in place: tensors cannot be changed
 
 
@@ -29,7 +29,7 @@ def require_tensorflow() -> None:
     """Raises EnvironmentUnfitError without TensorFlow."""
     if find_spec("tensorflow") is None:
         raise EnvironmentUnfitError(
-            f"the backend {BACKEND} needs the package tensorflow, which is missing", install_hint("tensorflow")
+            f"the backend {TENSORFLOW} needs the package tensorflow, which is missing", install_hint("tensorflow")
         )
 
 
@@ -47,7 +47,7 @@ class TensorFlowRanks:
     def __init__(self, world: Ranks) -> None:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError(
-                f"the backend {BACKEND} is for CPUs here", "Leave out --gpu, or choose --backend nccl."
+                f"the backend {TENSORFLOW} is for CPUs here", "Leave out --gpu, or choose --backend nccl."
             )
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own notices are no errors
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

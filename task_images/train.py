@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from task_images.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint, share_file
+from task_images import Lazy
 from task_images.clock import Tracker
 from task_images.data import Batch, Data
 from task_images.goals import GoalWatch
@@ -25,8 +25,13 @@ from task_images.precision import Precision, set_arithmetic
 from task_images.report import Reporter
 from task_images.schedules import Schedule
 from task_images.seeds import load_lasting_states, read_lasting_states, seed_device
-from task_images.speed import Graphs, compile_seconds
 from task_images.world import World, average_buffers, sample_gpu
+
+if TYPE_CHECKING:
+    from task_images import checkpoint, peak, speed
+else:
+    checkpoint, peak = Lazy("task_images.checkpoint"), Lazy("task_images.peak")
+    speed = Lazy("task_images.speed")
 
 
 def count_parameters(parameters: Iterable[Tensor]) -> int:
@@ -116,7 +121,7 @@ class Trainer(Loop[P], Generic[P]):
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
-    graphs: Graphs | None = field(default=None, kw_only=True)
+    graphs: "speed.Graphs | None" = field(default=None, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
         return Tracker(marks=self.world.marks())
@@ -171,13 +176,11 @@ class Trainer(Loop[P], Generic[P]):
 
     def _count_flops(self) -> tuple[float, str] | None:
         """FLOPs of one update of all ranks, and how they were derived; None if unknown. Counts one pass."""
-        from task_images.peak import COUNTED, count_flops, keep_state
-
         update, compute_loss = self._sample_pass()
-        with keep_state(self.model, self.world.device):
+        with peak.keep_state(self.model, self.world.device):
             self.model.train()
-            flops = count_flops(compute_loss) * update.count * self.world.size
-        return (flops, COUNTED) if flops else None
+            flops = peak.count_flops(compute_loss) * update.count * self.world.size
+        return (flops, peak.COUNTED) if flops else None
 
     def _sample_pass(self) -> tuple[Update[P], Callable[[], Tensor]]:
         """The first update, and a function that computes the loss of its first pass."""
@@ -237,17 +240,15 @@ class Trainer(Loop[P], Generic[P]):
             "communication": self.method.stats(),
         }
         if self.details.get("options", {}).get("compile", "no") != "no":
-            facts["compile_seconds"] = compile_seconds()
+            facts["compile_seconds"] = speed.compile_seconds()
         if self.method.checked:
             facts["self_check"] = dict(self.method.checked)
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:
-            from task_images.peak import Utilization, find_peak
-
             flops, formula = self._flops
-            peak = find_peak(self.world.device, self._precision.used)
-            facts |= Utilization(flops, formula, peak, updates_per_second, self.world.size).to_dict()
+            highest = peak.find_peak(self.world.device, self._precision.used)
+            facts |= peak.Utilization(flops, formula, highest, updates_per_second, self.world.size).to_dict()
         return facts
 
     def _state(self) -> Mapping[str, Any]:
@@ -261,10 +262,10 @@ class Trainer(Loop[P], Generic[P]):
             self._precision.scale.good = state["loss_scale"]["good"]
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        save_checkpoint(self.world, path, self.name, state)
+        checkpoint.save_checkpoint(self.world, path, self.name, state)
 
     def _read(self, path: Path) -> Mapping[str, Any]:
-        return load_checkpoint(self.world, path, self.name, self.identity)
+        return checkpoint.load_checkpoint(self.world, path, self.name, self.identity)
 
     _keeps_elastic = True
 
@@ -287,16 +288,16 @@ class Trainer(Loop[P], Generic[P]):
             self.work.load_sums(state["sums"])  # type: ignore[attr-defined]
 
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
-        save_own_checkpoint(path, self.name, {**self.identity, **state})
+        checkpoint.save_own_checkpoint(path, self.name, {**self.identity, **state})
 
     def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
         Trainer._load_state(self, state)
 
     def _share_elastic(self, path: Path) -> bool:
-        return share_file(self.world, path)
+        return checkpoint.share_file(self.world, path)
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
-        return load_checkpoint(self.world, path, self.name, self.identity)
+        return checkpoint.load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:
         self.method.close()
@@ -415,7 +416,7 @@ def make_sample_trainer(
     scores: Callable[[Tensor], Tensor] | None = None,
     precision: Precision | None = None,
     compiled: bool = False,
-    graphs: Graphs | None = None,
+    graphs: "speed.Graphs | None" = None,
     arithmetic: CudaSettings | None = None,
     unit: Unit | None = None,
     work: Work[Batch] | None = None,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,23 +17,28 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from task_images import gpu as nccl
-from task_images import tensorflow_ranks
+from task_images import Lazy
 from task_images.clock import Marks
 from task_images.contract import Contract, emit
 from task_images.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
-from task_images.gpu import GpuSampler
-from task_images.network import measure_network
 from task_images.ranks import (
     GROUP_SECONDS,
     LOADING_SECONDS,
     RENDEZVOUS_SECONDS,
+    TENSORFLOW,
     compare_checksums,
     cpu_threads,
     keep_freed_memory,
     resident_peak,
 )
 from task_images.report import Reporter
+
+if TYPE_CHECKING:
+    from task_images import gpu, network, tensorflow_ranks
+    from task_images.mpi import backend as mpi
+else:
+    gpu, network = Lazy("task_images.gpu"), Lazy("task_images.network")
+    mpi, tensorflow_ranks = Lazy("task_images.mpi.backend"), Lazy("task_images.tensorflow_ranks")
 
 
 class Companion(Protocol):
@@ -146,7 +151,7 @@ class World:
     def framework_facts(self) -> dict[str, Any]:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
-        if self.backend == tensorflow_ranks.BACKEND:
+        if self.backend == TENSORFLOW:
             facts = tensorflow_ranks.list_versions()
             return {
                 "framework": "tensorflow",
@@ -171,13 +176,11 @@ class World:
     def backend_facts(self) -> dict[str, object]:
         """Facts about the backend for the result: with mpi, the library and the detours of tensors."""
         if self._grouped and self.backend == "nccl":
-            return nccl.describe()
-        if self.backend == tensorflow_ranks.BACKEND:
+            return gpu.describe()
+        if self.backend == TENSORFLOW:
             return {"collectives": tensorflow_ranks.TRANSPORT, **tensorflow_ranks.list_versions()}
         if not self._grouped or self.backend != "mpi":
             return {}
-        from task_images.mpi import backend as mpi
-
         return mpi.facts()
 
     def close(self) -> None:
@@ -194,14 +197,14 @@ class World:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
 
 
-def sample_gpu(world: World) -> AbstractContextManager[GpuSampler | None]:
+def sample_gpu(world: World) -> AbstractContextManager["gpu.GpuSampler | None"]:
     """A context that samples this rank's GPU; does nothing on a CPU."""
     if world.device.type != "cuda":
         return nullcontext()
     properties: Any = torch.cuda.get_device_properties(world.device)
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     is_amd = torch.version.hip is not None
-    return GpuSampler(address, Path(world.contract.output_dir), is_amd=is_amd)
+    return gpu.GpuSampler(address, Path(world.contract.output_dir), is_amd=is_amd)
 
 
 class CudaMarks:
@@ -280,10 +283,8 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
     """torch's name for the run's backend."""
     backend = contract.backend
     if backend == "mpi":
-        from task_images.mpi import backend as mpi
-
         return mpi.register()
-    if backend == tensorflow_ranks.BACKEND:
+    if backend == TENSORFLOW:
         tensorflow_ranks.require_tensorflow()
         return "gloo"  # for bookkeeping
     if backend == "nccl" and device.type != "cuda":
@@ -333,7 +334,7 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
     _probe_network(contract, store, "before")
     if backend == "nccl":
-        nccl.log_to(Path(contract.output_dir), os.environ)
+        gpu.log_to(Path(contract.output_dir), os.environ)
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
@@ -360,7 +361,7 @@ def _probe_network(contract: Contract, store: Any, stage: str) -> None:
     """Measure the network between the ranks, and report it, unless the engine emulates and measures it."""
     if contract.world_size == 1 or contract.network:
         return
-    report = measure_network(store, contract.rank, contract.world_size, stage, contract.master_addr)
+    report = network.measure_network(store, contract.rank, contract.world_size, stage, contract.master_addr)
     if report is not None:
         emit("network", 0, **report)
 

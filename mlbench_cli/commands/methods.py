@@ -8,8 +8,8 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from task_images.methods import FILES
+from task_images.methods.base import MethodError
 from task_images.methods.catalog import find_class, list_names, load_file, load_installed
-from task_images.methods.options import MethodError
 
 
 class OptionDocument(TypedDict):

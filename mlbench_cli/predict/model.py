@@ -11,9 +11,8 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape
 from mlbench_cli.predict.cost import update_cost
 from task_images.methods import FILES
-from task_images.methods.base import Method, Sent
+from task_images.methods.base import Method, MethodError, Sent
 from task_images.methods.catalog import find_class, make_method
-from task_images.methods.options import MethodError
 
 MAX_WORKERS = 100_000
 FAR = 4  # times the ranks of the largest run; beyond that, predictions are extrapolated

@@ -9,9 +9,8 @@ from mlbench_cli.model.network import parse_network
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import Task, load_catalog
-from task_images.methods.base import Method
+from task_images.methods.base import Method, MethodError
 from task_images.methods.catalog import describe, find_class, list_names, load_file, load_installed, make_method
-from task_images.methods.options import MethodError
 
 PREFIX = "comm."
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from task_images import tensorflow_ranks
 from task_images.allreduce import tensorflow_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.clock import Tracker
 from task_images.errors import WrongResultError
+from task_images.ranks import TENSORFLOW
 from task_images.world import World
 
 ISOLATED, PIPELINED = "isolated", "pipelined"
@@ -126,7 +126,7 @@ def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
     """The call with its buffers. MemoryError on every rank if one has no room for them."""
     call = None
     try:
-        if world.backend == tensorflow_ranks.BACKEND:
+        if world.backend == TENSORFLOW:
             call = tensorflow_operations.make(series.collective, buffers, elements, series.place)
         else:
             call = COLLECTIVES[series.collective].make(buffers, elements, series.place)

@@ -23,8 +23,7 @@ from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, f
 from task_images.goals import make_accuracy_goal
 from task_images.loop import Plan, Unit
 from task_images.methods.allreduce import Bsp, MeanOfWeights
-from task_images.methods.base import Method
-from task_images.methods.check import prepare_method
+from task_images.methods.base import Method, prepare_method
 from task_images.metrics import F1, Dice, TopK, collect
 from task_images.parameters import (
     AccuracyOnSettings,

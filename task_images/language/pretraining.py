@@ -32,8 +32,7 @@ from task_images.language.parallel import SpreadOptions, check_optimizer, choose
 from task_images.language.sharded import ShardedUpdate
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.loop import Plan, Unit, Update, Values, check_finite
-from task_images.methods.base import Method
-from task_images.methods.check import prepare_method
+from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.metrics import Mean, collect
 from task_images.parameters import PretrainingSettings, read_parameters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from task_images.methods import torch
 from task_images.methods.base import Method
-from task_images.methods.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,20 +14,23 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 from task_images.errors import TaskUsageError
-from task_images.methods.lazy import nn, replicas, torch
-from task_images.methods.link import Link
-from task_images.methods.options import DELAY, MethodError, Option
+from task_images.methods import Lazy, nn, replicas, torch
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from task_images.clock import Tracker
+    from task_images.methods import link as links
     from task_images.precision import LossScale
     from task_images.world import World
+else:
+    links = Lazy("task_images.methods.link")
 
 MakeOptimizer = Callable[["torch.nn.Module"], "torch.optim.Optimizer"]
 NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
@@ -108,6 +111,94 @@ def join_method_states(read: Callable[[int], MethodState], count: int, rank: int
     return found
 
 
+# --- options, as users give them: --set comm.NAME=VALUE ---
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
+
+
+class MethodError(ValueError):
+    """An invalid method. `reason` is a sentence; `instead` is the nearest valid choice as command-line options."""
+
+    def __init__(self, reason: str, instead: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.instead = instead
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a method: a number from `low` to `high`, whole if its default is; or text, read by `parse`.
+
+    form    what to write, for the help; empty: a number
+    """
+
+    default: Any
+    low: float = -math.inf
+    high: float = math.inf
+    help: str = ""
+    parse: Callable[[str], Any] | None = None
+    form: str = ""
+
+    def read(self, name: str, text: str) -> Any:
+        """The value of `text`. Raises MethodError."""
+        try:
+            if self.parse is not None:
+                return self.parse(text)
+            value = type(self.default)(text)
+            if not self.low <= value <= self.high:
+                raise ValueError
+        except (ValueError, OverflowError):
+            allowed = self.form or f"a {'whole ' * isinstance(self.default, int)}number {self.range}"
+            raise MethodError(f"comm.{name} is {text!r}, not {allowed}", f"--set comm.{name}={self.default}") from None
+        return value
+
+    @property
+    def range(self) -> str:
+        """The range of its numbers, or the form of its text."""
+        return self.form or f"from {self.low:g} to {self.high:g}"
+
+
+class Delay(NamedTuple):
+    """Seconds added to each message, and to each of its bytes."""
+
+    alpha: float
+    beta: float
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 25MiB or 4096000. Raises ValueError."""
+    digits = text.rstrip("BKMGik")
+    unit = text[len(digits) :]
+    value = float(digits)
+    if unit not in UNITS or not 0 < value * UNITS[unit] < 2**50:
+        raise ValueError(f"{text} is not a size")
+    return int(value * UNITS[unit])
+
+
+def parse_delay(text: str) -> Delay | None:
+    """The delay of ALPHA,BETA. Raises ValueError."""
+    if text == "none":
+        return None
+    alpha, _, beta = text.partition(",")
+    delay = Delay(float(alpha), float(beta))
+    if not all(0 <= part < 60 for part in delay):
+        raise ValueError(f"{text} is no delay")
+    return delay
+
+
+DELAY = Option(
+    "none", help="delay added to each message: seconds, and seconds per byte", parse=parse_delay, form="ALPHA,BETA"
+)
+
+
+def size_option(default: str, help: str) -> Option:
+    """An option whose value is a size in bytes."""
+    return Option(default, help=help, parse=parse_size, form="a size such as 25MiB")
+
+
+# --- methods ---
+
+
 class Method:
     """Base of all methods: one model per rank, updated by an optimizer after gradients are exchanged.
 
@@ -116,6 +207,8 @@ class Method:
     optimizers    supported optimizers, by their names in torch.optim; empty: any
     identical     all ranks have the same model after every update; otherwise only within `consensus`
     exact         integers arrive as their exact sum, which the self-check verifies
+    hooks         takes single gradients while the backward pass goes on
+    replays       its passes may be replayed as CUDA graphs: it leaves the model's layers and parameters as they are
     gates         a layer's forward pass waits for its own gradients only, so there is no norm of all gradients
     wraps         one of torch's engines wraps or changes the model
     mixed         phases in which messages are sent, so that their time cannot be told from computing
@@ -133,6 +226,8 @@ class Method:
     optimizers: ClassVar[tuple[str, ...]] = ()
     identical: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    hooks: ClassVar[bool] = False
+    replays: ClassVar[bool] = True
     gates: ClassVar[bool] = False
     wraps: ClassVar[bool] = False
     mixed: ClassVar[tuple[str, ...]] = ()
@@ -143,7 +238,7 @@ class Method:
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
     world: World
-    link: Link  # all collectives, which it counts
+    link: links.Link  # all collectives, which it counts
 
     def __init__(self, **given: str) -> None:
         """`given`: options as text, by name. Raises MethodError."""
@@ -186,7 +281,7 @@ class Method:
             tracker.mix(self.mixed)
         replicas.broadcast_state(world, model)
         if world.size > 1:
-            self.link = Link(world, self.values.get("delay"))
+            self.link = links.Link(world, self.values.get("delay"))
             wrapped = self.wrap(model)
         else:
             wrapped = model
@@ -417,3 +512,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameter groups, times the group's `rate_factor` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+def prepare_method(world: World, own: Callable[[], Method]) -> Method:
+    """The run's method after its self-check, or the task's `own` if the run has none. Collective.
+
+    Raises TaskUsageError for an invalid method, and MethodWrongError for one that computes a wrong result.
+    """
+    if world.contract.method:
+        checked: Method = import_module(f"{__package__}.check").read_checked(world)
+        return checked
+    if world.is_first:
+        print("method: the task's own", flush=True)
+    return own()

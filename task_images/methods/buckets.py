@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from task_images.methods import plans
+from task_images.methods import plans, torch
 from task_images.methods.base import Method
-from task_images.methods.lazy import torch
 from task_images.methods.plans import Cost, Groups
 
 if TYPE_CHECKING:
@@ -79,6 +78,7 @@ class Bucket:
 class Bucketed(Method):
     """Averages gradients over ranks in buckets. Subclasses say how tensors are grouped, and how a message is sent."""
 
+    hooks = True
     measures: ClassVar[bool] = False  # whether `plan` or `arrange` depends on measured backward passes
 
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:

@@ -11,8 +11,7 @@ from pathlib import Path
 from task_images.contract import Contract
 from task_images.errors import TaskUsageError
 from task_images.methods import FILES
-from task_images.methods.base import Method
-from task_images.methods.options import MethodError
+from task_images.methods.base import Method, MethodError
 
 GROUP = "mlbench.methods"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,40}")

@@ -94,16 +94,12 @@ class Layer(nn.Module):
         return (self.weight * gradient).sum()
 
 
-def prepare_method(world: World, own: Callable[[], Method]) -> Method:
-    """The run's method after its self-check, or the task's `own`. Collective.
+def read_checked(world: World) -> Method:
+    """The run's method after its self-check. Collective.
 
     The check starts after all ranks have loaded their data, because its collectives have a shorter timeout. Raises
     TaskUsageError for an invalid method, and MethodWrongError for one that computes a wrong result.
     """
-    if not world.contract.method:
-        if world.is_first:
-            print("method: the task's own", flush=True)
-        return own()
     method = read_method(world.contract)
     world.await_loading()
     begin = time.perf_counter()

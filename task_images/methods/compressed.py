@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from task_images.methods import plans
+from task_images.methods import plans, torch
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.lazy import torch
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import BUCKET
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from task_images.methods.base import MakeOptimizer, Method, MethodState, StrategyState
-from task_images.methods.lazy import Lazy, dist
-from task_images.methods.options import size_option
+from task_images.methods import Lazy, dist
+from task_images.methods.base import MakeOptimizer, Method, MethodState, StrategyState, size_option
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +109,7 @@ class Zero1(Ddp):
     summary = "shards the optimizer state across ranks (torch's ZeroRedundancyOptimizer)"
     source = "Rajbhandari et al. 2020, arXiv:1910.02054"
     formula = "2 (P-1)/P M + (P-1)/P M on average over all ranks"
+    replays = False
     mixed = ("backward", "optimizer")
 
     def make_optimizer(self, make: MakeOptimizer) -> torch.optim.Optimizer:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from task_images.methods.base import Method, MethodState, StrategyState
-from task_images.methods.lazy import Lazy, nn, torch
-from task_images.methods.options import MethodError
+from task_images.methods import Lazy, nn, torch
+from task_images.methods.base import Method, MethodError, MethodState, StrategyState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +32,7 @@ class Fsdp2(Method):
     formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
     exact = True
     wraps = True
+    replays = False
     mixed = ("forward", "backward")
     in_groups: ClassVar[bool] = False
 

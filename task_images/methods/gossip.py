@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from task_images.methods import torch
+from task_images.methods.base import Option
 from task_images.methods.compressed import join, split
-from task_images.methods.lazy import torch
 from task_images.methods.local import Drifting
-from task_images.methods.options import Option
 from task_images.methods.topk import find_largest
 
 if TYPE_CHECKING:

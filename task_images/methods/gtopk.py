@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from task_images.methods import plans
+from task_images.methods import plans, torch
 from task_images.methods.compressed import Compressed, join, split
-from task_images.methods.lazy import torch
 from task_images.methods.plans import Groups
 from task_images.methods.topk import DENSITY, find_largest
 

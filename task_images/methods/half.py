@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from task_images.methods import torch
 from task_images.methods.buckets import Finish, Message
-from task_images.methods.lazy import torch
 from task_images.methods.scheduled import Fusion
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from task_images.methods.lazy import dist, torch
+from task_images.methods import dist, torch
 
 if TYPE_CHECKING:
-    from task_images.methods.options import Delay
+    from task_images.methods.base import Delay
     from task_images.world import World
 
 COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from task_images.methods.base import NOTHING, Method
-from task_images.methods.options import Option
+from task_images.methods.base import NOTHING, Method, Option
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from task_images.methods.base import Method, Round, Sent
+from task_images.methods import torch
+from task_images.methods.base import Method, Option, Round, Sent
 from task_images.methods.compressed import join, pack_bits, split, unpack_signs
-from task_images.methods.lazy import torch
-from task_images.methods.options import Option
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from task_images.methods import torch
+from task_images.methods.base import Option
 from task_images.methods.compressed import Compressed
-from task_images.methods.lazy import torch
-from task_images.methods.options import Option
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,11 +12,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from task_images.methods import plans
-from task_images.methods.base import NOTHING, set_rate
+from task_images.methods import nn, plans, torch
+from task_images.methods.base import NOTHING, set_rate, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.lazy import nn, torch
-from task_images.methods.options import size_option
 from task_images.methods.plans import Groups
 
 if TYPE_CHECKING:

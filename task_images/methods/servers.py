@@ -12,11 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from task_images.errors import PeerLostError
-from task_images.methods import plans
+from task_images.methods import Lazy, dist, plans, torch
+from task_images.methods.base import MethodError, Option, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.lazy import Lazy, dist, torch
 from task_images.methods.link import Pending
-from task_images.methods.options import MethodError, Option, size_option
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
 from task_images.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads

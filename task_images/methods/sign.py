@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from task_images.methods import torch
 from task_images.methods.compressed import Compressed, pack_bits, unpack_signs
-from task_images.methods.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from task_images.models.layers import Norm, make_norm
+from task_images.models import Norm, make_norm
 
 WIDTHS = (16, 32, 64)
 

@@ -23,8 +23,7 @@ from task_images.errors import EnvironmentUnfitError
 from task_images.goals import GoalWatch
 from task_images.loop import Plan, Unit, Update, Values
 from task_images.methods.allreduce import Bsp
-from task_images.methods.base import MakeOptimizer
-from task_images.methods.check import prepare_method
+from task_images.methods.base import MakeOptimizer, prepare_method
 from task_images.metrics import Mean, collect
 from task_images.parameters import TranslationSettings
 from task_images.precision import LossScale, Precision

@@ -25,7 +25,7 @@ from task_images.errors import EnvironmentUnfitError
 from task_images.goals import GoalWatch
 from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.allreduce import Bsp
-from task_images.methods.check import prepare_method
+from task_images.methods.base import prepare_method
 from task_images.metrics import Mean, Perplexity, collect
 from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
 from task_images.precision import Precision, refuse_bf16_lstm

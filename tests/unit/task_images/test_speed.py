@@ -16,10 +16,10 @@ from task_images.methods.base import Method
 from task_images.metrics import TopK
 from task_images.models.resnet import resnet
 from task_images.parameters import CheckpointedSettings, CudaSettings, SpeedSettings
-from task_images.precision import refuse_bf16_lstm, set_arithmetic
+from task_images.precision import make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.speed import Graphs, apply_speed, make_precision, require_compiler
+from task_images.speed import Graphs, apply_speed, require_compiler
 from task_images.train import make_sample_trainer
 from task_images.world import open_world
 

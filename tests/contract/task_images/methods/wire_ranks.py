@@ -11,9 +11,8 @@ from torch import Tensor, nn, ones, optim
 
 from task_images.contract import Contract
 from task_images.methods import FILES
-from task_images.methods.base import Method
+from task_images.methods.base import Method, MethodError
 from task_images.methods.catalog import find_class, read_method
-from task_images.methods.options import MethodError
 from task_images.run import run
 from task_images.world import World, open_world
 

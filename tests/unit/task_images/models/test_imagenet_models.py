@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from task_images.models import make_norm, widen
 from task_images.models.imagenet import MODELS, imagenet_model
-from task_images.models.layers import make_norm, widen
 from task_images.models.resnet import resnet
 
 PARAMETERS = {
