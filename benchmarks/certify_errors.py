@@ -178,12 +178,14 @@ class Errors:
 
 @dataclass(frozen=True)
 class Power:
-    """Of clusters with a node that is slower by `fault` in one test: in how many it was named, and another one."""
+    """Of clusters with a node that is slower by `fault` in one test: in how many it was named, also by a recheck two
+    hours later, and in how many another one."""
 
     nodes: int
     fault: float
     clusters: int
     named: int
+    named_twice: int
     others: int
 
 
@@ -207,14 +209,18 @@ def count_errors(nodes: int, noise: str, clusters: int, least_dip: float = rules
 
 def measure_power(nodes: int, fault: float, clusters: int) -> Power:
     """Judge clusters with a slow node."""
-    named = others = 0
+    named = twice = others = 0
     for number in range(clusters):
         cluster = Cluster(nodes, "normal", random.Random(f"{nodes} {fault} {number}").getrandbits(32), fault)
         document = cluster.judge()
         slow = {node["node"] for node in document["nodes"] if node["state"] == "slow"}
-        named += f"n{cluster.victim}" in slow
+        found = [
+            row for row in document["findings"] if row["nodes"] == [f"n{cluster.victim}"] and row["state"] == "slow"
+        ]
+        named += bool(found)
+        twice += any(map(cluster.is_named_again, found))
         others += bool(slow - {f"n{cluster.victim}"})
-    return Power(nodes, fault, clusters, named, others)
+    return Power(nodes, fault, clusters, named, twice, others)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

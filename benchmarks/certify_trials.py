@@ -63,15 +63,15 @@ Trial = tuple[str, str]  # right, nobody, another, wrong reason; and what the ce
 
 
 def judge_names(document: dict[str, Any], nodes: set[str], reasons: set[str], states: Sequence[str]) -> Trial:
-    """Whether these nodes, and no others, are in one of the states for one of the reasons."""
+    """Whether these nodes, and no others, are to be returned, or are in one of `states`, for one of the reasons."""
     bad = ("slow", "failed", "missing")
     said = "; ".join(f"{node['node']} {node['state']} {' '.join(node['reasons'])}" for node in document["nodes"])
-    named = {node["node"]: set(node["reasons"]) for node in document["nodes"] if node["state"] in (*states, *bad)}
-    if {node["node"] for node in document["nodes"] if node["state"] in bad} - nodes or named.keys() - nodes:
+    if {node["node"] for node in document["nodes"] if node["state"] in bad} - nodes:
         return "another", said
-    if named.keys() != nodes:
+    found = [node for node in document["nodes"] if node["node"] in nodes and node["state"] in (*states, *bad)]
+    if len(found) < len(nodes):
         return "nobody", said
-    return ("right" if all(found & reasons for found in named.values()) else "wrong reason"), said
+    return ("right" if all(reasons & {*node["reasons"]} for node in found) else "wrong reason"), said
 
 
 # --- constructed ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.util.text import counted
+from mlbench_cli.util.text import counted, rough_duration
 from task_images.certify import rules
 from task_images.certify.rules import TESTS
 
@@ -48,8 +48,8 @@ class Plan:
             spent += needed
             if spent > budget:
                 raise UsageError(
-                    f"A budget of {budget / 60:.3g} min is too small: with the stage {name} the plan takes "
-                    f"{spent / 60:.1f} min, and {self.seconds / 60:.1f} min in all.",
+                    f"A budget of {rough_duration(budget)} is too small: with the stage {name} the plan takes "
+                    f"{rough_duration(spent)}, and {rough_duration(self.seconds)} in all.",
                     hint="Raise --budget, choose --level quick, or measure one stage with --only.",
                 )
         return max(0.0, min(self.longest, budget - _RESERVE * self.seconds))

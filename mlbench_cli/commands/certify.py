@@ -243,10 +243,11 @@ class _Report:
             others = "; ".join(f"{value or 'absent'} on {', '.join(some)}" for value, some in drift["others"].items())
             console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
         console.note(certificate.sureness)
-        for node in certificate.watched if certificate.run["spec"]["engine"] != "local" else ():
+        unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
+        for node in unsure if certificate.run["spec"]["engine"] != "local" else ():
             archive = shlex.quote(str(folder / "archive.zip"))
             words = f"mlbench certify {certificate.run['spec']['cluster']} --recheck {shlex.quote(node['node'])}"
-            console.note(f"To decide about {node['node']} later: {words} --like {archive}")
+            console.note(f"To see whether {node['node']} is still slow in two hours: {words} --like {archive}")
         for command in certificate.commands():
             console.note(f"For you to run: {command}")
         console.next_step(f"mlbench verify {folder / 'archive.zip'}")

@@ -189,7 +189,7 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
         (["local", "--hours", "2"], "--hours is the duration of --level soak"),
-        (["local", "--budget", "20s"], "A budget of 0.333 min is too small: with the stage node"),
+        (["local", "--budget", "20s"], "A budget of 20 s is too small: with the stage node"),
         (["local", "--budget", "soon"], '--budget "soon" is not a duration'),
         (["local", "--expect", "low.yaml"], "300 GB/s is below 75 % of the 488 GB/s"),
         (["local", "--expect", "odd.yaml"], "Invalid enum value 'broadcast' - at `$[0].operation`."),
