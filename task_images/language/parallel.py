@@ -261,13 +261,6 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     return total
 
 
-def set_last_pass(model: nn.Module, is_last: bool) -> None:
-    """Exchange gradients only in the last pass of an update."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last)
-        model.set_is_last_backward(is_last)
-
-
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raises RuntimeError unless the optimizer has exactly the model's parameters: otherwise they would not be
     trained."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, nn, torch
@@ -23,7 +23,44 @@ else:
     distributed, layout = Lazy("task_images.world"), Lazy("task_images.language.layout")
 
 
-class Fsdp2(Method):
+class Sharded(Method):
+    """Base of methods whose model is sharded, by `wrap` or before it comes here: torch exchanges gradients within the
+    backward pass of the last pass, and nothing is replicated."""
+
+    wraps = True
+    replays = False
+    mixed = ("forward", "backward")
+
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
+        """Begin an update; only its last pass reduces gradients."""
+        super().begin(weight, total, passes, scale)
+        self._set_last(passes == 1)
+
+    @contextlib.contextmanager
+    def last_pass(self) -> Iterator[None]:
+        """A context in which gradients are reduced."""
+        self._set_last(True)
+        yield
+
+    def _set_last(self, is_last: bool) -> None:
+        if isinstance(self.model, fsdp.FSDPModule):
+            self.model.set_requires_gradient_sync(is_last)
+            self.model.set_is_last_backward(is_last)
+
+    def stats(self) -> dict[str, float]:
+        """torch counts no messages."""
+        return {"updates": float(self._updates)}
+
+    def check_replicas(self) -> float | None:
+        """None: the ranks hold shards of one model."""
+        return None
+
+    def method_state(self) -> MethodState:
+        """Nothing: all is in the shards."""
+        return {}
+
+
+class Fsdp2(Sharded):
     """Gradients are means over ranks; unequal batches are weighted at the start of the backward pass."""
 
     name = "fsdp2"
@@ -31,9 +68,6 @@ class Fsdp2(Method):
     source = "Zhao et al. 2023, arXiv:2304.11277"
     formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
     exact = True
-    wraps = True
-    replays = False
-    mixed = ("forward", "backward")
     in_groups: ClassVar[bool] = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -68,26 +102,6 @@ class Fsdp2(Method):
         factor = self.world.size * self.share
         return gradient if factor == 1 else gradient * factor
 
-    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Begin an update; only its last pass reduces gradients."""
-        super().begin(weight, total, passes, scale)
-        if self.world.size > 1:
-            self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
-
-    def last_pass(self) -> AbstractContextManager[object]:
-        """A context in which gradients are reduced."""
-        if self.world.size > 1:
-            self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
-        return super().last_pass()
-
-    def stats(self) -> dict[str, float]:
-        """torch counts no messages."""
-        return {"updates": float(self._updates)}
-
-    def check_replicas(self) -> float | None:
-        """None: the ranks hold shards of one model."""
-        return None
-
     def state_dict(self) -> StrategyState:
         """The full state of model and optimizer, gathered on rank 0. Collective."""
         if self.world.size == 1:
@@ -107,10 +121,6 @@ class Fsdp2(Method):
         spread = states.StateDictOptions(full_state_dict=True)
         states.set_model_state_dict(self.model, dict(state["model"]), options=spread)
         states.set_optimizer_state_dict(self.model, self.optimizer, dict(state["optimizer"]), options=spread)
-
-    def method_state(self) -> MethodState:
-        """Nothing: all is in the shards."""
-        return {}
 
 
 class Hsdp(Fsdp2):
