@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from task_images.cifar10_resnet20_tensorflow.checkpoint import load_arrays, save_arrays
+from task_images.cifar10_resnet20_tensorflow.task import load_arrays, save_arrays
 from task_images.contract import Contract, parse_event
 from task_images.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.goals import GoalWatch

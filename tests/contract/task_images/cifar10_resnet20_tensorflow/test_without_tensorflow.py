@@ -14,8 +14,7 @@ from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
 from task_images.arrays import synthetic_images
 from task_images.cifar10_resnet20.data import Cifar
-from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
-from task_images.cifar10_resnet20_tensorflow.rendezvous import meet, rendezvous
+from task_images.cifar10_resnet20_tensorflow.task import PADDING, Images, cut, meet, rendezvous
 from task_images.contract import Contract
 from task_images.errors import PeerLostError
 from tests.contract.task_images.ranks import ROOT, launch
