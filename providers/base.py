@@ -204,6 +204,7 @@ class Provider(ABC):
     notes = ""  # further sentences of help
     options: type[Any] | None = None  # a dataclass with fields made by `option`; None: mlbench creates no such clusters
     minutes = (10, 10)  # typical, to create and to delete a cluster: docs/development/clouds-assumptions.md
+    min_nodes, max_nodes = 0, 0  # workers of a cluster
     finds_orphans = False  # its cloud can be asked for disks and load balancers that workloads have left
 
     # --- its clusters
@@ -236,6 +237,13 @@ class Provider(ABC):
     def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
         """The record of a cluster to be created. Raises UsageError for combinations that cannot work. Asks no cloud."""
         raise self._lacks("clusters that mlbench creates")
+
+    def check_nodes(self, nodes: int) -> None:
+        """Raise UsageError for a number of workers that its clusters cannot have."""
+        if not self.min_nodes <= nodes <= self.max_nodes:
+            raise UsageError(
+                f"{nodes} workers: a cluster of {self.name} can have {self.min_nodes} to {self.max_nodes} workers."
+            )
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
         """The cluster to create with the GPUs, network cards and vCPUs that the cloud tells of its workers, so that

@@ -66,7 +66,6 @@ from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
 from providers.kubernetes_calls import ReadyMachines
 from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 
-MAX_NODES = 1000
 REGION = re.compile(r"[a-z]{4,40}\d?")
 VERSION = re.compile(r"1\.\d{2}(\.\d+)?")
 TIERS = ("free", "standard")
@@ -88,14 +87,14 @@ class AksProvider(Provider):
     summary = "Kubernetes on Azure, with or without GPUs; costs money"
     options = AksOptions
     minutes = (8, 7)
+    max_nodes = 1000
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
 
         `nodes` is the number of workers, at least 0. Raises UsageError for conflicting options.
         """
-        if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: an AKS cluster can have 0 to {MAX_NODES}.")
+        self.check_nodes(nodes)
         system = find_machine(options.system_machine_type)
         options = replace(options, system_machine_type=system.name)
         machine = machine_of(options)
@@ -227,8 +226,7 @@ class AksProvider(Provider):
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """The resources that resize the pool to `nodes` machines. Raises UsageError above the maximum size."""
-        if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: an AKS cluster can have at most {MAX_NODES}.")
+        self.check_nodes(nodes)
         machine = _recorded_machine(cluster)
         plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
         pool = WorkerPool(plane, machine, nodes, None, ())

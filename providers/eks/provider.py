@@ -80,7 +80,6 @@ from providers.gpu_probe import NONE, GpuProbe
 from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 from providers.workloads import OrphanedResource, WorkloadObject
 
-MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
 SYSTEM_DISK = 20
 SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
@@ -95,6 +94,7 @@ class EksProvider(Provider):
     summary = "Kubernetes on AWS, with or without GPUs; costs money"
     options = EksOptions
     minutes = (17, 12)
+    max_nodes = 450  # the quota of machines in one managed node group
     finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
@@ -103,8 +103,7 @@ class EksProvider(Provider):
         `nodes` is the number of workers, at least 0. Raises UsageError for incompatible machines, disks, versions and
         networks.
         """
-        if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: an EKS cluster can have 0 to {MAX_NODES}.")
+        self.check_nodes(nodes)
         machine = _machine(options)
         require_supported(machine)
         check_forced(options.gpus_per_node)
@@ -278,8 +277,7 @@ class EksProvider(Provider):
 
         Raises UsageError above the maximum size.
         """
-        if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: an EKS cluster can have at most {MAX_NODES}.")
+        self.check_nodes(nodes)
         plane, (_, workers) = self._plane(cluster), self.groups(cluster)
         working = NodeStack(plane, workers)
         size = NodeGroupSize(working, nodes)

@@ -70,7 +70,6 @@ from providers.kubernetes_calls import ReadyMachines
 from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
 from providers.workloads import OrphanedResource, WorkloadObject
 
-MAX_NODES = 1000
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
 CHANNELS = ("rapid", "regular", "stable", "extended")
@@ -86,6 +85,7 @@ class GkeProvider(Provider):
     summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
     minutes = (8, 5)
+    max_nodes = 1000
     finds_orphans = True
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
@@ -94,8 +94,7 @@ class GkeProvider(Provider):
         `nodes` is the number of workers, at least 0, divided evenly among the zones. Raises UsageError for conflicting
         options.
         """
-        if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a GKE cluster can have 0 to {MAX_NODES}.")
+        self.check_nodes(nodes)
         options = _with_first_zone(options)
         machine = machine_of(options)
         _check(options, machine)
@@ -239,8 +238,7 @@ class GkeProvider(Provider):
 
         Raises UsageError with flex-start, or above the maximum size.
         """
-        if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: a GKE cluster can have at most {MAX_NODES}.")
+        self.check_nodes(nodes)
         options = read_options(cluster, GkeOptions)
         if options.flex_start:
             raise UsageError("With --flex-start, machines come and go with the runs, so there is nothing to scale.")

@@ -715,146 +715,118 @@ LOCATION_TAG = "mlbench-location"
 PREFIX = "mlbench-"
 
 
-class ComputeResource(Resource):
+@dataclass(frozen=True)
+class NetworkKind:
+    """A kind of part of a network: its API path below the project, and its words in gcloud. {region} is replaced."""
+
+    words: str
+    collection: str
+    command: str
+
+
+NETWORK = NetworkKind("fast network", "/global/networks", "networks delete {name}")
+SUBNETWORK = NetworkKind(
+    "fast subnetwork", "/regions/{region}/subnetworks", "networks subnets delete {name} --region {region}"
+)
+FIREWALL_RULE = NetworkKind("fast network's firewall rule", "/global/firewalls", "firewall-rules delete {name}")
+
+
+class NetworkPart(Resource):
     """A part of a network, read and changed by Compute Engine's REST API (changes are operations)."""
 
     create_seconds = delete_seconds = 900.0
-    collection: str  # API path below the project
 
-    def __init__(self, plane: ControlPlane, name: str, open_compute: Callable[[], Compute]) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        kind: NetworkKind,
+        body: Message,
+        open_compute: Callable[[], Compute],
+        needs: Sequence[Resource] = (),
+    ) -> None:
+        """`body` is the create request without name and description. The client is opened on first use, because
+        plans need no credentials."""
         self.plane = plane
         self.name = name
-        self.open_compute = open_compute
+        self.kind = kind.words
+        self.needs = needs
+        self.body = body
+        self.compute = open_compute
+        region, project = region_of(plane.gke.location), plane.gke.project
+        self.collection = kind.collection.format(region=region)
+        self.path = f"{self.collection}/{name}"
+        self.remove_command = f"gcloud compute {kind.command.format(name=name, region=region)} --project {project}"
         self._creation: str | None = None
         self._removal: str | None = None
-
-    @property
-    def compute(self) -> Compute:
-        """The Compute Engine client, created on first use, because plans need no credentials."""
-        return self.open_compute()
-
-    @property
-    def path(self) -> str:
-        """Its API path below the project."""
-        return f"{self.collection}/{self.name}"
-
-    def body(self) -> Message:
-        """The request body, without name and description."""
-        raise NotImplementedError
 
     def find(self) -> ResourceStatus | None:
         """Read its status; deleting while this process's delete operation runs."""
         if self._removal is not None:
             operation, self._removal = self._removal, None
-            if not self.compute.is_done(operation):
+            if not self.compute().is_done(operation):
                 self._removal = operation
                 return ResourceStatus("being deleted", deleting=True)
         try:
-            found = self.compute.get(self.path)
+            found = self.compute().get(self.path)
         except NotFoundError:
             return None
         return ResourceStatus("there", ours=read_marks(found).get(CLUSTER_TAG) == self.plane.name)
 
     def create(self) -> None:
         """Request it with mlbench's tags in its description, and store the operation to poll."""
-        request = {"name": self.name, "description": describe_owner(self.plane), **self.body()}
-        self._creation = self.compute.change("POST", self.collection, request)
+        request = {"name": self.name, "description": describe_owner(self.plane), **self.body}
+        self._creation = self.compute().change("POST", self.collection, request)
 
     def poll(self) -> Readiness:
         """Ready when the create operation is done. Raises with Compute Engine's message if it failed."""
-        if self._creation is not None and not self.compute.is_done(self._creation):
+        if self._creation is not None and not self.compute().is_done(self._creation):
             return Readiness(False, "Compute Engine is creating it")
         self._creation = None
-        self.compute.get(self.path)
+        self.compute().get(self.path)
         return Readiness(True)
 
     def delete(self) -> None:
         """Request the deletion. Absent is success. Raises BusyError while something else uses it."""
+        if self.collection == NETWORK.collection:
+            self._delete_rules()
         with suppress(NotFoundError):
-            self._removal = self.compute.change("DELETE", self.path)
+            self._removal = self.compute().change("DELETE", self.path)
 
-
-class FastNetwork(ComputeResource):
-    """A network without automatic subnetworks, for one card of each machine."""
-
-    kind = "fast network"
-    collection = "/global/networks"
-
-    def __init__(self, plane: ControlPlane, name: str, open_compute: Callable[[], Compute]) -> None:
-        super().__init__(plane, name, open_compute)
-        self.remove_command = f"gcloud compute networks delete {self.name} --project {plane.gke.project}"
-
-    def body(self) -> Message:
-        """A custom-mode network, with only mlbench's subnetwork."""
-        return {"autoCreateSubnetworks": False, "mtu": MTU, "routingConfig": {"routingMode": "REGIONAL"}}
-
-    def delete(self) -> None:
-        """Like other resources, after deleting firewall rules that others, such as GKE, created in this network.
+    def _delete_rules(self) -> None:
+        """Delete firewall rules that others, such as GKE, created in this network. Raises BusyError until they are
+        gone.
 
         Other users of the network, such as a load balancer's endpoint group, are not deleted: mlbench waits for them,
         and reports Google's message if they remain.
         """
         wanted = quote(f'network eq ".*/networks/{self.name}"')
-        rules = self.compute.get("/global/firewalls?filter=" + wanted).get("items") or []
+        rules = self.compute().get("/global/firewalls?filter=" + wanted).get("items") or []
         for rule in rules:
             with suppress(NotFoundError):
-                self.compute.change("DELETE", f"/global/firewalls/{rule['name']}")
+                self.compute().change("DELETE", f"/global/firewalls/{rule['name']}")
         if rules:
             raise BusyError(f"waiting for its firewall rules: {', '.join(str(rule['name']) for rule in rules)}")
-        super().delete()
-
-    @property
-    def url(self) -> str:
-        """The URL by which other resources refer to it."""
-        return f"https://www.googleapis.com/compute/v1/projects/{self.plane.gke.project}{self.path}"
 
 
-class FastSubnetwork(ComputeResource):
-    """The subnetwork of one card of each machine; `card` counts from 0."""
-
-    kind = "fast subnetwork"
-
-    def __init__(self, network: FastNetwork, card: int) -> None:
-        super().__init__(network.plane, network.name, network.open_compute)
-        self.needs = (network,)
-        self.network = network
-        self.range = f"192.168.{card << (24 - SUBNET_BITS)}.0/{SUBNET_BITS}"
-        region, project = region_of(network.plane.gke.location), network.plane.gke.project
-        self.collection = f"/regions/{region}/subnetworks"
-        self.remove_command = (
-            f"gcloud compute networks subnets delete {self.name} --region {region} --project {project}"
-        )
-
-    def body(self) -> Message:
-        """The address range in the network."""
-        return {"network": self.network.url, "ipCidrRange": self.range}
-
-
-class FastFirewallRule(ComputeResource):
-    """The rule that allows traffic between the machines' cards."""
-
-    kind = "fast network's firewall rule"
-    collection = "/global/firewalls"
-
-    def __init__(self, network: FastNetwork) -> None:
-        super().__init__(network.plane, network.name, network.open_compute)
-        self.needs = (network,)
-        self.network = network
-        self.remove_command = f"gcloud compute firewall-rules delete {self.name} --project {network.plane.gke.project}"
-
-    def body(self) -> Message:
-        """All protocols, only from the machines' addresses."""
-        allowed = [{"IPProtocol": protocol} for protocol in ("tcp", "udp", "icmp")]
-        return {"network": self.network.url, "sourceRanges": [RANGE], "allowed": allowed, "direction": "INGRESS"}
-
-
-def list_networks(plane: ControlPlane, kind: str | None) -> list[ComputeResource]:
-    """The networks of a cluster with this fast network, each followed by its subnetwork and firewall rule."""
+def list_networks(plane: ControlPlane, kind: str | None) -> list[NetworkPart]:
+    """The networks of a cluster with this fast network, one per card, each followed by its subnetwork and the rule that
+    lets the machines' cards reach each other."""
     open_compute = cache(lambda: Compute(plane.gke.project))
-    parts: list[ComputeResource] = []
+    parts: list[NetworkPart] = []
     for card, name in enumerate(name_networks(plane.name, kind)):
-        network = FastNetwork(plane, name, open_compute)
-        parts += [network, FastSubnetwork(network, card), FastFirewallRule(network)]
+        body: Message = {"autoCreateSubnetworks": False, "mtu": MTU, "routingConfig": {"routingMode": "REGIONAL"}}
+        network = NetworkPart(plane, name, NETWORK, body, open_compute)
+        url = f"https://www.googleapis.com/compute/v1/projects/{plane.gke.project}{network.path}"
+        addresses = f"192.168.{card << (24 - SUBNET_BITS)}.0/{SUBNET_BITS}"
+        allowed = [{"IPProtocol": protocol} for protocol in ("tcp", "udp", "icmp")]
+        rule = {"network": url, "sourceRanges": [RANGE], "allowed": allowed, "direction": "INGRESS"}
+        within: Message = {"network": url, "ipCidrRange": addresses}
+        parts += [
+            network,
+            NetworkPart(plane, name, SUBNETWORK, within, open_compute, (network,)),
+            NetworkPart(plane, name, FIREWALL_RULE, rule, open_compute, (network,)),
+        ]
     return parts
 
 

@@ -25,8 +25,6 @@ from providers.kind.resources import (
     platform_of,
 )
 
-MAX_NODES = 50
-
 
 class KindProvider(Provider):
     """The provider "kind": nodes are containers of this machine's Docker."""
@@ -41,6 +39,7 @@ class KindProvider(Provider):
     )
     options = KindOptions
     minutes = (2, 1)
+    min_nodes, max_nodes = 1, 50
 
     def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
         """Check all options and return the cluster to create.
@@ -48,8 +47,7 @@ class KindProvider(Provider):
         `nodes` counts the workers; the control plane is one container more. Raises UsageError for options that do not
         go together.
         """
-        if not 1 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a KIND cluster can have 1 to {MAX_NODES}, all on this machine.")
+        self.check_nodes(nodes)
         if options.num_gpus:
             raise UsageError(
                 "KIND clusters have no GPUs: kind does not support them.",

@@ -187,7 +187,7 @@ def test_what_others_have_in_a_network_is_waited_for_and_named(
     assert create(command, "a3-highgpu-8g").code == 0
     group = "zones/europe-west1-b/networkEndpointGroups/k8s1-4f2a-ingress"
     world.networks.used_by["mlbench-rel-2-net3"].add(group)
-    monkeypatch.setattr("providers.gke.resources.ComputeResource.delete_seconds", 2.0)
+    monkeypatch.setattr("providers.gke.resources.NetworkPart.delete_seconds", 2.0)
     result = command(*DELETE)
     assert result.code == 8
     assert f"is already being used by '{group}'" in result.err
