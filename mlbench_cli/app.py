@@ -95,4 +95,11 @@ def _explain(error: typer.TyperException) -> UsageError:
         return UsageError(f"{option} is not a valid number here: numbers begin at 0.", hint="Write it without -.")
     if option in gone.OPTIONS:
         return UsageError(f"{option} was removed.", hint=gone.OPTIONS[option])
+    if context is not None and error.message == "Missing command.":
+        *names, last = context.command.list_commands(context)
+        wanted = "provider" if context.info_name == "create-cluster" else "command"
+        return UsageError(
+            f"{context.command_path} needs a {wanted}: {', '.join(names)}{' or ' if names else ''}{last}.",
+            hint=f"{context.command_path} {last if not names else names[0]} --help",
+        )
     return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")

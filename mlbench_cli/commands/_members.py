@@ -55,7 +55,8 @@ def _submit_all(opened: OpenExperiment, left: Sequence[RunHandle]) -> None:
     for run in left:
         _submit(opened, run)
         console.note(f"Started {run.name}. Timeout {_limit(run.run)}.")
-        _announce_keeping(run.run)
+        for note in _describe_keeping(run.run):
+            console.note(note)
 
 
 def _submit(opened: OpenExperiment, run: RunHandle) -> None:
@@ -75,7 +76,8 @@ def _submit(opened: OpenExperiment, run: RunHandle) -> None:
 def follow_all(opened: OpenExperiment, *, require_goal: bool, logs: bool = False) -> list[Ended]:
     """Start and follow the remaining runs one by one. Returns all runs of the plan as they ended, in order."""
     left = opened.left
-    ended = {run.run.id: follow_run(opened, run, left[at + 1 :], logs=logs) for at, run in enumerate(left)}
+    said: set[str] = set()
+    ended = {run.run.id: follow_run(opened, run, left[at + 1 :], said, logs=logs) for at, run in enumerate(left)}
     found = [ended.get(run.run.id) or run.finished for run in opened.runs]
     return [Ended(item, item.exit_code(require_goal=require_goal)) for item in found if item is not None]
 
@@ -103,15 +105,20 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
 
 
 def follow_run(
-    opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle] = (), *, logs: bool = False
+    opened: OpenExperiment,
+    run: RunHandle,
+    later: Sequence[RunHandle] = (),
+    said: set[str] | None = None,
+    *,
+    logs: bool = False,
 ) -> FinishedRun:
     """Start a run and follow it until it ends. If the client is stopped, it says what happens to this run and to those
-    `later`.
+    `later`. Notes that were `said` before are not repeated.
     """
     try:
         if not run.is_finished:
             _submit(opened, run)
-            _announce(run)
+            _announce(run, set() if said is None else said)
         with Reporter(run, shows_log=logs) as report:
             finished = run.wait(report=report)
         if later:
@@ -121,16 +128,20 @@ def follow_run(
         raise _stop(opened, run, later, stopped) from None
 
 
-def _announce(handle: RunHandle) -> None:
+def _announce(handle: RunHandle, said: set[str]) -> None:
     run = handle.run
     interrupt = "cancels it and keeps partial results" if handle.runs_here else "leaves it running"
-    console.note(f"Started {run.name}: {in_words(run.spec)}.")
+    notes = [f"Started {run.name}: {in_words(run.spec)}."]
     if run.spec.engine == "local" and (program := find_interpreter(run.spec.argv)) and not run.spec.runs_task_program:
-        console.note(f"Interpreter: {program}")
+        notes.append(f"Interpreter: {program}")
     if run.spec.functional_only:
-        console.note(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
-    console.note(f"Timeout {_limit(run)}; Ctrl-C {interrupt}.")
-    _announce_keeping(run)
+        notes.append(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
+    notes.append(f"Timeout {_limit(run)}; Ctrl-C {interrupt}.")
+    notes += _describe_keeping(run)
+    for note in notes:
+        if note not in said:
+            console.note(note)
+    said.update(notes)
 
 
 def _limit(run: Run) -> str:
@@ -141,11 +152,12 @@ def _limit(run: Run) -> str:
     return f"{limit} (at most {format_price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
 
 
-def _announce_keeping(run: Run) -> None:
-    """Print until when the results of a cluster run can be fetched."""
-    if run.spec.engine == "kubernetes":
-        kept = max(MIN_KEEP_SECONDS, run.spec.pods.keep_seconds)
-        console.note(f"The cluster keeps the results for {console.duration(kept)} after the run.")
+def _describe_keeping(run: Run) -> list[str]:
+    """Until when the results of a cluster run can be fetched."""
+    if run.spec.engine != "kubernetes":
+        return []
+    kept = max(MIN_KEEP_SECONDS, run.spec.pods.keep_seconds)
+    return [f"The cluster keeps the results for {console.duration(kept)} after the run."]
 
 
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:

@@ -10,21 +10,20 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output, Yes, complete_runs, print_answer
+from mlbench_cli.commands._common import Format, Output, Yes, print_answer
+from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.archive.bundle import archives_at
 from mlbench_cli.results.figures.charts import draw
 
 
 def charts(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the figures")],
-    archives: Annotated[
-        list[Path] | None, typer.Argument(metavar="[ARCHIVE]...", help="folders or zip files instead of runs")
-    ] = None,
-    runs: Annotated[
+    sources: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run", metavar="NAME", help="run, or repeats, to draw; repeatable", autocompletion=complete_runs
+        typer.Argument(
+            metavar="[RUN|EXPERIMENT|ARCHIVE]...",
+            help="what to draw; default: ask, or all finished runs",
+            autocompletion=complete_names,
         ),
     ] = None,
     published: Annotated[
@@ -46,22 +45,21 @@ def charts(
 ) -> None:
     """Draw figures of finished runs as PNG and SVG, with a CSV of the data.
 
-    Always total time, speedup and time per phase; cost, price index, metrics over time, resources and the curves of
-    collectives where runs have them. Without ARCHIVE and --run, mlbench asks on a terminal
-    which runs to draw; with --yes or without a terminal, it draws all.
+    Always total time, speedup and time per phase; cost, price index, metrics over time, resources and collectives if
+    the runs have them. Without names, mlbench asks on a terminal which runs to draw; with --yes or without a terminal,
+    it draws all.
     """
     _refuse_results(folder)
-    chosen = [path for archive in archives or () for path in archives_at(archive)]
-    if runs:
-        chosen += [run.results for run in Client().select(runs, repeats=True).runs]
-    is_default = not chosen
-    if is_default:
+    if sources and filter is not None:
+        raise UsageError("--filter selects among all finished runs; it cannot be combined with names.")
+    if sources:
+        chosen = Client(notice=console.warn).find_archives(sources)
+    else:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
-    elif filter is not None:
-        raise UsageError("--filter selects finished runs; it cannot be combined with ARCHIVE or --run.")
 
+    several = len(chosen) > len(sources or [])  # a word stands for several runs
     with ExitStack() as stack:
-        opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if is_default else None)
+        opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if several else None)
         drawn = draw(opened, folder, published=published, min_runs=min_runs)
     _print(folder, drawn, output)
 
@@ -83,7 +81,7 @@ def _refuse_results(folder: Path) -> None:
         return
     raise UsageError(
         f'"{folder}" is a run, not a folder for figures.',
-        hint=f"mlbench charts FOLDER --run {folder}; a folder of that name: ./{folder}/figures",
+        hint=f"mlbench charts FOLDER {folder}; a folder of that name: ./{folder}/figures",
     )
 
 

@@ -1,7 +1,7 @@
 """`mlbench compare`: results beside a baseline."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,10 @@ from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
-from mlbench_cli.results.analysis.compare import Comparison, Values, compare_cells, describe_cell, find_metric
+from mlbench_cli.results.analysis.compare import Comparison, Row, Values, compare_cells, describe_cell, find_metric
 from mlbench_cli.results.analysis.gate import Direction, decide, make_document, parse_limit
 from mlbench_cli.results.analysis.numbers import format_estimate
-from mlbench_cli.results.analysis.stats import find_worst
+from mlbench_cli.results.analysis.stats import Estimate, find_worst
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import list_some
 
@@ -118,6 +118,8 @@ def _warn(found: Comparison) -> None:
     if "task" in by_word:
         by_word = {"task": by_word["task"][:1]}
     for word, texts in by_word.items():
+        if len(texts) == 1 and texts[0] in (found.verdict or ""):
+            continue
         more = f" So do {len(texts) - 1} more of this kind." if len(texts) > 1 else ""
         console.warn(f"{texts[0]}{more} Accept it with --across {word}.")
     for texts in runs.values():
@@ -152,10 +154,24 @@ def _format_setting(value: object) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
+def _estimates(row: Row, write: Callable[[Estimate | None, str], str]) -> list[str]:
+    return [write(side, row.unit) for side in (row.a, row.b)]
+
+
+def _format_mean(found: Estimate | None, unit: str) -> str:
+    return format_estimate(found and Estimate(found.count, found.mean), unit)
+
+
+def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
+    """Whether the row says the same as another: the whole run of a command, or a best value that was the last."""
+    other = rows.get("seconds" if row.name == "run" else row.name.removesuffix(" best"))
+    return other is not None and other is not row and (row.a, row.b) == (other.a, other.b)
+
+
 def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(f"{found.verdict}\n")
-    figures = [row for row in found.rows.values() if row.a or row.b]
+    figures = [row for row in found.rows.values() if (row.a or row.b) and not _repeats_another(row, found.rows)]
     tables = (
         ("TIME", [row for row in figures if row.is_time]),
         ("FIGURE", [row for row in figures if not row.is_time and not row.is_metric]),
@@ -164,19 +180,20 @@ def _show(found: Comparison) -> None:
     for number, (title, rows) in enumerate((title, rows) for title, rows in tables if rows):
         if number:
             console.out("")
-        cells = [
-            [row.name, format_estimate(row.a, row.unit), format_estimate(row.b, row.unit), row.words] for row in rows
-        ]
-        console.out_table([title, found.a, found.b, "B AGAINST A"], cells)
+        headers = [title, found.a, found.b, "B AGAINST A"]
+        cells = [[row.name, *_estimates(row, format_estimate), row.words] for row in rows]
+        if console.is_too_wide(headers, cells):  # the interval of the ratio matters most
+            cells = [[row.name, *_estimates(row, _format_mean), row.words] for row in rows]
+        console.out_table(headers, cells, wrap=True)
     if found.differences:
         console.out("")
         has_one_task = "task" not in found.differences
         settings = [
-            [name, _format_setting(a), _format_setting(b)]
+            ["command" if name == "argv" else name, _format_setting(a), _format_setting(b)]
             for name, (a, b) in found.differences.items()
             if has_one_task or not name.startswith("parameters.")  # those of two tasks have nothing in common
         ]
-        console.out_table(["DIFFERENCE", found.a, found.b], settings)
+        console.out_table(["DIFFERENCE", found.a, found.b], settings, wrap=True)
     _warn(found)
     if found.excluded:
         ended = [f"{name} ({how})" for name, how in found.excluded.items()]

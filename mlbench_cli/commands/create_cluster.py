@@ -68,12 +68,14 @@ class ProviderGroup(TyperGroup):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
 
-create_cluster = typer.Typer(cls=ProviderGroup, rich_markup_mode=None, no_args_is_help=True, add_completion=False)
+create_cluster = typer.Typer(
+    cls=ProviderGroup, rich_markup_mode=None, add_completion=False, subcommand_metavar="PROVIDER NUM_WORKERS RELEASE"
+)
 
 
 @create_cluster.callback()
 def _group() -> None:
-    """Create a cluster: mlbench create-cluster PROVIDER NUM_WORKERS RELEASE."""
+    """Create a cluster named RELEASE-NUM_WORKERS. Options of a provider: mlbench create-cluster PROVIDER --help."""
 
 
 def create(

@@ -22,7 +22,7 @@ def delete_cluster(
         typer.Argument(
             metavar="[PROVIDER] NAME",
             help="cluster to delete; with its provider, also one that this machine did not create",
-            autocompletion=complete_clusters,
+            autocompletion=lambda incomplete: [name for name in complete_clusters(incomplete) if name != "local"],
         ),
     ],
     project: Project = None,

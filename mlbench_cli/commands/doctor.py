@@ -23,7 +23,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
 from providers.pins import SOON_DAYS, ends_soon, list_ends
-from providers.registry import run_checks
+from providers.registry import PAID, run_checks
 from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -43,7 +43,11 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 def doctor(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="check gke, eks, aks, slurm or hosts instead of this machine"),
+        typer.Argument(
+            metavar="[PROVIDER]...",
+            help="check gke, eks, aks, slurm or hosts instead of this machine",
+            autocompletion=lambda incomplete: [name for name in (*PAID, *KINDS) if name.startswith(incomplete)],
+        ),
     ] = None,
     project: Project = None,
     location: Location = None,

@@ -70,11 +70,14 @@ def _write(
         return _download(run, files[run.name], is_quiet=as_json or bundle is not None, partial=partial)
 
     documents, worst = act_on_each(runs, write, is_only=len(runs) == 1)
+    if bundle is None and documents and not as_json:
+        _show_next([path for path in files.values() if path.exists()])
     if bundle is not None and worst is None:
         write_bundle([files[run.name] for run in runs], bundle)
         documents = [{**document, "file": str(bundle.absolute())} for document in documents]
         if not as_json:
             _say(bundle)
+            _show_next([bundle])
     if as_json:
         console.out_json({"runs": documents} if len(runs) != 1 else documents[0], worst)
     if worst is not None:
@@ -116,9 +119,12 @@ def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> d
 def _say(path: Path) -> None:
     console.out(str(path))
     console.note(console.size(path.stat().st_size))
+
+
+def _show_next(files: Sequence[Path]) -> None:
+    paths = list(map(str, files))
     console.next_step(
-        shlex.join(["mlbench", "verify", str(path)]),
-        shlex.join(["mlbench", "charts", f"{path.stem}-charts", str(path)]),
+        shlex.join(["mlbench", "verify", *paths]), shlex.join(["mlbench", "charts", f"{files[0].stem}-charts", *paths])
     )
 
 

@@ -27,7 +27,14 @@ TABLES: dict[str, Callable[..., list[Path]]] = {"csv": write_csv, "parquet": wri
 
 
 def export(
-    form: Annotated[str, typer.Argument(metavar="FORM", help="csv, parquet, mlflow, wandb, or that of a package")],
+    form: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="csv, parquet, mlflow, wandb, or that of a package",
+            autocompletion=lambda incomplete: [name for name in (*TABLES, *OWN) if name.startswith(incomplete)],
+        ),
+    ],
     target: Annotated[
         str,
         typer.Argument(

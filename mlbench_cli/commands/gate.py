@@ -33,6 +33,7 @@ def gate(
             "--baseline",
             metavar="FOLDER|NAME",
             help="folder with archives, or a run or experiment, to compare them with",
+            autocompletion=complete_names,
         ),
     ],
     checks: Annotated[

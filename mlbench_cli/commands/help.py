@@ -9,9 +9,15 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.runs.request import describe_rare
 
 
+def _complete_topics(incomplete: str) -> list[str]:
+    return [name for name in (*commands.TOPICS, *commands.names()) if name.startswith(incomplete)]
+
+
 def show_help(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="a topic or a command")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="a topic or a command", autocompletion=_complete_topics)
+    ] = None,
 ) -> None:
     """Show the everyday commands, the commands of a topic, or the options of a command.
 

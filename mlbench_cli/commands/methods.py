@@ -6,8 +6,8 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._completion import complete_methods
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from task_images.methods import FILES
 from task_images.methods.base import MethodError
 from task_images.methods.catalog import find_class, list_names, load_file, load_installed
 
@@ -30,11 +30,6 @@ class MethodDocument(TypedDict):
     source: str
     reaches_goals: bool
     note: str
-
-
-def complete_methods(incomplete: str) -> list[str]:
-    """For the shell: names of methods that begin with `incomplete`."""
-    return [name for name in FILES if name.startswith(incomplete)]
 
 
 def methods(

@@ -412,7 +412,7 @@ def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
     failed = [finished.run.name for finished in done if not finished.outcome.is_success]
     console.note(
         f'Resuming the experiment "{opened.name}": {len(done)} of {len(opened.plan.runs)} runs have ended, '
-        f"{len(left)} are left."
+        f"{len(left)} remaining."
     )
     if failed:
         console.note(f"Failed earlier (rerun with --retry-failed): {', '.join(failed)}.")
@@ -451,6 +451,18 @@ def _save(request: Request, path: Path, source: str | None) -> None:
 # --- the options are Request's fields -------------------------------------------------------------------------------
 
 
+def _complete_by(name: str) -> Callable[[typer.Context, str], list[str]]:
+    """A function of `_completion`, which is imported only when a shell asks."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        from mlbench_cli.commands import _completion
+
+        found: list[str] = getattr(_completion, name)(ctx, incomplete)
+        return found
+
+    return complete
+
+
 def _parameter(item: Field[Any]) -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
     facts = item.metadata
@@ -462,6 +474,10 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
         "preset": complete_presets,
         "backend": complete_backends,
         "cluster": complete_clusters,
+        "method": _complete_by("complete_methods"),
+        "set": _complete_by("complete_settings"),
+        "matrix": _complete_by("complete_axes"),
+        "create": _complete_by("complete_providers"),
     }
     option = typer.Option(
         *([long, f"-{facts['letter']}"] if facts["letter"] else [long]),

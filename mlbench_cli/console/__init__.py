@@ -91,6 +91,11 @@ def out_table(
     print_table(sys.stdout, width, layout.headers, layout.rows, layout.widths, layout.numeric, wrap=wrap)
 
 
+def is_too_wide(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
+    """Whether stdout is a terminal that is narrower than the table."""
+    return is_terminal(sys.stdout) and _lay_out(headers, rows, None, (), False).total > terminal_width(sys.stdout)
+
+
 def format_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[object]],

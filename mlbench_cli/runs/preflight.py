@@ -55,8 +55,9 @@ def find_missing_package(task: Task, backend: str, installed: Collection[str] | 
     """The package that a Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks none.
     `installed`: what a cluster's Python has, as `agent.serve.PACKAGES` lists it; None: look at this Python."""
     has = _is_installed if installed is None else installed.__contains__
+    is_tensorflow = task.name.endswith("_tensorflow")
     needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
-    needed += ["torch"] if backend != "grpc" and not task.name.endswith("_tensorflow") else []
+    needed += ["tensorflow"] if is_tensorflow else ["torch"] if backend != "grpc" else []
     needed += [_GPU_BUILD] if backend == "nccl" and "torch" in needed else []
     return next((name for name in needed if not has(name)), None)
 
@@ -91,7 +92,7 @@ def check_backend(spec: RunSpec, find_cluster: Callable[[str], Cluster]) -> None
         )
     raise UsageError(
         f"The backend {spec.backend} needs {missing}, which this Python lacks: {sys.executable}.",
-        hint=install_hint(_PACKAGES.get(spec.backend, ("", "local"))[1])
+        hint=install_hint("tensorflow" if missing == "tensorflow" else _PACKAGES.get(spec.backend, ("", "local"))[1])
         if missing != _GPU_BUILD
         else "Install the build of torch for your GPUs: https://pytorch.org/get-started/locally",
     )

@@ -20,6 +20,7 @@ from mlbench_cli.util.files import write_atomically
 
 REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
 DEFAULT_NAME = "my-run"
+DEFAULT_TASK = "digits_resnet"  # a training of a minute that needs no data
 MAX_WORKERS = 4096
 
 
@@ -161,13 +162,19 @@ def recall() -> JsonObject:
     return data if isinstance(data, dict) else {}
 
 
-def remember(request: Request) -> str | None:
-    """Save the answers for next time, on top of older ones. Returns what went wrong, which must not prevent the run."""
+def answers_in(request: Request) -> JsonObject:
+    """The answers that a request has, by name."""
     answers = {name: getattr(request, name) for name in REMEMBERED if getattr(request, name) is not None}
-    if request.task is None:
+    if request.command is not None:
         answers["task"] = CUSTOM
     if request.custom_backend is not None:
         answers["backend"] = CUSTOM
+    return answers
+
+
+def remember(request: Request) -> str | None:
+    """Save the answers for next time, on top of older ones. Returns what went wrong, which must not prevent the run."""
+    answers = answers_in(request)
     path = _memory_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,8 +5,10 @@ of one's own whether the command runs on all workers.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,9 @@ from providers import registry
 
 T = TypeVar("T")
 
+# What a cluster can be created with only if it is installed: a program for KIND, else the cloud's library.
+_CREATOR_NEEDS = {"gke": "google.cloud.container_v1", "eks": "boto3", "aks": "azure.identity"}
+
 
 def complete(
     request: Request,
@@ -37,6 +42,7 @@ def complete(
     in what needs no question on the cluster that was chosen.
     """
     memory = questions.recall()
+    memory = {name: value for name, value in memory.items() if name in questions.REMEMBERED}
     has_program = request.task is not None or request.command is not None
     # Whoever has no cluster is asked only by the whole dialog, which `mlbench run` alone begins.
     is_settled = has_program or request.cluster is not None or bool(request.create)
@@ -44,7 +50,7 @@ def complete(
     has_backend = has_program or request.backend is not None or request.custom_backend is not None
 
     def ask_cluster(request: Request) -> Request:
-        return request if has_cluster else _ask_cluster(request, clusters, current)
+        return request if has_cluster else _ask_cluster(request, memory, clusters, current)
 
     def cluster_of(request: Request) -> Cluster:
         if request.create:
@@ -57,29 +63,32 @@ def complete(
 
     # Each step asks at most one question, and only if the request leaves it open.
     steps: tuple[Callable[[Request], Request], ...] = (
-        lambda asked: asked if asked.name is not None else replace(asked, name=_ask_name(asked, taken)),
+        lambda asked: asked if asked.name is not None else replace(asked, name=_ask_name(asked, memory, taken)),
         ask_cluster,
-        _ask_gpu_type,
+        lambda asked: _ask_gpu_type(asked, memory),
         lambda asked: add_defaults(asked, cluster_of(asked)),
         lambda asked: asked if has_program else _ask_task(asked, memory, is_local(asked)),
         lambda asked: asked if has_program else _ask_image(asked, memory, is_local(asked)),
         lambda asked: asked if has_program else _ask_command(asked, memory),
         lambda asked: asked if has_program else _ask_preset(asked, memory, is_local(asked)),
-        lambda asked: asked if has_program else _ask_folder(asked, is_local(asked)),
-        lambda asked: asked if has_program else _ask_device(asked, cluster_of(asked)),
-        lambda asked: asked if asked.workers else replace(asked, workers=_ask_sizes(asked, taken)),
+        lambda asked: asked if has_program else _ask_folder(asked, memory, is_local(asked)),
+        lambda asked: asked if has_program else _ask_device(asked, memory, cluster_of(asked)),
+        lambda asked: asked if asked.workers else replace(asked, workers=_ask_sizes(asked, memory, taken)),
         lambda asked: asked if has_backend else _ask_backend(asked, memory),
         lambda asked: asked if has_backend else _ask_custom_backend(asked, memory),
         lambda asked: asked if has_backend else _ask_run_on_all(asked, memory),
     )
-    request = _ask_all(request, steps, add_defaults_at=3)
+    request = _ask_all(request, steps, memory, add_defaults_at=3)
     if problem := questions.remember(request):
         console.warn(problem)
     return request, cluster_of(request)
 
 
-def _ask_all(request: Request, steps: Sequence[Callable[[Request], Request]], *, add_defaults_at: int) -> Request:
-    """The request after all steps; Esc goes back to the last step that asked something."""
+def _ask_all(
+    request: Request, steps: Sequence[Callable[[Request], Request]], memory: dict[str, Any], *, add_defaults_at: int
+) -> Request:
+    """The request after all steps; one that asks nothing returns the same object. Esc goes back to the last step that
+    asked something; answers stay in `memory`, as the defaults of their questions."""
     answered: list[tuple[int, Request]] = []  # steps that asked, and the request before
     number = 0
     while number < len(steps):
@@ -89,8 +98,11 @@ def _ask_all(request: Request, steps: Sequence[Callable[[Request], Request]], *,
             if answered:
                 number, request = answered.pop()
             continue
-        if after != request and number != add_defaults_at:
+        if after is not request and number != add_defaults_at:
             answered.append((number, request))
+            memory.update(questions.answers_in(after))
+            memory.update(name=after.name, workers=after.workers, create=after.create, gpu=after.gpu)
+            memory.update(asked_cluster=after.cluster)
         number, request = number + 1, after
     return request
 
@@ -98,15 +110,15 @@ def _ask_all(request: Request, steps: Sequence[Callable[[Request], Request]], *,
 # --- name, sizes, cluster, device -----------------------------------------------------------------------------------
 
 
-def _ask_name(request: Request, taken: Collection[str]) -> str:
+def _ask_name(request: Request, memory: Mapping[str, Any], taken: Collection[str]) -> str:
     def read(answer: str) -> str:
         launch.check_names(replace(request, name=answer, workers=request.workers or (1,)), taken)
         return answer
 
-    return _ask_until("Name of the run", questions.propose_name(taken), read)
+    return _ask_until("Name of the run", memory.get("name") or questions.propose_name(taken), read)
 
 
-def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
+def _ask_sizes(request: Request, memory: Mapping[str, Any], taken: Collection[str]) -> tuple[int, ...]:
     def read(answer: str) -> tuple[int, ...]:
         words = answer.replace(",", " ").split()
         if not words or not all(
@@ -117,32 +129,53 @@ def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
         launch.check_names(replace(request, workers=sizes), taken)
         return sizes
 
-    return _ask_until("Numbers of workers, one run each", "1", read)
+    return _ask_until("Numbers of workers, one run each", " ".join(map(str, memory.get("workers") or (1,))), read)
 
 
-def _ask_cluster(request: Request, clusters: Sequence[Cluster], current: Cluster) -> Request:
+def _ask_cluster(request: Request, memory: Mapping[str, Any], clusters: Sequence[Cluster], current: Cluster) -> Request:
     """Ask for a cluster: an existing one, or one that is created for these runs and deleted afterwards."""
     options = [
-        Option(cluster.name, f"{cluster.provider}, {cluster.state}", "" if cluster.state == "ready" else "not ready")
+        Option(cluster.name, "this machine")
+        if cluster.provider == "local"
+        else Option(cluster.name, cluster.provider, "" if cluster.state == "ready" else cluster.state)
         for cluster in clusters
     ]
-    creators = list(registry.creators())
-    price = {name: "" if name in registry.PAID else ", free" for name in creators}
-    options += [Option(f"new {name}", f"created after its plan, deleted afterwards{price[name]}") for name in creators]
+    creators = list(filter(_can_create, registry.creators()))
+    price = {name: "costs money" if name in registry.PAID else "free" for name in creators}
+    options += [Option(f"new {name}", f"{price[name]}; created for these runs, then deleted") for name in creators]
+    if len(options) == 1:
+        return request
     names = [cluster.name for cluster in clusters]
-    default = names.index(current.name) if current.name in names else 0
+    chosen_before = memory.get("create") or {}
+    if chosen_before.get("provider") in creators:
+        default = len(clusters) + creators.index(chosen_before["provider"])
+    else:
+        default = _index(names, memory.get("asked_cluster"), current.name)
     chosen = console.choose("Cluster", options, default, back=True)
     if chosen >= len(clusters):
         return replace(request, create={"provider": creators[chosen - len(clusters)]})
-    return request if len(clusters) == 1 else replace(request, cluster=clusters[chosen].name)
+    return replace(request, cluster=None if len(clusters) == 1 else clusters[chosen].name)
 
 
-def _ask_gpu_type(request: Request) -> Request:
+def _can_create(provider: str) -> bool:
+    """Whether this machine has what creating a cluster with the provider needs."""
+    package = _CREATOR_NEEDS.get(provider)
+    if package is None:
+        return shutil.which("kind") is not None
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
+
+
+def _ask_gpu_type(request: Request, memory: Mapping[str, Any]) -> Request:
     """Ask for the GPU of a new cluster in a cloud, unless other options of the cluster are given."""
     if request.create.get("provider") not in registry.PAID or len(request.create) > 1:
         return request
-    answer = console.ask("GPU of each worker, e.g. t4, l4, a100; empty: none: ", back=True)
-    return replace(request, create={**request.create, "gpu_type": answer}) if answer else request
+    before = (memory.get("create") or {}).get("gpu_type", "")
+    shown = f" [{before}]" if before else ""
+    answer = console.ask(f"GPU of each worker, e.g. t4, l4, a100; empty: none{shown}: ", back=True) or before
+    return replace(request, create={**request.create, "gpu_type": answer} if answer else request.create)
 
 
 def _may_use_gpus(request: Request, cluster: Cluster) -> bool:
@@ -151,10 +184,11 @@ def _may_use_gpus(request: Request, cluster: Cluster) -> bool:
     return questions.has_gpus(cluster)
 
 
-def _ask_device(request: Request, cluster: Cluster) -> Request:
+def _ask_device(request: Request, memory: Mapping[str, Any], cluster: Cluster) -> Request:
     if request.gpu is not None or not _may_use_gpus(request, cluster):
         return request
-    return replace(request, gpu=console.choose("Device", [Option("gpu"), Option("cpu")], 0, back=True) == 0)
+    default = int(memory.get("gpu") is False)
+    return replace(request, gpu=console.choose("Device", [Option("gpu"), Option("cpu")], default, back=True) == 0)
 
 
 # --- task, preset, data ---------------------------------------------------------------------------------------------
@@ -163,12 +197,14 @@ def _ask_device(request: Request, cluster: Cluster) -> Request:
 def _ask_task(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
     if request.image:
         return request
-    tasks = load_catalog()
+    tasks = {name: task for name, task in load_catalog().items() if name != "certify"}  # mlbench certify runs it
+    if is_local:  # leave out what needs a package that is not installed, unless that is all
+        tasks = {name: task for name, task in tasks.items() if _installed_backends(task)} or tasks
     own = "a command of your own" if is_local else "an image and a command of your own"
     preset = request.preset or "spec"
     options = [_task_option(task, preset, request, is_local) for task in tasks.values()]
     names = [*tasks, CUSTOM]
-    default = _index(names, memory.get("task"))
+    default = _index(names, memory.get("task"), questions.DEFAULT_TASK)
     choice = names[console.choose("Task", [*options, Option(CUSTOM, own)], default, back=True)]
     return replace(request, task=choice)
 
@@ -200,7 +236,7 @@ def _ask_preset(request: Request, memory: Mapping[str, Any], is_local: bool) -> 
     return replace(request, preset=presets[console.choose("Preset", options, _index(presets, remembered), back=True)])
 
 
-def _ask_folder(request: Request, is_local: bool) -> Request:
+def _ask_folder(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
     if request.task is None:
         return request
     task = load_task(request.task)
@@ -216,7 +252,8 @@ def _ask_folder(request: Request, is_local: bool) -> Request:
         return folder
 
     console.note(f"{task.name} needs: {task.data}")
-    return replace(request, data_dir=_ask_until("Folder with the data", "", read))
+    before = memory.get("data_dir") if memory.get("task") == task.name else None
+    return replace(request, data_dir=_ask_until("Folder with the data", before or "", read))
 
 
 def _task_option(task: Task, preset: str, request: Request, is_local: bool) -> Option:
@@ -233,22 +270,20 @@ def _lack(task: Task, preset: str, request: Request, is_local: bool) -> str:
 
 def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     known = TORCH_BACKENDS if request.task is None else load_task(request.task).backends
+    if request.task is not None and request.cluster in (None, "local") and not request.create:
+        known = tuple(_installed_backends(load_task(request.task))) or known
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
     default = "nccl" if request.gpu and "nccl" in names else memory.get("backend")
-    options = [Option(name, warning=_lack_of_backend(request, name)) for name in names[:-1]]
-    options.append(Option(CUSTOM, "another one, by name"))
+    options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by name")]
     choice = names[console.choose("Backend", options, _index(names, default), back=True)]
     if choice != CUSTOM:
         return replace(request, backend=choice)
     return replace(request, custom_backend="")
 
 
-def _lack_of_backend(request: Request, backend: str) -> str:
-    """Why this machine would reject a run with this backend; empty if it would not, and for other clusters."""
-    if request.task is None or request.cluster not in (None, "local"):
-        return ""
-    missing = find_missing_package(load_task(request.task), backend)
-    return "" if missing is None else f"needs {missing}"
+def _installed_backends(task: Task) -> list[str]:
+    """The backends of the task that this machine has."""
+    return [backend for backend in task.backends if find_missing_package(task, backend) is None]
 
 
 def _ask_custom_backend(request: Request, memory: Mapping[str, Any]) -> Request:
@@ -268,8 +303,9 @@ def _ask_run_on_all(request: Request, memory: Mapping[str, Any]) -> Request:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-def _index(names: Sequence[str], remembered: Any) -> int:
-    return list(names).index(remembered) if remembered in names else 0
+def _index(names: Sequence[str], remembered: Any, otherwise: str = "") -> int:
+    """The place of the first of these two names that is offered, else 0."""
+    return next((list(names).index(name) for name in (remembered, otherwise) if name in names), 0)
 
 
 def _ask_text(title: str, remembered: Any) -> str:

@@ -17,6 +17,7 @@ OPTIONS = {
     "--max-cost": "--timeout limits each run; Ctrl-C stops an experiment, and the same command resumes it.",
     # Options of `mlbench run` that are settings now: mlbench help run-settings.
     "--servers": "--set run.servers=N",
+    "--run": "mlbench charts FOLDER RUN",
     "--run-on-all": "--set run.run_on_all=yes",
     "--no-run-on-all": "--set run.run_on_all=no",
     "--budget": "--set run.budget=DURATION",

@@ -31,7 +31,7 @@ from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.util.text import significant
+from mlbench_cli.util.text import counted, list_some, significant
 
 DEFAULT_LIMIT = 1.10
 _SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
@@ -254,7 +254,7 @@ def check_results(
                 else:
                     decision = Decision(Verdict.CANNOT_TELL, f"These runs have no {metric}.", metric, each.limit)
             if labels := sorted({label for run in own for label in conditions_of(run).labels}):
-                reason = f"{decision.reason.rstrip('.')}; conditions: {', '.join(labels)}."
+                reason = f"{decision.reason.rstrip('.')}. Some runs were {list_some(labels)}."
                 decision = replace(decision, reason=reason)
             checks.append(Check(f"{name}: {metric}", int(own[0].result["workers"]), decision))
     return checks
@@ -337,7 +337,9 @@ def _find_reason(
     near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
     differences = [_differences(each, results[0], across) for each in near if each.result["workers"] == workers]
     if not differences:
-        return Verdict.CANNOT_TELL, f"The baseline has no run of this task with {workers} workers."
+        if not earlier:
+            return Verdict.CANNOT_TELL, "The baseline has no other runs than these."
+        return Verdict.CANNOT_TELL, f"The baseline has no run of this task with {counted(workers, 'worker')}."
     first = min(differences, key=len)
     accept = f" Accept it with --across {first[0].word}." if first and first[0].word else ""
     reason = f"{first[0].phrase}{accept}" if first else "They did not succeed."

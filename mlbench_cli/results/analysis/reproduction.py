@@ -352,7 +352,7 @@ def _session_difference(sessions: Sessions) -> NotTheSame:
 
 def _describe(sessions: Sessions) -> str:
     if sessions.basis is Basis.UNKNOWN:
-        return "one session on a side, so the interval has no session spread"
+        return "one session on a side, so differences from day to day are not included"
     return sessions.note
 
 

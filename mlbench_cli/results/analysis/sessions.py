@@ -96,7 +96,7 @@ class Sessions:
         if self.basis is Basis.PAIRED:
             return f"{len(self.shared)} sessions with both sides: one difference for each"
         if self.basis is Basis.WITHIN:
-            return "one session: the interval has no session spread"
+            return "one session, so differences from day to day are not included"
         if self.basis is Basis.BETWEEN:
             return f"{counts[0]} and {counts[1]} sessions: one mean for each"
         if max(counts) >= MIN_HISTORY:

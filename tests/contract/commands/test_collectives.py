@@ -55,7 +55,7 @@ def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Pa
     assert "; 5000 GB/s are required" in printed
     assert "Traceback" not in printed
 
-    assert run(["charts", "figures", "--run", "gate-2", "--published"]) == 0
+    assert run(["charts", "figures", "gate-2", "--published"]) == 0
     written = {Path(line).name for line in capsys.readouterr().out.splitlines()}
     assert {"collectives.png", "collectives.svg", "collectives.csv"} <= written
     table = (tmp_path / "figures" / "collectives.csv").read_text()

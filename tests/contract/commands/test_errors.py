@@ -57,7 +57,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["verify", "nope.zip"], 4, "no archive nope.zip"),
     (["charts", "out"], 4, "no finished run"),
     (["charts", "out", "--filter", "x"], 4, 'with "x" in its name'),
-    (["charts", "out", "--run", "demo-1"], 2, "no results yet"),
+    (["charts", "out", "demo-1"], 2, "no results yet"),
     (["charts", "out", "nope.zip"], 4, "no archive nope.zip"),
     (["charts", "nope.zip"], 2, "is an archive, not a folder for figures"),
     (["charts", "demo-1"], 2, '"demo-1" is a run, not a folder for figures'),

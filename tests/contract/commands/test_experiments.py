@@ -187,7 +187,7 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
     assert run(["download", "a", "b", "--to", "archives"]) == 0
     assert sorted(path.name for path in Path("archives").iterdir()) == ["a-1.zip", "a-2.zip", "b-1.zip"]
     assert answer(capsys, "cancel", "--all")["runs"] == []
-    assert run(["charts", "figures", "--run", "a"]) == 0
+    assert run(["charts", "figures", "a"]) == 0
     assert run(["delete", "--state", "failed", "--yes"]) == 0
     assert [row.run.name for row in Store().runs()] == ["a-1", "a-2"]
     assert run(["delete", "a", "--yes"]) == 0

@@ -43,7 +43,7 @@ def test_communication_inside_the_backward_pass_is_no_phase_and_no_ratio_anywher
 
     for form in ("md", "html"):
         assert run(["report", f"report.{form}", "x"]) == 0
-    assert run(["charts", "figures", "--run", "x"]) == 0
+    assert run(["charts", "figures", "x"]) == 0
     with open("figures/time_for_all_phases.csv", newline="") as file:
         bars = {(row["series"], row["configuration"].split()[-1]): row for row in csv.DictReader(file)}
     assert float(bars["computing with messages in it", "ddp"]["seconds"]) > 0

@@ -77,7 +77,7 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
         assert "tokens_per_second" in page
         assert "custom takes" not in page
         assert "task's own" not in page
-    assert run(["charts", "figures", "--run", "a", "--run", "b"]) == 0
+    assert run(["charts", "figures", "a", "b"]) == 0
     summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
     assert sorted(float(row["accuracy best"]) for row in summary) == pytest.approx([0.8, 0.9], abs=0.002)
 

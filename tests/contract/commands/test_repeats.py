@@ -102,7 +102,7 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert out.startswith("2 workers\n")
     assert "Omitted, because only one side has it: 1 worker (A only)." in err
 
-    assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
+    assert run(["charts", "figures", "x-1", "x-2"]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
     assert [(row["workers"], row["runs"]) for row in rows] == [("1", "3"), ("2", "3")]
     assert [float(row["seconds_high"]) for row in rows] == pytest.approx([0.4 + margin / 100] * 2, rel=0.01)
@@ -156,7 +156,7 @@ def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_w
     folder = Store().run("x-1").run.folder
     official = (folder / "official_result.txt").read_text().splitlines()
     assert official[0] == f"Prec@1 of {value} after 0.004 seconds (budget 2, then the last validation)"
-    assert run(["charts", "figures", "--run", "x-1"]) == 0
+    assert run(["charts", "figures", "x-1"]) == 0
     assert Path("figures/total_time.png").stat().st_size > 0
 
 

@@ -12,7 +12,8 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from tests.contract.terminal import Terminal
 
-TASKS = list(load_catalog())
+# Those that this machine can run, and that are no command of their own.
+TASKS = [name for name in load_catalog() if name not in ("certify", "cifar10_resnet20_tensorflow")]
 UP, DOWN, LEFT, RIGHT, HOME_KEY, END, DELETE = "\x1b[A", "\x1bOB", "\x1b[D", "\x1b[C", "\x1b[H", "\x1b[F", "\x1b[3~"
 ESC = "\x1b"
 NAME, SIZES = "Name of the run [my-run]: ", "Numbers of workers, one run each [1]: "
@@ -64,14 +65,14 @@ def test_without_a_cluster_one_can_be_created_for_the_runs(home: Path) -> None:
     )
     code, printed = person.finish()  # there are no credentials: a sketch of the plan, and what would be submitted
     assert code == 0
-    assert "TOGETHER/H" in printed
+    assert "GKE control plane" in printed
     assert "mirror.gcr.io/pytorch/pytorch" in printed
 
 
 def test_arrow_keys_choose(home: Path) -> None:
     person = Terminal("run", "x", "1", "--dry-run", home=home)
     person.expect(TASK)
-    person.type(DOWN + UP + UP + UP + "\r")  # round over the first one to the task before "custom"
+    person.type(HOME_KEY + DOWN + UP + UP + UP + "\r")  # round over the first one to the task before "custom"
     person.expect(f"Task: {TASKS[-1]}")
     person.expect(PRESET)
     person.type("\x1b[6~\x1b[5~\r")
@@ -97,8 +98,22 @@ def test_esc_goes_back_to_the_question_before(home: Path) -> None:
     person.type(ESC)
     person.expect(TASK)
     person.type(ESC)
-    person.answer(NAME, "second")
-    person.answer(CLUSTER, "local")
+    person.expect(CLUSTER)
+    person.type(ESC)
+    person.expect("Name of the run [first]: ")  # earlier answers are the defaults
+    person.type(ESC)
+    person.answer("Name of the run [first]: ", "second")
+    person.answer(CLUSTER, "")
+    person.expect(TASK)
+    person.type("\r")
+    person.expect("Task: mnist")
+    person.expect(PRESET)
+    person.type("\r")
+    person.expect("Preset: tiny")
+    person.expect(SIZES)
+    person.type(ESC)
+    person.expect(PRESET)
+    person.type(ESC)
     person.answer(TASK, "custom")
     person.expect("Command: ")
     person.type(ESC)
@@ -278,9 +293,9 @@ def test_leaving_is_no_error(home: Path, key: str, words: str, arguments: tuple[
 
 def test_a_dumb_terminal_is_asked_by_number(home: Path) -> None:
     person = Terminal("run", "x", "1", "--dry-run", home=home, environment={"TERM": "dumb"})
-    person.answer("Task [allreduce]: ", "99")
+    person.answer("Task [digits_resnet]: ", "99")
     person.expect(f"from 0 to {len(TASKS)}.")
-    person.answer("Task [allreduce]: ", str(TASKS.index("digits_resnet")))
+    person.answer("Task [digits_resnet]: ", str(TASKS.index("digits_resnet")))
     person.answer("Preset [spec]: ", "tiny")
     person.answer("Backend [gloo]: ", "")
     assert "\x1b" not in same_command(person)
