@@ -27,6 +27,8 @@ NEEDS = {
     "index": "a package index",
     "docker": "Docker and kind",
     "cluster": "a Kubernetes cluster of the reader",
+    "slurm": "a Slurm cluster",
+    "hosts": "hosts that ssh reaches",
     "gke": "an account at Google",
     "eks": "an account at Amazon",
     "aks": "an account at Azure",

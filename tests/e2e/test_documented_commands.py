@@ -28,7 +28,7 @@ def adapt(command: str) -> str | None:
     return command
 
 
-@pytest.mark.parametrize(("page", "count"), [("tutorial/cluster.md", 10), ("how-to/kind.md", 6)])
+@pytest.mark.parametrize(("page", "count"), [("tutorial/cluster.md", 10), ("how-to/local.md", 6)])
 def test_documented_commands_run_on_kind(mlbench: Mlbench, page: str, count: int, tmp_path: Path) -> None:
     (tmp_path / "home").symlink_to(mlbench.home)
     ran = run_page(ROOT / "docs" / page, tmp_path, needs="docker", adapt=adapt)

@@ -25,7 +25,7 @@ def test_documented_commands_run_on_hosts(hosts: Client, fleet: Fleet, tmp_path:
             return None if "hosts.txt" in command else "mlbench " + " ".join(hosts.attach)
         return shrink(command.replace("m3", fleet.hosts[2]))
 
-    ran = run_page(ROOT / "docs/how-to/hosts.md", tmp_path, needs="cluster", adapt=adapt)
+    ran = run_page(ROOT / "docs/how-to/machines.md", tmp_path, needs="hosts", adapt=adapt)
     assert len(ran) >= 7, ran
     assert {hosts.result(name)["outcome"] for name in ("demo-1", "demo-2")} == {"completed"}
     assert {hosts.result(name)["outcome"] for name in ("ps-2", "both-lab-1")} == {"goal_reached"}
@@ -40,6 +40,6 @@ def test_documented_commands_run_on_slurm(slurm: Client, tmp_path: Path) -> None
         command = command.replace("2 4 8", "1 2").replace(" --gpu --gpus-per-worker 8", "")
         return shrink(command.replace("cifar10_resnet20_ddp", "allreduce"))
 
-    ran = run_page(ROOT / "docs/how-to/slurm.md", tmp_path, needs="cluster", adapt=adapt)
+    ran = run_page(ROOT / "docs/how-to/machines.md", tmp_path, needs="slurm", adapt=adapt)
     assert len(ran) >= 5, ran
     assert {slurm.result(name)["outcome"] for name in ("demo-1", "demo-2")} == {"completed"}

@@ -55,7 +55,7 @@ def every_method_passes_the_self_check(world: World) -> None:
 
 
 def the_methods_of_the_how_to_pass_the_self_check(world: World) -> None:
-    for block in read_blocks(ROOT / "docs" / "how-to" / "write-a-method.md"):
+    for block in read_blocks(ROOT / "docs" / "how-to" / "methods.md"):
         if block.language == "python":
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "method.py")

@@ -20,7 +20,7 @@ INFO = "other_averages-1.0.dist-info"
 
 def build_wheel(folder: Path) -> Path:
     """The method of the how-to as the wheel of a package, with its entry point."""
-    [block] = [block for block in read_blocks(ROOT / "docs" / "how-to" / "write-a-method.md") if block.title]
+    [block] = [block for block in read_blocks(ROOT / "docs" / "how-to" / "methods.md") if block.title]
     files = {
         "other_averages.py": block.text,
         f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: other-averages\nVersion: 1.0\n",
