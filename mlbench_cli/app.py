@@ -102,4 +102,5 @@ def _explain(error: typer.TyperException) -> UsageError:
             f"{context.command_path} needs a {wanted}: {', '.join(names)}{' or ' if names else ''}{last}.",
             hint=f"{context.command_path} {last if not names else names[0]} --help",
         )
-    return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
+    message = re.sub(r"is not a valid int( range)?\.", "is not a whole number.", error.format_message())
+    return UsageError(message, hint=f"{context.command_path if context else 'mlbench'} --help")

@@ -285,13 +285,19 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
     lowered = text.lower()
     ssh = target.trial()
     if "host key verification failed" in lowered or "identification has changed" in lowered:
+        compare = f"{ssh}   (compare the key that it shows with the machine's owner, then answer yes)"
+        if "identification has changed" in lowered:
+            return CredentialError(
+                f"The host key of {target.name} has changed: {last}",
+                hint=f"Ask the machine's owner. If the change is expected: ssh-keygen -R {target.name}, then {compare}",
+            )
         known = (
-            "is not known" if "no " in lowered and "host key is known" in lowered else "is not the one that is known"
+            "is unknown on this machine" if "no " in lowered and "host key is known" in lowered else "was not accepted"
         )
         return CredentialError(
             f"The host key of {target.name} {known}: {last}",
-            hint=f"Compare the key with the machine's owner. Then {ssh} asks whether to accept it; if your "
-            "configuration keeps no keys (UserKnownHostsFile /dev/null), name a file: ssh-keyscan HOST >> FILE",
+            hint=f"{compare}. If your configuration keeps no keys (UserKnownHostsFile /dev/null), name a file: "
+            "ssh-keyscan HOST >> FILE",
         )
     if "permission denied" in lowered and code == 255:
         return CredentialError(

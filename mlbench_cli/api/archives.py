@@ -15,6 +15,7 @@ from mlbench_cli.results.archive.judge import Judgement
 from mlbench_cli.results.archive.judge import judge as judge_evidence
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import Verification, open_verified, verify
+from mlbench_cli.results.exports.facts import describe_run
 from mlbench_cli.results.report.facts import collect as collect_facts
 
 
@@ -37,7 +38,7 @@ def metrics_of(archive: Archive) -> MetricTable:
     """All metrics in an archive."""
     name, workers = str(archive.run["name"]), int(archive.result["workers"])
     points = (MetricPoint.parse(name, workers, row) for row in archive.metrics())
-    return MetricTable(point for point in points if point is not None)
+    return MetricTable((point for point in points if point is not None), {name: describe_run(archive)})
 
 
 def resources_of(archive: Archive) -> ResourceTable:

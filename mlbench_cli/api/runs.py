@@ -277,9 +277,11 @@ class RunHandle:
         name and rank: means of groups of equal size, dated by their first (an incomplete last group is left out, as the
         original's API did). `last` N: the last N of each name and rank, after summarizing. 0 means no limit for both.
         """
-        from mlbench_cli.results.analysis.tables import MetricTable
+        from mlbench_cli.results.analysis.tables import SETTINGS, MetricTable
 
-        table = MetricTable(self._metric_points(ranks))
+        facts = self.describe()
+        settings = {name: facts[name] or ("" if name != "seed" else 0) for name in SETTINGS}
+        table = MetricTable(self._metric_points(ranks), {self.name: settings})
         return table.select(names, since=since, summarize=summarize, last=last)
 
     def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":

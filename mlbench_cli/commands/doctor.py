@@ -17,13 +17,13 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machine_checks import KINDS, check_machines
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers.doctor import Check
 from providers.pins import SOON_DAYS, ends_soon, list_ends
-from providers.registry import PAID, run_checks
+from providers.registry import ALIASES, PAID, run_checks
 from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -58,6 +58,13 @@ def doctor(
     It changes nothing. The exit code is that of the first failed check, else 7 if something is missing in a cloud
     (but for quotas of single kinds of GPU and programs), else 0.
     """
+    for name in providers or ():
+        if name not in (*KINDS, *PAID, *ALIASES):
+            known = [*PAID, *KINDS]
+            raise UsageError(
+                f'There are no checks for "{name}".{did_you_mean(name, known)}',
+                hint=f"mlbench doctor {'|'.join(known)}",
+            )
     if providers:
         checks = [
             check

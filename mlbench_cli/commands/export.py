@@ -77,7 +77,7 @@ def _find_exporter(form: str) -> Exporter:
     if form not in found:
         known = sorted({*TABLES, *OWN, *found})
         raise UsageError(
-            f'"{form[:60]}" is not a form of export. {did_you_mean(form, known)}'.rstrip(),
+            f'There is no export format "{form[:60]}". {did_you_mean(form, known)}'.rstrip(),
             hint=f"One of: {', '.join(known)}",
         )
     try:

@@ -48,7 +48,5 @@ def report(
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return
     console.out(str(target))
-    console.note(
-        f"{console.size(target.stat().st_size)} of {counted(len(archives), 'run')}; "
-        f"data: {counted(len(written) - 1, 'CSV file')}"
-    )
+    folder = f"; its rows as CSV: {written[-1].parent}/" if len(written) > 1 else ""
+    console.note(f"{counted(len(archives), 'run')}, {console.size(target.stat().st_size)}{folder}")

@@ -11,7 +11,7 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.results.site.repository import check_repository, format_annotation, init_repository
-from mlbench_cli.util.text import counted, one_line, shorten
+from mlbench_cli.util.text import counted, list_some, one_line, shorten
 
 site = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -76,7 +76,7 @@ def build(
     if summary.disclosed:
         console.note("The archives publish the following (mlbench run --anonymous omits it):")
         for kind, values in summary.disclosed.items():
-            console.note(f"  {kind}: {shorten(one_line(', '.join(sorted(values))), 300)}")
+            console.note(f"  {kind}: {one_line(list_some([shorten(value, 200) for value in sorted(values)], 8))}")
     console.note(f"Next: python -m http.server --directory {target}")
 
 

@@ -283,7 +283,7 @@ def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += [f"{key}.{text}" for text in find_differences(old, new)]
         elif old != new:
-            found.append(f"{key} was {_show(old)}, now {_show(new)}")
+            found.append(f"{'command' if key == 'argv' else key} was {_show(old)}, now {_show(new)}")
     return found
 
 

@@ -615,7 +615,7 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
     missing = task.files.list_missing(request.data_dir)
     if not missing:
         return
-    place = f"in {request.data_dir}" if request.data_dir else "because there is no data folder"
+    place = f"in {request.data_dir}" if request.data_dir else "because no data folder was given"
     raise NotFoundError(
         f'The data of the task "{task.name}" are missing {place}: {", ".join(missing)}.',
         hint=f"--data-dir FOLDER, or run without them: {task.files.instead}",

@@ -1,5 +1,6 @@
 """The user's own command: split it into words, find its interpreter, and reject what cannot work without a shell."""
 
+import glob
 import os
 import re
 import shlex
@@ -37,6 +38,11 @@ def split_command(command: str) -> tuple[str, ...]:
     return words
 
 
+def _matches_files(pattern: str) -> bool:
+    """Whether a shell would replace the word by names of files here. "?" and "[1,2]" often mean themselves."""
+    return not os.path.lexists(pattern) and bool(glob.glob(pattern))
+
+
 def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
     """The part of a command that only a shell understands, quoted; None if there is none."""
     if _ASSIGNMENT.match(command.lstrip()):
@@ -44,6 +50,7 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
     if command.split(maxsplit=1)[:1] and (first := command.split()[0]) in _BUILTINS:
         return f'the shell\'s own "{first}"'
     quote, position, starts_word = "", 0, True
+    word = 0  # where the current word begins
     while position < len(command):
         char = command[position]
         if quote == "'":
@@ -63,7 +70,10 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
             return f'"{run if run in ("&&", "||", ">>", "<<") else char.replace(chr(10), "a line break")}"'
         elif char == "*" or (char in "~#" and starts_word):
             return f'"{command[position:].split()[0]}"'
+        elif char in "?[" and (pattern := command[word:].split()[0]) and _matches_files(pattern):
+            return f'the pattern "{pattern}"'
         starts_word = char.isspace()
+        word = position + 1 if starts_word else word
         position += 1
     return None
 
@@ -74,7 +84,15 @@ def find_interpreter(argv: tuple[str, ...]) -> str | None:
 
 
 def check_scripts(argv: tuple[str, ...]) -> None:
-    """Reject scripts on this machine that no operating system could start. Raises UsageError that names the file."""
+    """Reject programs and scripts on this machine that no operating system could start. Raises UsageError that names
+    the file."""
+    if argv and "{" not in argv[0] and shutil.which(argv[0]) is None:
+        if os.path.isfile(argv[0]):
+            raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
+        where = "" if "/" in argv[0] else " on the PATH"
+        raise UsageError(
+            f'There is no program "{shorten(argv[0])}"{where}.', hint="Correct --command, or activate its environment"
+        )
     for number, word in enumerate(argv):
         path = Path(shutil.which(word) or word) if number == 0 else Path(word)
         try:

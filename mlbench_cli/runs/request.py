@@ -628,7 +628,10 @@ def _axis_key(key: Any) -> str:
     if kind not in ("text", "integer", "switch", "pairs") or name in OF_EXPERIMENT:
         known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in OF_EXPERIMENT]
         near = did_you_mean(name, known).replace("_", "-")
-        raise UsageError(f'"{shorten(key)}" cannot be a key of a matrix.{near}', hint="An option, or set.KEY.")
+        raise UsageError(
+            f'"{shorten(key)}" cannot be a key of a matrix.{near}',
+            hint="Use an option of mlbench run, e.g. method, or set.NAME",
+        )
     if (kind == "pairs") != bool(dot and entry):
         form = f"{name}.KEY" if kind == "pairs" else name
         raise UsageError(f'"{shorten(key)}" cannot be a key of a matrix; write {form}.')

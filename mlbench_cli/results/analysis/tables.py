@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = TypeVar("Row", bound="MetricPoint | ResourceSample")
+# What a data frame of metrics says of each run, to group by: name -> kind of the column.
+SETTINGS = {**dict.fromkeys(("task", "preset", "method", "network", "backend", "device"), "text"), "seed": "whole"}
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -90,12 +92,16 @@ class ResourceSample:
 
 
 class Table(Sequence[Row], Generic[Row]):
-    """Rows in the order of time. `row_type` is their dataclass, so that an empty table has its columns, too."""
+    """Rows in the order of time. `row_type` is their dataclass, so that an empty table has its columns, too.
+
+    `settings` are those of each run, by its name; data frames then have SETTINGS as columns.
+    """
 
     row_type: type[Row]
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], settings: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self._rows: list[Row] = sorted(rows, key=lambda row: row.time)
+        self.settings = settings or {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -125,9 +131,9 @@ class Table(Sequence[Row], Generic[Row]):
         """One row per value; `time` is a UTC timestamp. Raises UsageError without pandas."""
         pandas = load_library("pandas")
         kinds = {"text": "object", "whole": "int64", "number": "float64", "time": "float64"}
-        columns = self.to_columns()
+        columns = self._all_columns()
         frame = pandas.DataFrame(
-            {name: pandas.Series(columns[name], dtype=kinds[kind]) for name, kind in _column_kinds(self.row_type)}
+            {name: pandas.Series(columns[name], dtype=kinds[kind]) for name, kind in self._column_kinds()}
         )
         frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
         return frame
@@ -138,7 +144,7 @@ class Table(Sequence[Row], Generic[Row]):
         kinds = {"text": polars.String, "whole": polars.Int64, "number": polars.Float64}
         kinds["time"] = polars.Datetime("us", "UTC")
         return polars.DataFrame(
-            self._timed_columns(), schema={name: kinds[kind] for name, kind in _column_kinds(self.row_type)}
+            self._timed_columns(), schema={name: kinds[kind] for name, kind in self._column_kinds()}
         )
 
     def to_arrow(self) -> "pyarrow.Table":
@@ -146,12 +152,19 @@ class Table(Sequence[Row], Generic[Row]):
         arrow = load_library("pyarrow")
         kinds = {"text": arrow.string(), "whole": arrow.int64(), "number": arrow.float64()}
         kinds["time"] = arrow.timestamp("us", "UTC")
-        schema = arrow.schema([(name, kinds[kind]) for name, kind in _column_kinds(self.row_type)])
+        schema = arrow.schema([(name, kinds[kind]) for name, kind in self._column_kinds()])
         return arrow.table(self._timed_columns(), schema=schema)
 
     def _timed_columns(self) -> dict[str, list[Any]]:
-        """As `to_columns`, with whole microseconds since 1970 as the time."""
-        return {**self.to_columns(), "time": [round(row.time * 1e6) for row in self._rows]}
+        """As `_all_columns`, with whole microseconds since 1970 as the time."""
+        return {**self._all_columns(), "time": [round(row.time * 1e6) for row in self._rows]}
+
+    def _all_columns(self) -> dict[str, list[Any]]:
+        names = SETTINGS if self.settings else {}
+        return {**self.to_columns(), **{name: [self.settings[row.run][name] for row in self._rows] for name in names}}
+
+    def _column_kinds(self) -> list[tuple[str, str]]:
+        return [*_column_kinds(self.row_type), *(SETTINGS if self.settings else {}).items()]
 
 
 class MetricTable(Table[MetricPoint]):
@@ -184,12 +197,12 @@ class MetricTable(Table[MetricPoint]):
             point for point in self if (names is None or point.name in names) and (since is None or point.time >= since)
         ]
         if not summarize and not last:
-            return MetricTable(kept)
+            return MetricTable(kept, self.settings)
         chosen: list[MetricPoint] = []
         for curve in _curves(kept).values():
             points = summarize_points(curve, summarize) if summarize else curve
             chosen += points[-last:] if last else points
-        return MetricTable(chosen)
+        return MetricTable(chosen, self.settings)
 
 
 class ResourceTable(Table[ResourceSample]):

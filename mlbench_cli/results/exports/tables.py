@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, Table, load_library
+from mlbench_cli.results.analysis.tables import SETTINGS, MetricTable, ResourceTable, Table, load_library
 from mlbench_cli.util import files
 from mlbench_cli.util.csv_text import format_csv
 
 SCHEMA = b"1"
-COLUMNS = ("task", "preset", "method", "network", "backend", "device", "seed")  # columns for grouping runs
 Settings = Mapping[str, Mapping[str, str | int]]  # by run
 
 
@@ -24,9 +23,10 @@ def write_parquet(path: Path, metrics: MetricTable, samples: ResourceTable, sett
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
         content = table.to_arrow()
-        for name in COLUMNS:
-            kind = arrow.int64() if name == "seed" else arrow.string()
-            content = content.append_column(name, arrow.array([settings[row.run][name] for row in table], kind))
+        for name, kind in SETTINGS.items():
+            values = [settings[row.run][name] for row in table]
+            column = arrow.array(values, arrow.int64() if kind == "whole" else arrow.string())
+            content = content.append_column(name, column)
         with files.replace_file(target) as file:
             parquet.write_table(content.replace_schema_metadata({b"mlbench_schema": SCHEMA}), file, compression="zstd")
     return [*tables]
@@ -36,7 +36,7 @@ def write_csv(path: Path, metrics: MetricTable, samples: ResourceTable, settings
     """As `write_parquet`; times are seconds since 1970."""
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
-        columns = {**table.to_columns(), **{name: [settings[row.run][name] for row in table] for name in COLUMNS}}
+        columns = {**table.to_columns(), **{name: [settings[row.run][name] for row in table] for name in SETTINGS}}
         cells = zip(*columns.values(), strict=True)
         text = format_csv([columns, *(["" if cell is None else cell for cell in row] for row in cells)])
         files.write_atomically(target, text.encode())

@@ -74,10 +74,20 @@ def test_the_python_is_that_of_the_users_path(project: Path, tmp_path: Path, com
         ),
         *("python a.py 2>&1", "python a.py < in", "FOO=1 python a.py", "python a.py --lr $LR", 'python a.py "$LR"'),
         *("python a.py ~/data", "python a.py *.txt", "(python a.py)", "python a.py $(date)", "python a.py `date`"),
-        *("python a.py &", "python a.py # fast", "source v/bin/activate", "cd /tmp", "export A=1", "module load cuda"),
+        *(
+            "python who.p?",
+            "python who.[pq]y",
+            "python a.py &",
+            "python a.py # fast",
+            "source v/bin/activate",
+            "cd /tmp",
+            "export A=1",
+            "module load cuda",
+        ),
     ],
 )
 def test_what_only_a_shell_understands_is_refused_with_the_way_out(project: Path, command: str) -> None:
+    (project / "who.py").touch()
     done = mlbench("run", "x", "1", "--command", command)
     assert done.returncode == 2
     assert "--command is not run by a shell" in done.stderr

@@ -93,6 +93,9 @@ def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monk
     own = [frame[frame["name"] == "tokens_per_second"] for frame in frames]
     runs = client.runs().to_pandas()
     joined = [frame.merge(runs, left_on="run", right_on="name", suffixes=("", "_of_run")) for frame in own]
+    assert {(row["run"], row["method"].split()[0]) for frame in own for row in frame.to_dict("records")} == {
+        (name, values[0]) for name, values in wanted.items()
+    }
     for rows in (
         parquet.read_table(tmp_path / "all.parquet").to_pylist(),
         *(each.to_dict("records") for each in joined),
@@ -167,7 +170,7 @@ def test_a_package_adds_a_form(tmp_path: Path, archive: Path, monkeypatch: pytes
         (["mlflow", "folder"], "is not an MLflow URI"),
         (["parquet", "folder"], "is not the name of a parquet file"),
         (["csv", "/proc/none/x.csv"], "cannot be created"),
-        (["tensorboard", "x"], "is not a form of export"),
+        (["tensorboard", "x"], "There is no export format"),
     ],
 )
 def test_bad_words_are_named(archive: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:

@@ -60,10 +60,10 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        (CHANGED, 255, "The host key of m1 is not the one that is known: Host key verification failed."),
-        (NEW_HOST, 255, "The host key of m1 is not known: Host key verification failed."),
-        ("Host key is known to differ, so\nHost key verification failed.", 255, "is not the one that is known"),
-        ("No answer.\nHost key verification failed.", 255, "is not the one that is known"),
+        (CHANGED, 255, "The host key of m1 has changed: Host key verification failed."),
+        (NEW_HOST, 255, "The host key of m1 is unknown on this machine"),
+        ("Host key is known to differ, so\nHost key verification failed.", 255, "was not accepted"),
+        ("No answer.\nHost key verification failed.", 255, "was not accepted"),
         ("sh: 1: python9: Permission denied", 126, "On m1, python3 cannot be run: sh: 1: python9: Permission denied"),
         ("@@@@\n", None, "m1 does not answer: no answer"),
     ],

@@ -121,7 +121,7 @@ def test_further_sizes_and_further_values_of_a_matrix_are_added(store: Recorder)
     ("options", "difference"),
     [
         ({"backend": "mpi"}, 'backend was "gloo", now "mpi"'),
-        ({"command": "false"}, "argv was"),
+        ({"command": "false"}, "command was"),
         ({"timeout": "90s"}, "timeout was 14400.0, now 90.0"),
         ({"workers": (3,), "backend": "mpi"}, 'backend was "gloo"'),
         ({"matrix": {"backend": ("gloo", "mpi")}}, "the matrix"),
