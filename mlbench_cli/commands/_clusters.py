@@ -104,8 +104,9 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
         ]
         for line in plan.lines
     ]
-    rows.append(["", f"cluster {cluster.name} in {plan.location}", "", format_price(plan.total, plan.currency), ""])
-    console.note(console.format_table(["COUNT", "WHAT", "EACH/H", "TOGETHER/H", "PRICE OF"], rows))
+    rows.append(["", "all together", "", format_price(plan.total, plan.currency), ""])
+    table = console.format_table(["COUNT", "WHAT", "EACH, PER HOUR", "PER HOUR", "PRICE OF"], rows)
+    console.note(f"The cluster {cluster.name} in {plan.location}:\n{table}")
     if plan.source:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
     if missing := [line.what for line in plan.lines if line.price is None]:

@@ -86,7 +86,7 @@ def find_interpreter(argv: tuple[str, ...]) -> str | None:
 def check_scripts(argv: tuple[str, ...]) -> None:
     """Reject programs and scripts on this machine that no operating system could start. Raises UsageError that names
     the file."""
-    if argv and "{" not in argv[0] and shutil.which(argv[0]) is None:
+    if argv and argv[0] and "{" not in argv[0] and shutil.which(argv[0]) is None:
         if os.path.isfile(argv[0]):
             raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
         where = "" if "/" in argv[0] else " on the PATH"
