@@ -110,6 +110,7 @@ class Stack(Resource):
         self.name = name
         self.stack = stack
         self.token = uuid.uuid4().hex
+        self._requested = False  # whether this process has requested its deletion
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {stack}"
 
     def template(self) -> dict[str, Any]:
@@ -200,6 +201,7 @@ class Stack(Resource):
         """Request the stack's deletion."""
         self.token = uuid.uuid4().hex
         self.aws.call("cloudformation", "delete_stack", StackName=self.stack)
+        self._requested = True
 
     def explain(self, stack: Document) -> MlbenchError:
         """The error of the first event that failed, with CloudFormation's words."""
@@ -230,9 +232,10 @@ class Stack(Resource):
         return self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.stack)
 
     def _raise_if_forbidden(self, stack: Document | None) -> None:
-        """Raise CredentialError if CloudFormation has lacked a right to delete the stack, which is its caller's."""
+        """Raise CredentialError if CloudFormation lacked a right, which is its caller's, when this process asked it to
+        delete the stack."""
         reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
-        if "not authorized" in reason:
+        if self._requested and "not authorized" in reason:
             raise CredentialError(
                 f'CloudFormation could not delete the stack {self.stack}: "{reason}"',
                 hint="mlbench doctor eks   names the permissions that you lack",
@@ -256,7 +259,6 @@ class ClusterStack(Stack):
         self.addons: dict[str, str] = {}  # versions of the add-ons, also of those on the system's machines
         self._network: Network | None = None
         self._occupied_since: float | None = None
-        self._requested = False  # whether this process has requested its deletion
 
     # --- creation
 
@@ -375,7 +377,7 @@ class ClusterStack(Stack):
     def find_obstacle(self) -> str | None:
         """What is still attached to the network and will detach by itself, e.g. machines being terminated."""
         used = [item for item in list_interfaces(self.aws, self._vpcs()) if is_in_use(item)]
-        if not used or self._is_late() or find_raw_cluster(self.aws, self.name) is not None:
+        if not used or find_raw_cluster(self.aws, self.name) is not None or self._is_late():
             return None
         first = used[0]
         what = first.get("Description") or first.get("InterfaceType") or "no description"
@@ -388,8 +390,7 @@ class ClusterStack(Stack):
         """
         self._network = None
         stack = self.describe()
-        if self._requested:
-            self._raise_if_forbidden(stack)
+        self._raise_if_forbidden(stack)
         if stack is None or stack["StackStatus"] != "CREATE_IN_PROGRESS":
             self._delete_plane()
             delete_earlier_parts(self.aws, self.name)
@@ -401,7 +402,6 @@ class ClusterStack(Stack):
                     raise
         if stack is not None:
             super().delete()
-            self._requested = True
 
     def _delete_plane(self) -> None:
         """Request the deletion of the control plane. Raises BusyError until it is gone."""

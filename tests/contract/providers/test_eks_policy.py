@@ -157,11 +157,11 @@ def test_the_printed_policy_makes_and_removes_the_stack(aws: AwsClient, tmp_path
     aws.rules(policy=load_policy("eks"))
     try:
         make("least-1", tmp_path / "home", EksOptions(machine_type="m5.large"), nodes=1)
-        smaller = json.loads(json.dumps(load_policy("eks")).replace("iam:ListRolePolicies", "iam:Nothing"))
-        aws.rules(policy=smaller)
-        with pytest.raises(MlbenchError, match="iam:ListRolePolicies"):
-            remove("least-1", tmp_path / "empty")
-        aws.rules(policy=load_policy("eks"))
+        for right in ("eks:DeleteNodegroup", "iam:ListRolePolicies"):
+            aws.rules(policy=json.loads(json.dumps(load_policy("eks")).replace(right, "iam:Nothing")))
+            with pytest.raises(MlbenchError, match=right):
+                remove("least-1", tmp_path / right)
+            aws.rules(policy=load_policy("eks"))
         remove("least-1", tmp_path / "empty")
     finally:
         aws.rules(policy=None)
