@@ -1,4 +1,4 @@
-"""One MPI communicator as a torch process group.
+"""One MPI communicator as a torch process group: the collectives and messages of trainings, not all that torch has.
 
 Synchronous collectives run in the caller's thread. Asynchronous ones (e.g. of DistributedDataParallel) run in a thread
 of the group, in the order of the calls, so they overlap with computation. Point-to-point messages use MPI's non-
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from task_images.mpi.work import Awaited, Done, Message, Thread
+from task_images.mpi.work import Collective, Message, Thread
 
 KEPT_MESSAGES = 1024
 
@@ -52,7 +52,6 @@ class MpiGroup(dist.ProcessGroup):
         self, mpi: Any, communicator: Any, detours: set[str], after_shutdown: Callable[[], None] | None = None
     ) -> None:
         super().__init__(communicator.Get_rank(), communicator.Get_size())
-        self._mpi = mpi
         self._comm = communicator
         self._detours = detours
         self._after_shutdown = after_shutdown
@@ -68,7 +67,8 @@ class MpiGroup(dist.ProcessGroup):
         self._mpi_sum = mpi.SUM
         self._allreduce = communicator.Allreduce
         self._messages: dict[tuple[int, int, torch.dtype], list[Any]] = {}
-        self._done = Done()
+        self._done = Collective(None)
+        self._done.future.set_result(None)
 
     def name(self) -> str:
         """The backend's name, read by torch."""
@@ -152,21 +152,6 @@ class MpiGroup(dist.ProcessGroup):
 
         return self._run(call, opts, tensors)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Reduce the inputs [ranks] of each output; each rank gets its part."""
-        outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
-        op, average = self._reduction(opts)
-
-        def call() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
-                send = self._reducible(torch.cat([part.detach().reshape(-1) for part in parts]))
-                receive = torch.empty(output.shape, dtype=send.dtype)
-                counts = [part.numel() for part in parts]
-                self._comm.Reduce_scatter(self._describe_buffer(send), self._describe_buffer(receive), counts, op)
-                self._return(receive, output, average)
-
-        return self._run(call, opts, outputs)
-
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         op, average = self._reduction(opts)
 
@@ -236,76 +221,6 @@ class MpiGroup(dist.ProcessGroup):
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Gather each input of all ranks into the outputs [ranks] of the root."""
-        outputs, inputs = _as_nested_list(outputs), _as_list(inputs)
-        root = opts.rootRank
-
-        def call() -> None:
-            for index, tensor in enumerate(inputs):
-                send = self._movable(tensor)
-                if self._own != root:
-                    self._comm.Gatherv(self._bytes(send), None, root)
-                    continue
-                receive, counts = self._room(outputs[index])
-                self._comm.Gatherv(self._bytes(send), [self._span(receive), counts, self._byte], root)
-                self._deal(receive, outputs[index])
-
-        return self._run(call, opts, outputs)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Distribute the root's inputs [ranks], one to each rank."""
-        outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
-        root = opts.rootRank
-
-        def call() -> None:
-            for index, output in enumerate(outputs):
-                receive = self._movable(output, copy=False)
-                send = None
-                if self._own == root:
-                    joined, counts = self._join(inputs[index])
-                    send = [self._span(joined), counts, self._byte]
-                self._comm.Scatterv(send, self._bytes(receive), root)
-                self._return(receive, output)
-
-        return self._run(call, opts, outputs)
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        """Send inputs[k] to rank k and receive outputs[k] from it."""
-
-        def call() -> None:
-            send, send_counts = self._join(inputs)
-            receive, receive_counts = self._room(outputs)
-            self._comm.Alltoallv(
-                [self._span(send), send_counts, self._byte], [self._span(receive), receive_counts, self._byte]
-            )
-            self._deal(receive, outputs)
-
-        return self._run(call, opts, outputs)
-
-    def alltoall_base(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: Sequence[int] = (),
-        input_split_sizes: Sequence[int] = (),
-        opts: Any = None,
-    ) -> dist.Work:
-        """All-to-all with joined tensors, split along their first dimension; without sizes, evenly."""
-
-        def call() -> None:
-            receive = self._movable(output, copy=False)
-            send = self._apart(self._movable(input), receive)
-            self._comm.Alltoallv(
-                [self._span(send), self._split(send, input_split_sizes), self._byte],
-                [self._span(receive), self._split(receive, output_split_sizes), self._byte],
-            )
-            self._return(receive, output)
-
-        return self._run(call, opts, [output])
-
-    all_to_all_single = alltoall_base  # type: ignore[assignment]
-
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
         """Wait for all ranks."""
         return self._run(self._comm.Barrier, opts, [])
@@ -316,28 +231,14 @@ class MpiGroup(dist.ProcessGroup):
         """Send one tensor to a rank of this group."""
         buffer = self._movable(tensors[0])
         request = self._comm.Isend(self._bytes(buffer), dstRank, tag)
-        return Message(self._mpi, request, [buffer])
+        return Message(request, [buffer])
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> dist.Work:
         """Receive one tensor from a rank of this group."""
         tensor = tensors[0]
         buffer = self._movable(tensor, copy=False)
         request = self._comm.Irecv(self._bytes(buffer), srcRank, tag)
-        return Message(self._mpi, request, tensors, lambda: self._return(buffer, tensor))
-
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
-        """Receive one tensor from whichever rank sends first."""
-        tensor = tensors[0]
-        buffer = self._movable(tensor, copy=False)
-        others = [rank for rank in range(self._ranks) if rank != self._own]
-        return Awaited(
-            self._mpi,
-            lambda source: self._comm.Improbe(source, tag),
-            others,
-            tensors,
-            self._bytes(buffer),
-            lambda: self._return(buffer, tensor),
-        )
+        return Message(request, tensors, lambda: self._return(buffer, tensor))
 
     # -- implementation
 
@@ -424,11 +325,6 @@ class MpiGroup(dist.ProcessGroup):
     def _bytes(self, tensor: Tensor) -> list[Any]:
         return [self._span(tensor), self._byte]
 
-    def _join(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """The concatenated bytes of all parts, and the number of bytes of each."""
-        rows = [self._movable(part).detach().reshape(-1).view(torch.uint8) for part in parts]
-        return torch.cat(rows), [len(row) for row in rows]
-
     def _room(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         counts = [part.nbytes for part in parts]
         return torch.empty(sum(counts), dtype=torch.uint8), counts
@@ -437,13 +333,6 @@ class MpiGroup(dist.ProcessGroup):
         rows = torch.split(received, [part.nbytes for part in parts])
         for part, row in zip(parts, rows, strict=True):
             part.detach().copy_(row.view(part.dtype).view(part.shape))
-
-    def _split(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
-        """Bytes per rank of a tensor split along its first dimension: into `rows`, or evenly."""
-        if not rows:
-            return [tensor.nbytes // self._ranks] * self._ranks
-        width = tensor.nbytes // max(1, tensor.shape[0])
-        return [count * width for count in rows]
 
 
 def _as_list(tensors: Any) -> list[Tensor]:

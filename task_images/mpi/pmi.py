@@ -81,7 +81,7 @@ class Manager:
         # MPICH has two network modules. With libfabric over TCP, the last bytes of a collective leave a rank only in
         # its next MPI call: a rank that computes, validates or waits for a file blocks the others (deadlock if it waits
         # for one of them). UCX gives them to the kernel at once, and takes half the time or less for small messages,
-        # but more for large ones over loopback. MPI_ANY_SOURCE hangs over UCX and is avoided (work.Awaited).
+        # but more for large ones over loopback. MPI_ANY_SOURCE hangs over UCX, and is not used.
         # Machines whose fast network only libfabric supports (EFA) set this variable themselves.
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
         if not may_read_others():
