@@ -1,18 +1,19 @@
 """Parameter servers (Li et al. 2014): processes that sum the trainers' gradients, in one gloo group with them.
 
-Trainer 0 tells each server which messages to expect and in which order, then announces every update. A server sums the
-parts of a message in the order of ranks, so that sums do not depend on who comes first, and answers all trainers.
+At each update trainer 0 tells each server which messages come, in which order. A server sums the parts of a message in
+the order of ranks, so that sums do not depend on who comes first, and answers all trainers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from task_images.errors import PeerLostError
-from task_images.methods import Lazy, dist, plans, torch
+from task_images.methods import dist, plans, replicas, torch
 from task_images.methods.base import MethodError, Option, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.link import Pending
@@ -23,75 +24,66 @@ from task_images.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_thread
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images import world as distributed
     from task_images.contract import Contract
-else:
-    distributed = Lazy("task_images.world")
 
 PREFIX = "servers"
-CONTROL, FIRST = 0, 1  # tags: of trainer 0's orders, and of the first message
-END, UPDATE, TABLE = range(3)
+CONTROL, FIRST = 0, 1  # tags: of trainer 0's tables, and of the first message
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 MAX_SERVERS = 64
 
 
 class ServerGroup:
-    """Trainers, then servers, as the ranks of a process group beside that of the trainers."""
+    """Trainers, then servers, as the ranks of a process group beside that of the trainers. All calls raise
+    PeerLostError, naming the rank that is gone."""
 
     def __init__(self, contract: Contract, servers: int) -> None:
         self.trainers, self.size = contract.world_size, contract.world_size + servers
         self.rank = contract.rank
-        distributed.prefer_loopback(contract)
+        replicas.prefer_loopback(contract)
         try:
             store: Any = dist.TCPStore(  # type: ignore[attr-defined]
                 contract.master_addr, contract.master_port, timeout=timedelta(seconds=RENDEZVOUS_SECONDS)
             )
             store = dist.PrefixStore(PREFIX, store)  # type: ignore[attr-defined]
-            distributed.await_everyone(store, "here", self.rank, self.size, RENDEZVOUS_SECONDS)
+            replicas.await_everyone(store, "here", self.rank, self.size, RENDEZVOUS_SECONDS)
             self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=COLLECTIVE_SECONDS))
         except RuntimeError as error:
             raise PeerLostError(f"trainers and parameter servers did not meet: {_short(error)}") from None
 
-    def name(self, rank: int) -> str:
-        """What a rank is."""
-        return f"trainer {rank}" if rank < self.trainers else f"parameter server {rank - self.trainers}"
-
     def start_send(self, tensor: Tensor, rank: int, tag: int) -> Any:
-        """Start to send. Raises PeerLostError, as `wait` does."""
-        try:
+        """Start to send."""
+        with self.expecting(rank):
             return self._group.send([tensor], rank, tag)
-        except RuntimeError as error:
-            raise self.lost(rank, error) from None
 
     def start_receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
         """Start to receive into `tensor`."""
-        try:
+        with self.expecting(rank):
             return self._group.recv([tensor], rank, tag)
-        except RuntimeError as error:
-            raise self.lost(rank, error) from None
 
     def wait(self, work: Any, rank: int) -> None:
         """Wait until a message to or from `rank` has arrived."""
-        try:
+        with self.expecting(rank):
             work.wait()
+
+    @contextlib.contextmanager
+    def expecting(self, rank: int) -> Iterator[None]:
+        """A context in which an error means that `rank` is gone."""
+        try:
+            yield
         except RuntimeError as error:
-            raise self.lost(rank, error) from None
+            name = f"trainer {rank}" if rank < self.trainers else f"parameter server {rank - self.trainers}"
+            raise PeerLostError(f"lost {name}: {_short(error)}", "See its log for the cause.") from None
 
-    def lost(self, rank: int, error: RuntimeError) -> PeerLostError:
-        """The error of a rank that is gone."""
-        return PeerLostError(f"lost {self.name(rank)}: {_short(error)}", "See its log for the cause.")
-
-    def order(self, kind: int, table: Sequence[tuple[int, int]] = (), server: int = 0) -> None:
-        """Send an order to a server, as trainer 0."""
+    def announce(self, table: Sequence[tuple[int, int]], server: int) -> None:
+        """Tell a server, as trainer 0, the elements and types of the messages that come; none: the training is done."""
         rank = self.trainers + server
-        for numbers in ([kind, len(table)], *([table] if table else [])):
+        for numbers in ([len(table)], *([table] if table else [])):
             self.wait(self.start_send(torch.tensor(numbers), rank, CONTROL), rank)
 
     def close(self) -> None:
         """Tell the servers that the training is done."""
-        if self.rank == 0:
-            for server in range(self.size - self.trainers):
-                self.order(END, server=server)
+        for server in range(self.size - self.trainers) if self.rank == 0 else ():
+            self.announce([], server)
 
 
 class Served(Bucketed):
@@ -127,24 +119,23 @@ class Served(Bucketed):
         return cut(flat, self.values["partition"])
 
     def arrange(self, messages: list[Message]) -> list[Message]:
-        """Distribute the messages over the servers, balanced by bytes, and tell them."""
+        """Distribute the messages over the servers."""
         ordered = super().arrange(messages)
-        chosen = assign([message.size for message in ordered], self.values["servers"])
-        self._places: dict[int, tuple[int, int]] = {}  # message -> server and number there
-        tables: list[list[tuple[int, int]]] = [[] for _ in range(self.values["servers"])]
+        self._tables: list[list[tuple[int, int]]] = [[] for _ in range(self.values["servers"])]
+        self._places: dict[int, tuple[int, int]] = {}  # message -> server, and number there
+        chosen = assign([message.size for message in ordered], len(self._tables))
         for message, server in zip(ordered, chosen, strict=True):
-            self._places[message.number] = server, len(tables[server])
+            self._places[message.number] = server, len(self._tables[server])
             kind = DTYPES.index(str(message.flat.dtype).removeprefix("torch."))
-            tables[server].append((message.flat.numel(), kind))
-        for server, table in enumerate(tables) if self.world.rank == 0 else ():
-            self.group.order(TABLE, table, server)
+            self._tables[server].append((message.flat.numel(), kind))
         return ordered
 
     def open_update(self) -> None:
-        """Announce the update."""
+        """Announce the update to the servers that have a part in it."""
         super().open_update()
-        for server in range(self.values["servers"]) if self.world.rank == 0 else ():
-            self.group.order(UPDATE, server=server)
+        for server, table in enumerate(self._tables) if self.world.rank == 0 else ():
+            if table:
+                self.group.announce(table, server)
 
     def send(self, message: Message) -> Finish:
         """Send the message to its server, which answers with the sum over trainers."""
@@ -157,11 +148,9 @@ class Served(Bucketed):
         pending = Pending(self.link, receiving, booked)
 
         def finish() -> None:
-            try:
+            with self.group.expecting(rank):
                 pending.wait()
-            except RuntimeError as error:
-                raise self.group.lost(rank, error) from None
-            self.group.wait(sending, rank)
+                sending.wait()
             message.flat.copy_(answer)
 
         return finish
@@ -198,12 +187,10 @@ class ByteSchedulerPs(Served, ByteScheduler):
 
 def assign(sizes: Sequence[int], servers: int) -> list[int]:
     """The server of each message of `sizes` bytes: largest first, each to the server with the fewest bytes so far."""
-    load = [0] * servers
-    chosen = [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        server = min(range(servers), key=lambda index: (load[index], index))
-        chosen[number] = server
-        load[server] += sizes[number]
+    load, chosen = [0] * servers, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        chosen[number] = load.index(min(load))
+        load[chosen[number]] += sizes[number]
     return chosen
 
 
@@ -217,21 +204,17 @@ def serve(contract: Contract) -> None:
     group = ServerGroup(contract, contract.servers)
     sys.stdout.write(f"parameter server {number} serves {trainers} trainers\n")
     sys.stdout.flush()
-    table: list[tuple[int, int]] = []
     try:
-        while (order := _receive(group, 2))[0] != END:
-            if order[0] == TABLE:
-                numbers = _receive(group, 2 * order[1])
-                table = list(zip(numbers[::2], numbers[1::2], strict=True))
-            else:
-                _sum_all(group, table)
+        while count := _read(group, 1)[0]:
+            numbers = _read(group, 2 * count)
+            _sum_all(group, list(zip(numbers[::2], numbers[1::2], strict=True)))
     except PeerLostError as error:
         raise PeerLostError(f"the parameter server ends: {error}", "See the trainers' logs for the cause.") from None
     sys.stdout.write(f"parameter server {number}: all {trainers} trainers are done\n")
 
 
-def _receive(group: ServerGroup, count: int) -> list[int]:
-    """Numbers of an order of trainer 0."""
+def _read(group: ServerGroup, count: int) -> list[int]:
+    """Numbers from trainer 0."""
     numbers = torch.empty(count, dtype=torch.int64)
     group.wait(group.start_receive(numbers, 0, CONTROL), 0)
     return [int(number) for number in numbers]
@@ -242,20 +225,18 @@ def _sum_all(group: ServerGroup, table: Sequence[tuple[int, int]]) -> None:
     arriving = []
     for number, (size, kind) in enumerate(table):
         parts = [torch.empty(size, dtype=getattr(torch, DTYPES[kind])) for _ in range(group.trainers)]
-        works = [group.start_receive(part, rank, FIRST + number) for rank, part in enumerate(parts)]
-        arriving.append((parts, works))
+        arriving.append([(part, group.start_receive(part, rank, FIRST + number)) for rank, part in enumerate(parts)])
     answers = []
-    for number, (parts, works) in enumerate(arriving):
-        for rank, work in enumerate(works):
+    for number, messages in enumerate(arriving):
+        like = messages[0][0]
+        total = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+        for rank, (part, work) in enumerate(messages):
             group.wait(work, rank)
-        total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32)).clone()
-        for part in parts[1:]:
             total += part
-        total = total.to(parts[0].dtype)
-        answers.append((total, [group.start_send(total, rank, FIRST + number) for rank in range(group.trainers)]))
-    for _, works in answers:
-        for rank, work in enumerate(works):
-            group.wait(work, rank)
+        total = total.to(like.dtype)
+        answers += [(group.start_send(total, rank, FIRST + number), rank) for rank in range(group.trainers)]
+    for work, rank in answers:
+        group.wait(work, rank)
 
 
 def _short(error: Exception) -> str:
