@@ -32,7 +32,7 @@ ONLY_HYPERDISK = ("n4-", "c4-", "g4-", "a3-ultragpu-", "a4-")
 NO_HYPERDISK = ("e2-", "n1-", "n2-", "c2-", "g2-", "a2-")
 # Source: Google's table of consumption options, as gpuhunt quotes it.
 NEVER_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g", *NEWER)
-VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
+VERSIONS = ("1.36.2-gke.100", "1.35.5-gke.200", "1.33.6-gke.200")  # the second is the default
 PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
 PODS = "/api/v1/namespaces/default/pods"
 ZONES = (ZONE, f"{REGION}-d")  # that have machines

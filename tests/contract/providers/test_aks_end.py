@@ -84,7 +84,7 @@ def test_doctor_shows_what_a_subscription_has(mlbench: Any, world: World) -> Non
     done = mlbench("doctor", "aks", "-o", "json")
     checks = checks_of(done)
     assert SUBSCRIPTION in checks["aks credentials"]["found"]
-    assert checks["aks Kubernetes"]["found"] == "1.34, 1.33 in eastus"
+    assert checks["aks Kubernetes"]["found"] == "1.36, 1.35 in eastus"
     assert "not for this subscription: Standard_ND96isr_H100_v5" in checks["aks GPUs"]["found"]
     assert checks["aks quota cores"]["found"] == "2000 of 2000 vCPUs left"
     assert checks["aks quota Standard NCASv3_T4 Family"]["state"] == "missing"
@@ -260,7 +260,7 @@ def test_what_has_no_price_is_named(mlbench: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        AksOptions(kubernetes_version="1.34", allow_from=("203.0.113.0/24",), tier="standard"),
+        AksOptions(kubernetes_version="1.36", allow_from=("203.0.113.0/24",), tier="standard"),
         AksOptions(gpu_type="h100", spot=True, compact_placement=True, zones="2", slow_network_ok=True),
         AksOptions(subnet="/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/x"),
     ],

@@ -480,7 +480,7 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
         GkeOptions(machine_type="a2-highgpu-1g", compact_placement=True),
         GkeOptions(gpu_type="l4", reservation="mine"),
         GkeOptions(gpu_type="l4", flex_start=True),
-        GkeOptions(network="net", subnetwork="sub", service_account="a@b", kubernetes_version="1.34"),
+        GkeOptions(network="net", subnetwork="sub", service_account="a@b", kubernetes_version="1.36"),
     ],
 )
 def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Path, options: GkeOptions) -> None:

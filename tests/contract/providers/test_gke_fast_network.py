@@ -22,12 +22,11 @@ from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
 from tests.fakes.zygote import Zygote
 
 Command = Callable[..., Any]
-NEWER = ("-k", "1.34")
 WAYS = {
     "a3-highgpu-8g": ("GPUDirectTCPX_v7", 4, ()),
     "a3-megagpu-8g": ("FasTrak", 8, ()),
-    "a3-ultragpu-8g": ("gIB", 0, ("--spot", *NEWER)),
-    "a4-highgpu-8g": ("gIB", 0, ("--spot", *NEWER)),
+    "a3-ultragpu-8g": ("gIB", 0, ("--spot",)),
+    "a4-highgpu-8g": ("gIB", 0, ("--spot",)),
 }
 TCPX = ("create-cluster", "gke", "2", "rel", "-t", "a3-highgpu-8g", "--fast-network", "--yes", "--probe-image", "none")
 DELETE = ("delete-cluster", "gke", "rel-2", "--yes")
@@ -127,9 +126,9 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
 
 def test_the_channel_s_default_version_counts_for_rdma(command: Command, world: World) -> None:
     words = ("create-cluster", "gke", "2", "rel", "-t", "a4-highgpu-8g", "--spot", "--fast-network", "--yes")
-    refused = command(*words)
-    assert (refused.code, "--kubernetes-version 1.34.4-gke.100" in refused.err) == (2, True)
-    assert command(*words, "-k", "1.34.4-gke.100").code == 0
+    refused = command(*words, "-k", "1.33")
+    assert (refused.code, "--kubernetes-version 1.36.2-gke.100" in refused.err) == (2, True)
+    assert command(*words).code == 0
 
 
 def test_a_quota_of_networks_is_checked_before_and_named_if_it_is_met_later(command: Command, world: World) -> None:

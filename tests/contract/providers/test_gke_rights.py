@@ -78,7 +78,7 @@ def test_a_run_s_requests_to_its_cluster_want_what_the_role_has(
 ) -> None:
     """From connecting by Google's API to what a run asks of Kubernetes, recorded by a server that keeps objects."""
     gke_world.quotas = {}
-    words = ("-t", "a4-highgpu-8g", "--spot", "--fast-network", "-k", "1.34", "--probe-image", "none")
+    words = ("-t", "a4-highgpu-8g", "--spot", "--fast-network", "-k", "1.36", "--probe-image", "none")
     assert command("create-cluster", "gke", "2", "rel", "--yes", *words).code == 0
     allowed = ALLOWED
     gke_world.permissions.clear()
