@@ -247,7 +247,9 @@ def _children(leader: int) -> list[int]:
 
 def _pause(leader: int, client: "subprocess.Popen[bytes]", share: float) -> None:
     """Stop the measuring process for a part of every 20 ms, until the client ends."""
-    (child,) = _children(leader)
+    while not (children := _children(leader)):
+        time.sleep(0.1)
+    child = children[0]
     with suppress(ProcessLookupError):
         while client.poll() is None:
             os.kill(child, signal.SIGSTOP)

@@ -48,6 +48,11 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the next job has to wait for a new process."""
+        return self._process is None
+
     def start(self) -> dict[str, Any]:
         """Start the child; its first words: versions, the port of its store."""
         root = str(Path(__file__).parents[2])
@@ -162,7 +167,7 @@ def obey(contract: Contract, place: tuple[str, int]) -> None:
                 if job.get("rank", 0) == 0:  # the first of a group speaks for it
                     counters = read_counters(contract) if job["do"] == "node" else {}
                     say(job["say"], **job["tag"], **answer, **counters)
-                send(connection, answer.get("values", {}))
+                send(connection, {"values": answer.get("values", {}), "restarts": child.is_dead})
     child.kill()
 
 

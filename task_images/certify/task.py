@@ -50,6 +50,7 @@ class Ranks:
         self.contract = contract
         self.members: dict[int, Member] = {}
         self.silent: set[int] = set()
+        self._restarting: set[int] = set()  # whose process was killed
         self._groups = 0
 
     def gather(self, listener: socket.socket) -> None:
@@ -74,7 +75,9 @@ class Ranks:
         """Give each rank its job; what those measured that answered in time. The others are asked no more."""
         waiting: dict[Any, int] = {self.members[rank].connection: rank for rank in jobs if rank not in self.silent}
         found, limit = {}, max((job["limit"] for job in jobs.values()), default=0.0)
-        deadline = time.monotonic() + limit + min(_SLACK, limit)
+        restarts = START_SECONDS if self._restarting & set(waiting.values()) else 0.0
+        deadline = time.monotonic() + limit + min(_SLACK, limit) + restarts
+        self._restarting -= set(waiting.values())
         for connection, rank in waiting.items():
             send(connection, jobs[rank])
         while waiting:
@@ -82,9 +85,11 @@ class Ranks:
             if not ready:
                 break
             for connection in ready:
+                rank = waiting.pop(connection)
                 with suppress(OSError, EOFError, ValueError):
-                    found[waiting[connection]] = json.loads(connection.recv_bytes())
-                del waiting[connection]
+                    answer = json.loads(connection.recv_bytes())
+                    found[rank] = answer["values"]
+                    self._restarting |= {rank} if answer["restarts"] else set()
         for rank in jobs.keys() - found.keys() - self.silent:
             self._lose(rank, stage)
         return found
