@@ -20,6 +20,7 @@ from task_images.certify.rules import TESTS
 STAGES = ("drift", "node", "pairs", "collectives", "training")
 CLOCK_SECONDS = 1.0
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
+_DISK = "disk.write"
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 
 
@@ -145,11 +146,14 @@ class _Judge:
             for line, row in [item for item in rows if item[1].digest not in (None, rules.DIGEST)][:1]:
                 text, place = f"{name} computed a wrong product of integers", f"{log}#L{line}"
                 self._find("wrong_result", [number], State.FAILED, text, evidence=place, digest=row.digest)
-            if failed := [(line, row) for line, row in rows if row.errors or row.error]:
+            if full := [(line, row.errors[_DISK]) for line, row in rows if _DISK in row.errors]:
+                text = f"{name}: its disk could not be tested: {full[0][1]}"  # a full disk is no fault of the machine
+                self._find("no_answer", [number], State.NOT_TESTED, text, evidence=f"{log}#L{full[0][0]}")
+            if failed := [(line, row) for line, row in rows if row.errors.keys() - {_DISK} or row.error]:
                 line, row = failed[0]
                 state = State.FAILED if len(failed) * 2 > len(rows) else State.WATCH
                 text = f"{name}: {len(failed)} of {len(rows)} measurements failed: "
-                text += row.error or next(iter(row.errors.values()))
+                text += row.error or next(error for test, error in row.errors.items() if test != _DISK)
                 self._find("no_answer", [number], state, text, evidence=f"{log}#L{line}")
             counts = [row.counters["ecc_uncorrected"] for _, row in rows if "ecc_uncorrected" in row.counters]
             if counts and counts[-1] > counts[0]:

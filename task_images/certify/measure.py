@@ -128,7 +128,7 @@ def node(device: Device, job: dict[str, Any]) -> dict[str, Any]:
             try:
                 values[name] = max(known[name]() for _ in range(1 if name == "matmul.sustained" else 2))
             except (RuntimeError, OSError) as error:
-                errors[name] = " ".join(str(error).split())[:200]
+                errors[name] = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
     return {"values": values, "errors": errors, "digest": digest(device)}
 
 

@@ -150,6 +150,15 @@ def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_res
     assert states(unstarted) == dict.fromkeys(NAMES, ("not_tested", []))
 
 
+def test_a_full_disk_is_no_reason_to_return_a_node() -> None:
+    samples = healthy()
+    samples.rows = [(3, 5, Rates(at=1.0, values={"memory": 1.0}, errors={"disk.write": "No space left on device"}))]
+    document = certify(samples)
+    assert states(document) == {"n3": ("not_tested", ["no_answer"])}
+    assert (document["verdict"], document["reason"]) == ("cannot_tell", "not tested: n3")
+    assert document["findings"][0]["summary"] == "n3: its disk could not be tested: No space left on device"
+
+
 def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
     samples, old = healthy(12), {1, 4, 6, 9}
     slow_down(samples, 0.7, "memory", old)
