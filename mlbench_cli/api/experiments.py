@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlbench_cli.api.runs import RunHandle, Runs
@@ -106,22 +106,24 @@ class ExperimentHandle:
     def table(self) -> "list[Row]":
         """The runs that have ended by their settings and number of workers, then the published rows that the file of
         the experiment names. Its `metric` is the value of a run."""
-        from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings, read_sample
+        from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings
         from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.results.analysis.series import measure
         from mlbench_cli.results.archive.reader import Archive
 
         points = {member.run_id: member.point for member in self.experiment.members}
         runs = self.runs()
         settings = name_settings([(run.run.spec.task, points[run.run.id]) for run in runs])
-        metric, samples = self.experiment.request.get("metric"), []
+        measured = []
         for run, named in zip(runs, settings, strict=True):
             if run.is_sealed:
                 with Archive.open(run.run.folder) as archive:
-                    samples.append(read_sample(run.name, named, run.run.spec.world_size, archive, metric))
+                    measured.append((named, replace(measure(archive), workers=run.run.spec.world_size)))
         # Runs alternate between the entries of a file, rows do not.
         order = {key: number for number, key in enumerate(dict.fromkeys(map(_entry_of, settings)))}
-        samples.sort(key=lambda sample: order[_entry_of(sample.settings)])
-        return make_rows(samples, select_series(self.experiment.request.get("published", ())))
+        measured.sort(key=lambda each: order[_entry_of(each[0])])
+        request = self.experiment.request
+        return make_rows(measured, request.get("metric"), select_series(request.get("published", ())))
 
     def archives(self) -> "list[Archive]":
         """The verified archives of its finished runs."""

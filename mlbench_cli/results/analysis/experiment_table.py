@@ -1,18 +1,16 @@
 """The table of an experiment: rows of settings by number of workers, with mean, interval, speed-up and efficiency.
 
-Pure: from results to rows to texts. A speed-up is only given beside a baseline of one worker that was measured in the
-same experiment, by the same settings, or by the same settings but for the method if a method has none of its own.
+From the measurements of series.py to rows to texts. A speed-up is only given beside a baseline of one worker that was
+measured in the same experiment, by the same settings, or by the same settings but for the method if a method has none
+of its own.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis import figures
-from mlbench_cli.results.analysis.figures import COST, SUCCESSFUL, THROUGHPUT
+from mlbench_cli.results.analysis.figures import COST, SECONDS, SENT, SUCCESSFUL, THROUGHPUT
 from mlbench_cli.results.analysis.numbers import (
     format_estimate,
     format_factor,
@@ -21,65 +19,57 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
 )
 from mlbench_cli.results.analysis.rates import PublishedSeries
-from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
-from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.analysis.series import Measurement, Point, relate_runs
+from mlbench_cli.results.analysis.stats import Estimate, Ratio, ratio
 from mlbench_cli.util.csv_text import format_csv
 
 METHOD = "method"
 NO_COMMUNICATION = "noop"
-SECONDS = "seconds"
 GOAL = "goal"
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One run that ended. `value` is None if it failed; `problem` then says why.
-
-    settings   what sets the run's row apart, by name
-    price      of the run; None if it is not known
-    sent       bytes that rank 0 sent by its method's count; None if it is not known
-    moment     when and where it was measured; None: independent of the others
-    """
-
-    run: str
-    settings: Mapping[str, str]
-    workers: int
-    value: float | None
-    unit: str
-    seconds: float | None = None
-    price: float | None = None
-    problem: str | None = None
-    sent: float | None = None
-    moment: Moment | None = None
-
-
-@dataclass(frozen=True)
 class Cell:
-    """One row at one number of workers. `value` is None if no run succeeded."""
+    """One row at one number of workers: the runs, of which the `good` ones have the row's figure, or a published figure
+    with its deviation. `value` is None if no run has the figure."""
 
-    workers: int
     value: Estimate | None
-    runs: tuple[str, ...]
+    point: Point | None = None
     problems: tuple[str, ...] = ()
-    seconds: float | None = None
-    price: float | None = None
     deviation: float | None = None
-    sent: float | None = None
-    samples: tuple[Sample, ...] = ()  # of the runs that have a value
 
     @property
-    def values(self) -> list[float]:
-        """The values of its runs; of a published one its mean."""
-        found = [sample.value for sample in self.samples if sample.value is not None]
-        return found or ([self.value.mean] if self.value else [])
+    def runs(self) -> tuple[str, ...]:
+        """The names of all runs."""
+        return tuple(run.name for run in self._all)
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean seconds of the runs, the failed ones included."""
+        return _mean(run.get("run") for run in self._all)
+
+    @property
+    def price(self) -> float | None:
+        """Mean price of the runs, the failed ones included; None if it is not known."""
+        return _mean(run.get(COST) for run in self._all)
+
+    @property
+    def sent(self) -> float | None:
+        """Mean bytes that rank 0 sent, by its method's count; None if it is not known."""
+        return None if self.point is None else _mean(run.get(SENT) for run in self.point.good)
+
+    @property
+    def _all(self) -> tuple[Measurement, ...]:
+        return () if self.point is None else (*self.point.good, *self.point.bad)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination of settings. `source` is None for the experiment's own rows, else who published it."""
+    """One combination of settings, and the `figure` that it shows of its runs. `source` is None for the experiment's
+    own rows, else who published it."""
 
     settings: Mapping[str, str]
+    figure: str
     unit: str
     cells: Mapping[int, Cell]
     source: str | None = None
@@ -99,13 +89,14 @@ class Row:
     def speedup(self, workers: int) -> Ratio | None:
         """Relative to one worker; None without a baseline or a value."""
         cell, base = self.cells.get(workers), self.baseline
-        if cell is None or base is None or workers == 1 or not (self.unit == SECONDS or self.is_rate):
+        if workers == 1 or not (self.unit == SECONDS or self.is_rate):
             return None
-        moments = [[sample.moment for sample in side.samples if sample.moment] for side in (base, cell)]
-        if all(moments) and [len(side) for side in moments] == [len(base.samples), len(cell.samples)]:
-            found = relate(base.values, cell.values, find_sessions(*moments))
+        if cell is None or base is None or cell.value is None or base.value is None:
+            return None
+        if cell.point is not None and base.point is not None:
+            found = relate_runs(base.point.good, cell.point.good, self.figure)
         else:
-            found = ratio(base.values, cell.values)
+            found = ratio([base.value.mean], [cell.value.mean])
         return None if found is None else found.inverse if self.unit == SECONDS else found
 
     def efficiency(self, workers: int) -> float | None:
@@ -132,80 +123,61 @@ def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[st
     return named
 
 
-def read_sample(
-    run: str, settings: Mapping[str, str], workers: int, archive: Archive, metric: str | None = None
-) -> Sample:
-    """A run with its value: the requested figure, else its throughput, else its seconds.
+def make_rows(
+    runs: Iterable[tuple[Mapping[str, str], Measurement]],
+    metric: str | None = None,
+    published: Sequence[PublishedSeries] = (),
+) -> list[Row]:
+    """The experiment's rows in order of appearance, from the settings of each run and its numbers; then published rows.
 
-    SECONDS is the time to the goal if there is one, and GOAL the last value of the goal's metric.
+    `metric` names the figure that is shown: default is the throughput, else SECONDS, the time to the goal if there is
+    one. GOAL is the last value of the goal's metric. The runs are the unit of the interval. The blocks of one run share
+    its process and machine state, so they are no repeats: one run has no interval.
     """
-    result, found = archive.result, figures.figures(archive)
-    facts: dict[str, Any] = {
-        "seconds": result["wall_seconds"],
-        "sent": _sent_bytes(result),
-        "moment": moment_of(archive),
-    }
-    facts["price"] = found[COST].value if COST in found else None
-    outcome, summary = figures.outcome_of(result), str(result["summary"])
-    goal = result["goal"]
-    name = metric or (THROUGHPUT if THROUGHPUT in found else SECONDS)
-    name = str(goal["metric"]) if name == GOAL and goal else name
-    if outcome not in (*SUCCESSFUL, "goal_missed") or (name == SECONDS and outcome == "goal_missed"):
-        return Sample(run, settings, workers, None, "", problem=summary, **facts)
-    if name not in found:
-        return Sample(run, settings, workers, None, name, problem=f"it did not report {name}", **facts)
-    unit = SECONDS if name == SECONDS else found[name].unit if name == THROUGHPUT else name
-    return Sample(run, settings, workers, found[name].value, unit, **facts)
-
-
-def _sent_bytes(result: Mapping[str, Any]) -> float | None:
-    communication = (result.get("details") or {}).get("communication")
-    counts = communication if isinstance(communication, Mapping) else {}
-    sent = counts.get("wire_bytes", counts.get("bytes"))
-    return float(sent) if is_finite_number(sent) else None
-
-
-def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:
-    """The experiment's rows in order of appearance, then published rows.
-
-    The runs are the unit of the interval. The blocks of one run share its process and machine state, so they are no
-    repeats: one run has no interval.
-    """
-    grouped: dict[tuple[tuple[str, str], ...], dict[int, list[Sample]]] = {}
-    for sample in samples:
-        grouped.setdefault(tuple(sample.settings.items()), {}).setdefault(sample.workers, []).append(sample)
-    rows = [
-        Row(
-            dict(settings),
-            next((one.unit for found in by_workers.values() for one in found if one.value is not None), ""),
-            {workers: _cell(workers, found) for workers, found in sorted(by_workers.items())},
-        )
-        for settings, by_workers in grouped.items()
-    ]
+    grouped: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
+    for settings, run in runs:
+        grouped.setdefault(tuple(settings.items()), []).append(run)
+    rows = [_make_row(dict(settings), found, metric) for settings, found in grouped.items()]
     return [_complete(row, rows) for row in rows] + [_published_row(series) for series in published]
 
 
-def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
-    good = [sample for sample in samples if sample.value is not None]
-    values = [sample.value for sample in good if sample.value is not None]
-    prices = [sample.price for sample in samples if sample.price is not None]
-    seconds = [sample.seconds for sample in samples if sample.seconds is not None]
-    sent = [sample.sent for sample in good if sample.sent is not None]
-    return Cell(
-        workers,
-        estimate(values) if values else None,
-        tuple(sample.run for sample in samples),
-        tuple(f"{sample.run}: {sample.problem}" for sample in samples if sample.problem),
-        math.fsum(seconds) / len(seconds) if seconds else None,
-        math.fsum(prices) / len(prices) if prices else None,
-        sent=math.fsum(sent) / len(sent) if sent else None,
-        samples=tuple(good),
-    )
+def _make_row(settings: Mapping[str, str], runs: Sequence[Measurement], metric: str | None) -> Row:
+    named = [_figure_of(run, metric) for run in runs]
+    name = next((name for name, run in zip(named, runs, strict=True) if _find_problem(run, name) is None), named[0])
+    found = next((run.figures[name] for run in runs if name in run.figures), None)
+    unit = SECONDS if name == SECONDS else found.unit if found is not None and name == THROUGHPUT else name
+    cells = {}
+    for workers in sorted({run.workers for run in runs}):
+        problems = [(run, _find_problem(run, name)) for run in runs if run.workers == workers]
+        good = tuple(run for run, problem in problems if problem is None)
+        point = Point(workers, good, tuple(run for run, problem in problems if problem is not None))
+        texts = tuple(f"{run.name}: {problem}" for run, problem in problems if problem)
+        cells[workers] = Cell(point.estimates[name] if good else None, point, texts)
+    return Row(settings, name, unit if any(cell.value for cell in cells.values()) else "", cells)
+
+
+def _figure_of(run: Measurement, metric: str | None) -> str:
+    """The name of the figure that a run is valued by."""
+    if metric == GOAL and run.metric:
+        return run.metric
+    return metric or (THROUGHPUT if THROUGHPUT in run.figures else SECONDS)
+
+
+def _find_problem(run: Measurement, name: str) -> str | None:
+    """Why a run has no value of that name; None if it has one."""
+    if run.outcome not in (*SUCCESSFUL, "goal_missed") or (name == SECONDS and run.outcome == "goal_missed"):
+        return run.summary
+    return None if name in run.figures else f"it did not report {name}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return math.fsum(found) / len(found) if found else None
 
 
 def _complete(row: Row, rows: Sequence[Row]) -> Row:
     """The row with its baseline and, beside a row without communication, the share of time that is exposed."""
-    peers = [other for other in rows if _without_method(other) == _without_method(row)]
+    peers = [other for other in rows if other.figure == row.figure and _without_method(other) == _without_method(row)]
     own = row.cells.get(1)
     baselines = [own, *(other.cells.get(1) for other in peers)]
     baseline = next((cell for cell in baselines if cell is not None and cell.value is not None), None)
@@ -216,7 +188,7 @@ def _complete(row: Row, rows: Sequence[Row]) -> Row:
             other = silent.cells.get(workers)
             if workers > 1 and cell.value and other and other.value:
                 exposed[workers] = 1 - cell.value.mean / other.value.mean
-    return Row(row.settings, row.unit, row.cells, row.source, baseline, exposed)
+    return replace(row, baseline=baseline, exposed=exposed)
 
 
 def _without_method(row: Row) -> dict[str, str]:
@@ -224,11 +196,9 @@ def _without_method(row: Row) -> dict[str, str]:
 
 
 def _published_row(series: PublishedSeries) -> Row:
-    cells = {
-        rate.workers: Cell(rate.workers, Estimate(1, rate.rate), (), deviation=rate.deviation) for rate in series.rates
-    }
+    cells = {rate.workers: Cell(Estimate(1, rate.rate), deviation=rate.deviation) for rate in series.rates}
     settings = {"task": series.model, "network": series.network, METHOD: series.method, "source": series.source}
-    return Row(settings, f"{series.unit}/s", cells, series.source, cells.get(1))
+    return Row(settings, THROUGHPUT, f"{series.unit}/s", cells, series.source, cells.get(1))
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------
@@ -376,15 +346,15 @@ class Offer:
 def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
     """Choices of the experiment's own rows and the unit of their cost: money if every cell has a price, and seconds of
     workers otherwise."""
-    cells = [(row, cell) for row in rows if row.source is None and row.is_rate for cell in row.cells.values()]
-    cells = [(row, cell) for row, cell in cells if cell.value is not None and cell.value.mean > 0]
-    priced = bool(cells) and all(cell.price is not None and cell.seconds for _, cell in cells)
+    cells = [(row, *each) for row in rows if row.source is None and row.is_rate for each in row.cells.items()]
+    cells = [(row, workers, cell) for row, workers, cell in cells if cell.value is not None and cell.value.mean > 0]
+    priced = bool(cells) and all(cell.price is not None and cell.seconds for *_, cell in cells)
     offers = []
-    for row, cell in cells:
+    for row, workers, cell in cells:
         assert cell.value is not None
         seconds = 1000 / cell.value.mean
-        cost = seconds * cell.workers
+        cost = seconds * workers
         if priced and cell.price is not None and cell.seconds:
             cost = seconds * cell.price / cell.seconds
-        offers.append(Offer(row.label, cell.workers, seconds, cost))
+        offers.append(Offer(row.label, workers, seconds, cost))
     return offers, "price" if priced else "seconds of workers"

@@ -6,7 +6,7 @@
     throughput     samples per second of all ranks
     METRIC         every metric that the program reports: its last value, "METRIC best" and "METRIC mean"
 
-and cost, energy, the network between machines, and the curves of collectives, each where it was measured.
+and cost, bytes sent, energy, the network between machines, and the curves of collectives, each where it was measured.
 """
 
 import math
@@ -26,6 +26,7 @@ from task_images.contract import ALL_CATEGORIES
 SECONDS = "seconds"
 THROUGHPUT = "throughput"
 COST = "cost"
+SENT = "bytes sent"  # by rank 0, as its method counts them
 UNCOMPILED = "seconds without compiling"
 BANDWIDTH, ROUND_TRIP = "network bandwidth", "network round trip"
 TIMES = (SECONDS, "run", "training")
@@ -99,6 +100,11 @@ def _own_figures(archive: Archive) -> Iterator[tuple[str, Figure]]:
     price: Mapping[str, Any] = result.get("price") or {}
     if is_finite_number(price.get("amount")):
         yield COST, Figure(float(price["amount"]), str(price.get("currency") or ""))
+    communication = details.get("communication")
+    counts = communication if isinstance(communication, Mapping) else {}
+    sent = counts.get("wire_bytes", counts.get("bytes"))
+    if is_finite_number(sent) and sent > 0:
+        yield SENT, Figure(_bound(float(sent)), "B")
     for name, joules in energy.figures_of(archive).items():
         yield name, Figure(joules, "J")
     network: Mapping[str, Any] = result.get("network") or {}

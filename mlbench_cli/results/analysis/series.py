@@ -36,7 +36,7 @@ from task_images.contract import ALL_CATEGORIES
 @dataclass(frozen=True)
 class Measurement:
     """One run: its numbers (figures.py), and what it may be compared with. `title` names the task, or the experiment
-    and the command; `metric` is the goal's, empty without a goal."""
+    and the command; `metric` is the goal's, empty without a goal; `summary` says how the run ended."""
 
     name: str
     source: str
@@ -48,6 +48,7 @@ class Measurement:
     moment: Moment
     metric: str = ""
     title: str = ""
+    summary: str = ""
 
     @property
     def whole_run(self) -> bool:
@@ -309,6 +310,7 @@ def measure(archive: Archive) -> Measurement:
         moment_of(archive),
         metric=str(result["goal"]["metric"]) if result["goal"] else "",
         title=title_of(archive),
+        summary=str(result["summary"]),
     )
 
 

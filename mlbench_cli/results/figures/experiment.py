@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
+from mlbench_cli.results.analysis.experiment_table import Cell, Row, list_offers, worker_counts
+from mlbench_cli.results.analysis.figures import SECONDS
 from mlbench_cli.results.analysis.numbers import format_factor
 from mlbench_cli.results.analysis.stats import MIN_RUNS
 from mlbench_cli.results.figures import chart
@@ -50,14 +51,13 @@ def _over_workers(name: str, rows: Sequence[Row]) -> Chart:
 def _line(row: Row) -> Iterator[chart.Row]:
     words = [value for key, value in row.settings.items() if key not in (PANEL, "source") and value]
     label = ", ".join([*words, *([row.source] if row.source else [])]) or row.label
-    cells = [cell for _, cell in sorted(row.cells.items())]
-    speedups = {cell.workers: row.speedup(cell.workers) for cell in cells if row.source is None}
+    speedups = {workers: row.speedup(workers) for workers in row.cells if row.source is None}
     best = max((found.mean for found in speedups.values() if found is not None), default=0.0)
-    for cell in cells:
+    for workers, cell in sorted(row.cells.items()):
         if cell.value is None:
             continue
-        found, ends = speedups.get(cell.workers), _range(cell)
-        point: chart.Row = {"series": label, "x": cell.workers, "y": cell.value.mean}
+        found, ends = speedups.get(workers), _range(cell)
+        point: chart.Row = {"series": label, "x": workers, "y": cell.value.mean}
         point |= {"few": cell.deviation is None and len(cell.runs) < MIN_RUNS, "style": PUBLISHED if row.source else ""}
         point |= {"note": format_factor(found) if found and found.mean == best and best > 1 else ""}
         yield {**point, "low": ends[0], "high": ends[1]} if ends else point

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,72 +13,80 @@ import pytest
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.experiment_table import (
     Row,
-    Sample,
     list_offers,
     make_rows,
-    read_sample,
     to_csv,
     to_document,
     to_markdown,
 )
+from mlbench_cli.results.analysis.figures import COST, SECONDS, THROUGHPUT, Figure
 from mlbench_cli.results.analysis.rates import load_survey, parse_table, read_logs, select_series
+from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.experiment import draw_experiment, split_panels
 
-
-def sample(method: str, workers: int, *values: float, run: str = "", **more: Any) -> Sample:
-    mean = sum(values) / len(values) if values else None
-    name = run or f"{method}-{workers}"
-    return Sample(name, {"task": "t", "method": method}, workers, mean, "images/s", **more)
+MORE = {"run": "s", COST: "USD"}
+Run = tuple[dict[str, str], Measurement]
 
 
-def rows_of(*samples: Sample) -> dict[str, Row]:
-    return {row.settings["method"]: row for row in make_rows(samples)}
+@pytest.fixture
+def run(measured: Measurement) -> Callable[..., Run]:
+    """Makes a run with a method, workers, and its rate in images/s, if it did not fail, and other figures."""
+
+    def make(method: str, workers: int, rate: float | None = None, name: str = "", task: str = "t", **more: Any) -> Run:
+        name = name or f"{method}-{workers}"
+        figures = {} if rate is None else {THROUGHPUT: Figure(rate, "images/s", True)}
+        figures |= {figure: Figure(value, MORE.get(figure, "s")) for figure, value in more.items()}
+        one = replace(measured, name=name, workers=workers, figures=figures, moment=measured.moment._replace(run=name))
+        return {"task": task, "method": method}, one if figures else replace(one, outcome="failed", summary="it broke")
+
+    return make
 
 
-def test_speed_up_and_efficiency_need_a_baseline_of_the_same_experiment() -> None:
-    rows = rows_of(sample("ddp", 2, 190.0))
+def rows_of(*runs: Run) -> dict[str, Row]:
+    return {row.settings["method"]: row for row in make_rows(runs)}
+
+
+def test_speed_up_and_efficiency_need_a_baseline_of_the_same_experiment(run: Callable[..., Run]) -> None:
+    rows = rows_of(run("ddp", 2, 190.0))
     assert rows["ddp"].speedup(2) is None
     assert rows["ddp"].efficiency(2) is None
-    rows = rows_of(sample("ddp", 1, 100.0), sample("ddp", 2, 190.0))
+    rows = rows_of(run("ddp", 1, 100.0), run("ddp", 2, 190.0))
     assert rows["ddp"].efficiency(2) == pytest.approx(0.95)
 
 
-def test_a_method_without_its_own_baseline_takes_that_of_the_same_settings() -> None:
-    rows = rows_of(sample("single", 1, 100.0), sample("ddp", 2, 180.0))
+def test_a_method_without_its_own_baseline_takes_that_of_the_same_settings(run: Callable[..., Run]) -> None:
+    rows = rows_of(run("single", 1, 100.0), run("ddp", 2, 180.0))
     assert rows["ddp"].efficiency(2) == pytest.approx(0.9)
-    other = Sample("x", {"task": "other", "method": "ddp"}, 2, 180.0, "images/s")
-    assert make_rows([sample("single", 1, 100.0), other])[1].speedup(2) is None
+    rows = rows_of(run("single", 1, 100.0), run("ddp", 2, 180.0, task="other"))
+    assert rows["ddp"].speedup(2) is None
 
 
-def test_runs_are_the_unit_of_the_interval_and_blocks_of_one_process_are_not() -> None:
-    [row] = make_rows([sample("a", 1, 9.0, 10.0, 11.0)])
-    value = row.cells[1].value
-    assert value is not None
-    assert (value.count, value.mean, value.low) == (1, 10.0, None)
-    three = (sample("a", 1, number, run=f"r{number:g}") for number in (9.0, 10.0, 11.0))
-    value = make_rows(three)[0].cells[1].value
-    assert value is not None
-    assert value.count == 3
-    assert value.mean == pytest.approx(990 ** (1 / 3))
+def test_runs_are_the_unit_of_the_interval(run: Callable[..., Run]) -> None:
+    for rates, low in (((10.0,), None), ((9.0, 10.0, 11.0), 7.6)):
+        [row] = make_rows(run("a", 1, rate, name=f"r{rate:g}") for rate in rates)
+        value = row.cells[1].value
+        assert value is not None
+        assert value.count == len(rates)
+        assert value.mean == pytest.approx(math.prod(rates) ** (1 / len(rates)))
+        assert value.low == (None if low is None else pytest.approx(low, abs=0.2))
 
 
-def test_the_method_that_sends_nothing_shows_what_communication_is_exposed() -> None:
-    rows = rows_of(sample("noop", 2, 200.0), sample("ddp", 2, 150.0), sample("ddp", 1, 100.0))
+def test_the_method_that_sends_nothing_shows_what_communication_is_exposed(run: Callable[..., Run]) -> None:
+    rows = rows_of(run("noop", 2, 200.0), run("ddp", 2, 150.0), run("ddp", 1, 100.0))
     assert rows["ddp"].exposed == {2: pytest.approx(0.25)}
     assert rows["noop"].exposed == {}
     assert "exposed 2" in to_markdown("x", list(rows.values()))
 
 
-def test_failures_stay_in_the_table_with_their_reason() -> None:
-    failed = Sample("a-2", {"task": "t", "method": "a"}, 2, None, "", problem="rank 1 was killed")
-    text = to_markdown("Title", make_rows([sample("a", 1, 10.0), failed]))
+def test_failures_stay_in_the_table_with_their_reason(run: Callable[..., Run]) -> None:
+    text = to_markdown("Title", make_rows([run("a", 1, 10.0), run("a", 2)]))
     assert "| failed |" in text
-    assert "- a-2: rank 1 was killed" in text
+    assert "- a-2: it broke" in text
 
 
-def test_csv_has_what_was_set_before_what_was_found() -> None:
-    rows = make_rows([sample("a", 1, 10.0), sample("a", 2, 15.0, seconds=3.0, price=0.5)])
+def test_csv_has_what_was_set_before_what_was_found(run: Callable[..., Run]) -> None:
+    rows = make_rows([run("a", 1, 10.0), run("a", 2, 15.0, **{"run": 3.0, COST: 0.5})])
     [first, second] = csv.DictReader(io.StringIO(to_csv(rows)))
     assert list(first)[:4] == ["task", "method", "published", "workers"]
     assert float(second["efficiency"]) == pytest.approx(0.75)
@@ -84,10 +94,12 @@ def test_csv_has_what_was_set_before_what_was_found() -> None:
     assert to_document(rows)[0]["cells"][1]["efficiency"] == pytest.approx(0.75)
 
 
-def read(path: Path, metric: str | None = None, **result: Any) -> Sample:
+def read(path: Path, metric: str | None = None, **result: Any) -> Row:
+    """The row of one run."""
     archive = Archive.open(path)
     archive.result.update(result)  # type: ignore[typeddict-item]
-    return read_sample("r", {"task": "t"}, 1, archive, metric)
+    [row] = make_rows([({"task": "t"}, replace(measure(archive), workers=1))], metric)
+    return row
 
 
 def test_a_run_is_valued_by_a_figure_its_throughput_or_its_seconds(sealed: Path) -> None:
@@ -101,22 +113,30 @@ def test_a_run_is_valued_by_a_figure_its_throughput_or_its_seconds(sealed: Path)
         ({}, "goal", 80.5, "Prec@1"),
     ]
     for changes, metric, value, unit in cases:
-        found = read(sealed, metric, **changes)
-        assert found.value == pytest.approx(value)
-        assert found.unit == unit
-    failed = read(sealed, outcome="failed", summary="it broke")
-    assert (failed.value, failed.problem) == (None, "it broke")
-    assert read(sealed, "x").problem == "it did not report x"
-    assert read(sealed, "seconds", outcome="goal_missed", summary="it missed its goal").problem == "it missed its goal"
+        row = read(sealed, metric, **changes)
+        found = row.cells[1].value
+        assert found is not None
+        assert found.mean == pytest.approx(value)
+        assert row.unit == unit
+    failed = read(sealed, outcome="failed", summary="it broke").cells[1]
+    assert (failed.value, failed.problems) == (None, ("run-2: it broke",))
+    assert read(sealed, "x").cells[1].problems == ("run-2: it did not report x",)
+    missed = read(sealed, "seconds", outcome="goal_missed", summary="it missed its goal").cells[1]
+    assert missed.problems == ("run-2: it missed its goal",)
 
 
 def test_what_was_sent_stands_beside_what_was_reached(sealed: Path, tmp_path: Path) -> None:
     """Accuracy is no rate: it has no speed-up, and its figure is against bytes."""
-    one = read(sealed, "goal", details={"communication": {"wire_bytes": 5e6}})
+    archive = Archive.open(sealed)
+    archive.result["details"] = {"communication": {"wire_bytes": 5e6}}
+    one = measure(archive)
     rows = make_rows(
-        replace(one, run=name, settings={"task": "t", "method": name}, workers=workers)
-        for name in ("bsp", "diloco")
-        for workers in (1, 2)
+        [
+            ({"task": "t", "method": name}, replace(one, workers=workers))
+            for name in ("bsp", "diloco")
+            for workers in (1, 2)
+        ],
+        "goal",
     )
     table = to_markdown("Title", rows).splitlines()
     assert table[2] == "| task | method | unit | 1 worker | 2 workers | MB sent 2 |"
@@ -126,18 +146,18 @@ def test_what_was_sent_stands_beside_what_was_reached(sealed: Path, tmp_path: Pa
     assert names == [f"{name}.{suffix}" for name in ("pareto", "throughput") for suffix in ("csv", "png", "svg")]
 
 
-def test_less_is_better_for_seconds() -> None:
-    settings = {"task": "t"}
-    rows = make_rows([Sample("1", settings, 1, 10.0, "seconds"), Sample("2", settings, 2, 5.0, "seconds")])
+def test_less_is_better_for_seconds(run: Callable[..., Run]) -> None:
+    rows = make_rows([run("a", 1, **{SECONDS: 10.0}), run("a", 2, **{SECONDS: 5.0})])
+    assert rows[0].unit == "seconds"
     assert rows[0].efficiency(2) == pytest.approx(1.0)
 
 
-def test_offers_cost_money_or_the_time_of_workers() -> None:
-    rows = make_rows([sample("a", 1, 100.0), sample("a", 4, 200.0), sample("b", 4, 300.0)])
+def test_offers_cost_money_or_the_time_of_workers(run: Callable[..., Run]) -> None:
+    rows = make_rows([run("a", 1, 100.0), run("a", 4, 200.0), run("b", 4, 300.0)])
     offers, unit = list_offers(rows)
     assert unit == "seconds of workers"
     assert [(offer.label, offer.cost) for offer in offers] == [("t, a", 10.0), ("t, a", 20.0), ("t, b", 40 / 3)]
-    priced = make_rows([sample("a", 1, 100.0, seconds=10.0, price=1.0)])
+    priced = make_rows([run("a", 1, 100.0, **{"run": 10.0, COST: 1.0})])
     assert list_offers(priced)[1] == "price"
     assert list_offers(priced)[0][0].cost == pytest.approx(1.0)
 
@@ -153,7 +173,7 @@ def test_the_published_table_has_252_rates_in_63_series() -> None:
     assert [(rate.workers, rate.rate) for rate in one.rates] == [
         *((1, 253.1), (4, 1003.18), (8, 1980.58), (16, 3784.98), (32, 6883.6)),
     ]
-    [row] = make_rows([], [one])
+    [row] = make_rows([], published=[one])
     assert row.efficiency(32) == pytest.approx(6883.6 / 32 / 253.1)
     assert "± 12.7" in to_markdown("x", [row])
 
@@ -189,9 +209,9 @@ def test_a_markdown_table_of_the_seed_is_read(model: str, unit: str) -> None:
     assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(1, 253.1, None), (4, 1015.4, 1.26)]
 
 
-def test_figures_are_drawn_for_few_many_and_published_rows(tmp_path: Path) -> None:
-    own = [sample(method, workers, 50.0 * workers, 55.0 * workers) for method in "abc" for workers in (1, 2)]
-    rows = make_rows(own, select_series(["survey-2020/BERT-Base/10GbE"]))
+def test_figures_are_drawn_for_few_many_and_published_rows(run: Callable[..., Run], tmp_path: Path) -> None:
+    own = [run(method, workers, 50.0 * workers) for method in "abc" for workers in (1, 2)]
+    rows = make_rows(own, published=select_series(["survey-2020/BERT-Base/10GbE"]))
     assert [name for name, _ in split_panels(rows)] == ["t, images/s", "BERT-Base, sentences/s"]
     written = draw_experiment("Title", rows, tmp_path)
     assert {path.name for path in written} >= {"pareto.png", "pareto.svg", "throughput.png", "throughput.svg"}
