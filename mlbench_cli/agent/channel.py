@@ -29,6 +29,8 @@ CALL_SECONDS = 40.0
 BLOCK = 1 << 20
 MAX_GREETING = 1 << 20  # bytes that a login may print before our program answers
 MAX_ANSWER = 1 << 34
+# How much is asked for at once: half as much after a connection was lost, twice as much after an answer has come.
+LEAST_PIECE, LARGEST_PIECE = 1 << 16, 8 << 20
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "LogLevel=ERROR"),
@@ -117,7 +119,11 @@ class ChannelRequest:
 
 
 class Channel:
-    """Requests to one machine, one at a time. It connects when it is first used, and again after a lost connection."""
+    """Requests to one machine, one at a time. It connects when it is first used, and again after a lost connection.
+
+    `piece` is how many bytes of a file to ask for at once: connections that are cut again and again (by a proxy, or a
+    load balancer) let smaller answers through.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -125,6 +131,7 @@ class Channel:
         self._errors: IO[bytes] | None = None
         self._lock = threading.RLock()
         self._buffer = bytearray()
+        self.piece = LARGEST_PIECE
 
     def call(self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any) -> Document:
         """The answer's document. Raises UnreachableError or CredentialError without a connection, RemoteError."""
@@ -152,9 +159,13 @@ class Channel:
                 self._connect(end)
                 self._send(b"%d %d\n" % (len(text), len(data)) + text + data, end)
                 document, received = self._read_answer(end)
-            except BaseException:
+            except BaseException as error:
                 self.close()
+                if isinstance(error, UnreachableError):
+                    self.piece = max(LEAST_PIECE, self.piece // 2)
                 raise
+            if received:
+                self.piece = min(LARGEST_PIECE, self.piece * 2)
         self._raise_error(document)
         return document, received
 

@@ -5,20 +5,21 @@ import json
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.agent.channel import Channel
+from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.observe import NodeReport
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import FAULTS, RunFolder
 from mlbench_cli.util.files import size_of, sync_folder, write_atomically
 
-PIECE = 4 << 20
 ATTEMPTS = 2
+CUTS, CUT_SECONDS = 8, 60.0  # that a download outlasts before it has another piece
 
 
 class FetchError(MlbenchError):
@@ -49,14 +50,14 @@ def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, r
 def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) -> None:
     """Complete `part`, which may hold the beginning of a file of known size and SHA-256. On return, it is on disk.
 
-    Raises FetchError, and what the channel raises.
+    Raises FetchError, and what the channel raises, UnreachableError only if nothing at all comes any more.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     _check_room(part, facts["size"])
     for _ in range(ATTEMPTS):
         with open(part, "ab") as file:
             while (have := file.tell()) < facts["size"]:
-                answer, data = channel.exchange("get", path=path, offset=have, size=PIECE)
+                answer, data = _get_piece(channel, path, have)
                 if answer["size"] is None or not data:
                     break
                 file.write(data)
@@ -71,6 +72,18 @@ def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) 
         hint="Fetch it again; it is still on the machine of the run's head. If this persists, the disk there may be "
         "damaged.",
     )
+
+
+def _get_piece(channel: Channel, path: str, offset: int) -> tuple[Document, bytes]:
+    """The next piece of a file, by another connection if one is cut."""
+    begun = time.monotonic()
+    for left in range(CUTS, -1, -1):
+        try:
+            return channel.exchange("get", path=path, offset=offset, size=channel.piece)
+        except UnreachableError:
+            if not left or time.monotonic() - begun > CUT_SECONDS:
+                raise
+    raise AssertionError
 
 
 def merge_resources(run: Run, nodes: int) -> None:

@@ -139,7 +139,7 @@ class HeadEngine(ABC):
                 str(node): {str(rank): size_of(folder.log(rank)) for rank in share.ranks(run.spec)}
                 for node, share in enumerate(shares)
             }
-            answer, data = channel.exchange("sync", folder=self._run_place(run), nodes=offsets)
+            answer, data = channel.exchange("sync", folder=self._run_place(run), nodes=offsets, limit=channel.piece)
             position = 0
             for rank, offset, size in answer["pieces"]:
                 # By offset, so that two clients write the same.

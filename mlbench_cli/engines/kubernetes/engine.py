@@ -178,16 +178,15 @@ class KubernetesEngine(HeadEngine):
 
         `complete` is False if results that were not fetched are lost with the head.
         """
-        seen = RunFolder(run.folder).read_observation()
-        ending = seen.ended if seen and seen.ended else Ending.CANCELLED
+        seen = self._look(run)
         with self._access.client() as api:
-            self._stop_those_who_wait(api, run, str(ending))
+            self._stop_those_who_wait(api, run, str(seen.ended or Ending.CANCELLED))
             snapshot = self._await_head(api, run)
             fetched = Fetched(0, 0)
             if snapshot.is_served:
                 with suppress(HeadMissing):
                     fetched = self._fetch_all(run)
-            missing = self._find_missing(run, snapshot)
+            missing = self._find_missing(run, snapshot, seen)
             if missing:
                 self._save_manifests(run)
                 lost = self._explain_loss(api, run, missing)
@@ -219,11 +218,10 @@ class KubernetesEngine(HeadEngine):
                 return snapshot
             time.sleep(LOOK_SECONDS)
 
-    def _find_missing(self, run: Run, snapshot: Snapshot) -> list[int]:
+    def _find_missing(self, run: Run, snapshot: Snapshot, seen: Observation) -> list[int]:
         """The workers and servers that have run, but of which the head has nothing."""
         folder = RunFolder(run.folder)
-        seen = folder.read_observation()
-        started = {run.spec.unit_of(worker.rank) for worker in (seen.workers if seen else ()) if worker.started}
+        started = {run.spec.unit_of(worker.rank) for worker in seen.workers if worker.started}
         return [
             unit
             for unit, report in snapshot.nodes.items()
