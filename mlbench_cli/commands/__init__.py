@@ -28,7 +28,7 @@ PANELS: dict[str, dict[str, Command]] = {
     },
     "Results": {
         "report": Command("mlbench_cli.commands.report", "report", "Write a report about runs (HTML, Markdown)"),
-        "compare": Command("mlbench_cli.commands.compare", "compare", "Compare two results"),
+        "compare": Command("mlbench_cli.commands.compare", "compare", "Compare results"),
         "verify": Command("mlbench_cli.commands.verify", "verify", "Verify archives and their signatures; sign them"),
         "serve": Command("mlbench_cli.commands.serve", "serve", "Start the dashboard and REST API"),
         "download": Command("mlbench_cli.commands.download", "download", "Write the archive of a run to a zip file"),
