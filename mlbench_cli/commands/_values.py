@@ -20,6 +20,10 @@ class PanelCommand(TyperCommand):
     every panel.
     """
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line, without Typer's braces around required ones."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options below the headings of their panels."""
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -29,9 +33,9 @@ class PanelCommand(TyperCommand):
             if record is not None:
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
         folded = {} if ctx.meta.get(HELP_ALL) else {name: panels.pop(name) for name in FOLDED if name in panels}
-        for panel, records in panels.items():
+        for panel in sorted(panels, key=FOLDED.__contains__):  # what is rarely needed comes last
             with formatter.section(panel):
-                formatter.write_dl(records)
+                formatter.write_dl(panels[panel])
         if folded:
             with formatter.section(f"{sum(map(len, folded.values()))} more options"):
                 formatter.write_text(f"{ctx.command_path} --help-all")

@@ -6,6 +6,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, print_answer
+from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.config import file as settings_file
 from mlbench_cli.config.file import SETTINGS, Setting
 from mlbench_cli.errors import NotFoundError
@@ -48,7 +49,7 @@ def show(context: typer.Context, output: Output = Format.text) -> None:
     console.note("Change it with: mlbench config set KEY VALUE")
 
 
-@config.command()
+@config.command(cls=PanelCommand)
 def get(key: Key, output: Output = Format.text) -> None:
     """Print the value of one setting. Exit code 4 if neither environment nor config file set it."""
     setting = settings_file.find_setting(key)
@@ -61,7 +62,7 @@ def get(key: Key, output: Output = Format.text) -> None:
     print_answer(output, {"key": setting.key, **entry}, str(entry["value"]))
 
 
-@config.command("set")
+@config.command("set", cls=PanelCommand)
 def set_(
     key: Key,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="new value")],
@@ -79,7 +80,7 @@ def set_(
         console.warn(f"The environment variable {setting.variable} is also set and takes precedence.")
 
 
-@config.command()
+@config.command(cls=PanelCommand)
 def unset(key: Key, output: Output = Format.text) -> None:
     """Remove a setting from the config file."""
     removed = settings_file.unset_value(key)
@@ -88,7 +89,7 @@ def unset(key: Key, output: Output = Format.text) -> None:
     print_answer(output, {"key": setting.key, "removed": removed, **_document(setting)}, text)
 
 
-@config.command()
+@config.command(cls=PanelCommand)
 def path(output: Output = Format.text) -> None:
     """Print the path of the config file."""
     file = settings_file.config_file()

@@ -22,7 +22,7 @@ from mlbench_cli.commands._clusters import (
 )
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._images import require_registry
-from mlbench_cli.commands._values import build_command
+from mlbench_cli.commands._values import PanelCommand, build_command
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.kube.gpudirect import RELEASES, explain_unknown_branch
@@ -49,7 +49,7 @@ class ProviderGroup(TyperGroup):
         if provider is None:
             return None
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        app.command(name=cmd_name, help=_help(provider))(_function(provider))
+        app.command(name=cmd_name, cls=PanelCommand, help=_help(provider))(_function(provider))
         return build_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -17,6 +17,7 @@ import typer
 from mlbench_cli import console, isolation
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, make_folder
+from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.plan import PREPARE, RUN
 from mlbench_cli.errors import TaskFailedError, UsageError
@@ -51,7 +52,7 @@ def about() -> None:
     """Prepare the data sets of tasks before a run."""
 
 
-@data.command()
+@data.command(cls=PanelCommand)
 def prepare(
     name: Annotated[
         str, typer.Argument(metavar="TASK", help="task (list: mlbench tasks)", autocompletion=complete_tasks)
@@ -100,9 +101,9 @@ def prepare(
     """Download, check and convert the data of a task, so runs start without waiting.
 
     Official archives are downloaded if their license allows it; others must be in the folder, or named with --import.
-    After an interruption the same command continues the work. Prints what the data are: number of samples, a
-    digest, and whether they are the official ones. With --claim a run of one worker from the task's image does it;
-    with --size the claim is created if there is none.
+    After an interruption, repeat the command to resume. It prints the number of samples, a digest, and whether the data
+    are the official ones. With --claim, a run of one worker prepares them in a volume of a cluster; --size creates the
+    claim if there is none.
     """
     task = load_task(name)
     _check_claim_options(claim, size, storage_class, access)

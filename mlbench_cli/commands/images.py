@@ -9,6 +9,7 @@ from mlbench_cli import __version__, console
 from mlbench_cli.clusters import registry_login as cluster_images
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.commands._images import platform_of
+from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -65,7 +66,7 @@ def show(
     console.out_table(["IMAGE", "PRESENCE", "DIGEST"], rows)
 
 
-@images.command()
+@images.command(cls=PanelCommand)
 def push(
     tasks: Annotated[
         list[str] | None,
@@ -99,9 +100,9 @@ def push(
 ) -> None:
     """Build the images of tasks with Docker, push them, and record their digests with the cluster.
 
-    Tasks of your own are built by their own Dockerfile, beside catalog.json or pyproject.toml. Runs on the cluster then
-    use exactly these images. A registry that create-cluster --registry auto has made is logged in to by itself; for
-    others: docker login.
+    The images of your own tasks are built from the Dockerfile beside their catalog.json or pyproject.toml. Runs on the
+    cluster then use exactly these images. mlbench logs in to a registry of create-cluster --registry auto; to others,
+    log in with docker login.
     """
     use_task_folder(task_path)
     store = Store(notice=console.note)

@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
+from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.results.site.repository import check_repository, format_annotation, init_repository
 from mlbench_cli.util.text import counted, list_some, one_line, shorten
@@ -21,7 +22,7 @@ def about() -> None:
     """Build a results site from archives, or start a repository of results."""
 
 
-@site.command()
+@site.command(cls=PanelCommand)
 def build(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
     target: Annotated[Path, typer.Option("--to", "--output", metavar="DIR", help="folder of the site")] = Path("site"),
@@ -43,7 +44,7 @@ def build(
     ] = False,
     output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
 ) -> None:
-    """Build a static results site: every number comes from an archive that mlbench verifies first.
+    """Build a static results site from verified archives.
 
     It has a page per task and per result, filters, time against cost, index.json and results.csv, and works without
     JavaScript. The exit code is 7 if an archive does not verify. Serve it over http, e.g. with python -m http.server.
@@ -80,27 +81,29 @@ def build(
     console.note(f"Next: python -m http.server --directory {target}")
 
 
-@site.command()
+@site.command(cls=PanelCommand)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
 ) -> None:
-    """Start a repository of results: layout, rules, submission guide, and a workflow that checks and publishes.
+    """Start a repository of results.
 
-    The workflow is for GitHub. Numbers are in archives only, and nothing generated is committed.
+    It gets a layout, rules, a submission guide, and a workflow for GitHub that checks and publishes. Numbers are in
+    archives only, and nothing generated is committed.
     """
     for path in init_repository(folder):
         console.out(str(path))
     console.note(f"Next: git init {folder}, then follow {folder / 'README.md'}")
 
 
-@site.command()
+@site.command(cls=PanelCommand)
 def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="repository of results")] = Path(),
     output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
 ) -> int:
-    """Verify every archive of a repository of results, and check every claim against the rules.
+    """Check a repository of results against its rules.
 
-    On GitHub the objections become annotations. The exit code is 7 if there are any.
+    mlbench verifies every archive and checks every claim. On GitHub the objections become annotations. The exit code is
+    7 if there are any.
     """
     with tempfile.TemporaryDirectory() as work:
         count, objections = check_repository(folder, Path(work))
