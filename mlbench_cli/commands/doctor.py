@@ -101,7 +101,7 @@ def _versions() -> Check:
     if not ending:
         return Check("versions", "ok", f"no support ends within {SOON_DAYS} days")
     found = f"support ends within {SOON_DAYS} days, or has ended: {', '.join(ending)}"
-    return Check("versions", "missing", found, "Update mlbench")
+    return Check("versions", "old", found, "Update mlbench, or name another: create-cluster --kubernetes-version.")
 
 
 def _python() -> Check:
