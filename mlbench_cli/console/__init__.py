@@ -235,8 +235,9 @@ def show_error(error: Explanation, *, as_json: bool = False) -> None:
             out(json.dumps(error.to_dict(), indent=2, default=str), raw=True)
         sys.stdout.flush()
         return
-    label = "" if isinstance(error, Stopped) else _color_red("Error: ")
-    sys.stderr.write(f"{_fold(f'{label}{_guard(error.message)}', sys.stderr)}\n")
+    label = "" if isinstance(error, Stopped) else "Error: "
+    folded = _fold(f"{label}{_guard(error.message)}", sys.stderr)  # before the color, which takes no columns
+    sys.stderr.write(f"{_color_red(label) if label else ''}{folded.removeprefix(label)}\n")
     if error.hint:
         sys.stderr.write(f"{_fold(f'Next: {_guard(error.hint)}', sys.stderr)}\n")
     sys.stderr.flush()

@@ -91,7 +91,8 @@ def check_scripts(argv: tuple[str, ...]) -> None:
             raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
         where = "" if "/" in argv[0] else " on the PATH"
         raise UsageError(
-            f'There is no program "{shorten(argv[0])}"{where}.', hint="Correct --command, or activate its environment"
+            f'There is no program "{shorten(argv[0])}"{where}.',
+            hint="Correct the name, or activate the environment that has it.",
         )
     for number, word in enumerate(argv):
         path = Path(shutil.which(word) or word) if number == 0 else Path(word)

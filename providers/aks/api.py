@@ -260,7 +260,7 @@ def _no_token_error(words: str) -> CredentialError:
     if "EnvironmentCredential: Authentication failed" in words or os.environ.get("AZURE_CLIENT_ID"):
         return CredentialError(f"Azure rejected the credentials: {words}", hint=LOGIN)
     cli = re.search(r"AzureCliCredential: (.*?)(?: \w+Credential: | To mitigate|$)", words)
-    reason = f"none in the environment, and of the Azure CLI: {cli[1]}" if cli else words
+    reason = f"none in the environment, and the Azure CLI has none ({cli[1]})" if cli else words
     return CredentialError(
         f"There are no Azure credentials on this machine: {reason}", hint=LOGIN, details=NOT_CONFIGURED
     )

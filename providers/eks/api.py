@@ -203,7 +203,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
     region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), ours.region_name)
     if not region:
         raise UsageError(
-            "No AWS region given: neither by option, nor in the environment or profile.",
+            "No AWS region given, by option, environment or profile.",
             hint="Add --region eu-west-1, or: export AWS_REGION=eu-west-1",
             details=NOT_CONFIGURED,
         )

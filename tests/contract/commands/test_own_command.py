@@ -114,7 +114,10 @@ def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
         ("./crlf.sh", "Windows line ends"),
         ("sh crlf.sh", "Windows line ends"),
         ("./lost.sh", "/no/such/interpreter"),
+        ("pyton train.py", 'There is no program "pyton" on the PATH'),
+        ("./plain.sh", "chmod +x ./plain.sh"),
     ):
+        (project / "plain.sh").touch(mode=0o644)
         done = mlbench("run", "x", "1", "--command", command)
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
