@@ -12,13 +12,13 @@ import json
 import socket
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +47,7 @@ from task_images.ranks import Ranks, name_place
 from task_images.report import Reporter
 from task_images.seeds import numpy_generator
 
-if TYPE_CHECKING:
-    from task_images.cifar10_resnet20_tensorflow import training
-else:
-    training = Lazy("task_images.cifar10_resnet20_tensorflow.training")
+training: Any = Lazy("task_images.cifar10_resnet20_tensorflow.training")  # imports this module
 
 COLLECTIVE, PARAMETER_SERVER = "collective", "parameter-server"
 
@@ -133,9 +130,7 @@ def main(contract: Contract) -> None:
     _check(settings, parts, contract.device)
     if find_spec("tensorflow") is None:
         raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
-    world: training.World = (
-        training.open_cluster(contract) if is_served else training.open_world(contract, tf32=settings.tf32)
-    )
+    world = training.open_cluster(contract) if is_served else training.open_world(contract, tf32=settings.tf32)
     synthetic = settings.data == "synthetic"
     report = Reporter(world, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic)
     report.environment()
@@ -148,9 +143,7 @@ def main(contract: Contract) -> None:
     data = Images(images, settings.batch_size, world.rank, parts, contract.seed, settings.loaders)
     network = training.Network(settings, contract.seed)
     same = {"seed": contract.seed, "global_batch": settings.batch_size * parts}
-    make_trainer: Callable[..., training.TensorFlowTrainer] = (
-        partial(training.ServerTrainer, settings=settings) if is_served else training.TensorFlowTrainer
-    )
+    make_trainer = partial(training.ServerTrainer, settings=settings) if is_served else training.TensorFlowTrainer
     make_trainer(
         world,
         report,

@@ -12,13 +12,10 @@ if TYPE_CHECKING:
     import torch as torch
     import torch.distributed as dist
     from torch import nn as nn
-
-    from task_images import world as replicas
 else:
     torch, dist, nn = Lazy("torch"), Lazy("torch.distributed"), Lazy("torch.nn")
-    replicas = Lazy("task_images.world")
 
-__all__ = ["FILES", "Lazy", "dist", "nn", "replicas", "torch"]
+__all__ = ["FILES", "Lazy", "dist", "nn", "torch"]
 
 # The file of each method, in the order in which they are listed.
 FILES = {

@@ -20,17 +20,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 from task_images.errors import TaskUsageError
-from task_images.methods import Lazy, nn, replicas, torch
+from task_images.methods import Lazy, nn, torch
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from task_images import world as replicas
     from task_images.clock import Tracker
     from task_images.methods import link as links
     from task_images.precision import LossScale
     from task_images.world import World
 else:
-    links = Lazy("task_images.methods.link")
+    links, replicas = Lazy("task_images.methods.link"), Lazy("task_images.world")
 
 MakeOptimizer = Callable[["torch.nn.Module"], "torch.optim.Optimizer"]
 NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
@@ -158,13 +159,6 @@ class Option:
         return self.form or f"from {self.low:g} to {self.high:g}"
 
 
-class Delay(NamedTuple):
-    """Seconds added to each message, and to each of its bytes."""
-
-    alpha: float
-    beta: float
-
-
 def parse_size(text: str) -> int:
     """Bytes of a size such as 25MiB or 4096000. Raises ValueError."""
     digits = text.rstrip("BKMGik")
@@ -175,12 +169,12 @@ def parse_size(text: str) -> int:
     return int(value * UNITS[unit])
 
 
-def parse_delay(text: str) -> Delay | None:
-    """The delay of ALPHA,BETA. Raises ValueError."""
+def parse_delay(text: str) -> tuple[float, float] | None:
+    """The seconds of ALPHA,BETA: of each message, and of each of its bytes. Raises ValueError."""
     if text == "none":
         return None
     alpha, _, beta = text.partition(",")
-    delay = Delay(float(alpha), float(beta))
+    delay = float(alpha), float(beta)
     if not all(0 <= part < 60 for part in delay):
         raise ValueError(f"{text} is no delay")
     return delay

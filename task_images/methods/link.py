@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from task_images.methods import dist, torch
 
 if TYPE_CHECKING:
-    from task_images.methods.base import Delay
     from task_images.world import World
 
 COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
@@ -54,12 +53,13 @@ class Pending:
 class Link:
     """All ranks, as a method sees them. Every rank makes the same calls in the same order.
 
+    delay            seconds of each message, and of each of its bytes
     messages, bytes  given to collectives by this rank; `wire_bytes`: sent by the ring or tree algorithm in use
     exposed          seconds in which the training waited for messages; `has_thread`: another thread waits for them
     busy             seconds in which at least one was under way
     """
 
-    def __init__(self, world: World, delay: Delay | None) -> None:
+    def __init__(self, world: World, delay: tuple[float, float] | None) -> None:
         self.size, self.rank, self.device = world.size, world.rank, world.device
         self._delay = delay
         # gloo says when an all-reduce has arrived, but not when other collectives have.
@@ -197,5 +197,5 @@ class Link:
         now = time.perf_counter()
         if self._delay is None:
             return Booked(now, 0.0)
-        self._free = max(self._free, now) + self._delay.alpha + self._delay.beta * size
+        self._free = max(self._free, now) + self._delay[0] + self._delay[1] * size
         return Booked(now, self._free)

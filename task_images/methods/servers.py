@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from task_images.errors import PeerLostError
-from task_images.methods import dist, plans, replicas, torch
+from task_images.methods import Lazy, dist, plans, torch
 from task_images.methods.base import MethodError, Option, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.link import Pending
@@ -24,7 +24,10 @@ from task_images.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_thread
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from task_images import world as replicas
     from task_images.contract import Contract
+else:
+    replicas = Lazy("task_images.world")
 
 PREFIX = "servers"
 CONTROL, FIRST = 0, 1  # tags: of trainer 0's tables, and of the first message
