@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NamedTuple
 
 from task_images.certify import Settings, pairs, rules
@@ -29,7 +30,7 @@ _WATCH_SECONDS = 5.0  # between two looks at healthy peers, at least
 _LATE_SECONDS = 60.0  # by which ranks may load their libraries later than the first one
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_HELLO_SECONDS = 5.0
+_HELLO_SECONDS, _HELLO_BYTES = 5.0, 1 << 16  # of a rank's first message; others may connect, too
 
 
 class Member(NamedTuple):
@@ -62,7 +63,7 @@ class Ranks:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 link, (address, *_) = listener.accept()
                 connection = as_connection(link)
-                hello = json.loads(connection.recv_bytes()) if connection.poll(_HELLO_SECONDS) else {}
+                hello = json.loads(connection.recv_bytes(_HELLO_BYTES)) if connection.poll(_HELLO_SECONDS) else {}
                 if hello["run"] == self.contract.run_id:
                     offset = time.time() - hello["time"]
                     member = Member(connection, address, hello["node"], hello["machine"], hello["port"], offset)
@@ -73,23 +74,22 @@ class Ranks:
 
     def ask(self, stage: str, jobs: Mapping[int, Job]) -> dict[int, dict[str, float]]:
         """Give each rank its job; what those measured that answered in time. The others are asked no more."""
-        waiting: dict[Any, int] = {self.members[rank].connection: rank for rank in jobs if rank not in self.silent}
-        found, limit = {}, max((job["limit"] for job in jobs.values()), default=0.0)
-        restarts = START_SECONDS if self._restarting & set(waiting.values()) else 0.0
+        asked, found = set(jobs) - self.silent, dict[int, dict[str, float]]()
+        limit = max((job["limit"] for job in jobs.values()), default=0.0)
+        restarts = START_SECONDS if self._restarting & asked else 0.0
         deadline = time.monotonic() + limit + min(_SLACK, limit) + restarts
-        self._restarting -= set(waiting.values())
-        for connection, rank in waiting.items():
-            send(connection, jobs[rank])
-        while waiting:
-            ready: list[Any] = wait(list(waiting), deadline - time.monotonic())
-            if not ready:
-                break
-            for connection in ready:
-                rank = waiting.pop(connection)
-                with suppress(OSError, EOFError, ValueError):
-                    answer = json.loads(connection.recv_bytes())
-                    found[rank] = answer["values"]
-                    self._restarting |= {rank} if answer["restarts"] else set()
+        self._restarting -= asked
+        with DefaultSelector() as selector:
+            for rank in asked:
+                send(self.members[rank].connection, jobs[rank])
+                selector.register(self.members[rank].connection, EVENT_READ, rank)
+            while selector.get_map() and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    with suppress(OSError, EOFError, ValueError):
+                        answer = json.loads(self.members[key.data].connection.recv_bytes())
+                        found[key.data] = answer["values"]
+                        self._restarting |= {key.data} if answer["restarts"] else set()
         for rank in jobs.keys() - found.keys() - self.silent:
             self._lose(rank, stage)
         return found
