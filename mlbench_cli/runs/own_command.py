@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
@@ -86,7 +87,9 @@ def find_interpreter(argv: tuple[str, ...]) -> str | None:
 def check_scripts(argv: tuple[str, ...]) -> None:
     """Reject programs and scripts on this machine that no operating system could start. Raises UsageError that names
     the file."""
-    if argv and argv[0] and "{" not in argv[0] and shutil.which(argv[0]) is None:
+    # The agent adds the folder of its own Python to the end of the PATH.
+    searched = os.pathsep.join((os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)))
+    if argv and argv[0] and "{" not in argv[0] and shutil.which(argv[0], path=searched) is None:
         if os.path.isfile(argv[0]):
             raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
         where = "" if "/" in argv[0] else " on the PATH"
