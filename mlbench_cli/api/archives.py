@@ -9,13 +9,12 @@ from mlbench_cli.results.analysis.compare import compare as compare_archives
 from mlbench_cli.results.analysis.reproduction import Reproduction
 from mlbench_cli.results.analysis.reproduction import judge_reproduction as judge_sides
 from mlbench_cli.results.analysis.series import Series, collect
-from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable, settings_of
 from mlbench_cli.results.archive.evidence import load_evidence
 from mlbench_cli.results.archive.judge import Judgement
 from mlbench_cli.results.archive.judge import judge as judge_evidence
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import Verification, open_verified, verify
-from mlbench_cli.results.exports.facts import describe_run
 from mlbench_cli.results.report.facts import collect as collect_facts
 
 
@@ -38,7 +37,7 @@ def metrics_of(archive: Archive) -> MetricTable:
     """All metrics in an archive."""
     name, workers = str(archive.run["name"]), int(archive.result["workers"])
     points = (MetricPoint.parse(name, workers, row) for row in archive.metrics())
-    return MetricTable((point for point in points if point is not None), {name: describe_run(archive)})
+    return MetricTable((point for point in points if point is not None), {name: settings_of(archive)})
 
 
 def resources_of(archive: Archive) -> ResourceTable:

@@ -13,10 +13,10 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, make_folder, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
+from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, settings_of
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.exports.facts import RunFacts, describe_run, read_facts
+from mlbench_cli.results.exports.facts import RunFacts, read_facts
 from mlbench_cli.results.exports.tables import write_csv, write_parquet
 
 # A tracker is a function that writes one run; packages register more in the entry point group.
@@ -101,6 +101,6 @@ def _write_table(form: str, target: Path, archives: Sequence[Archive]) -> list[s
     make_folder(target.parent)
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
     samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))
-    settings = {str(archive.run["name"]): describe_run(archive) for archive in archives}
+    settings = {str(archive.run["name"]): settings_of(archive) for archive in archives}
     with layout.naming_file_on_os_error(target, "written"):
         return [str(path) for path in TABLES[form](target, metrics, samples, settings)]

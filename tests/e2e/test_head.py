@@ -34,9 +34,14 @@ def pods_of(runs: Runs, run: Run, role: str) -> list[dict[str, Any]]:
 
 
 def delete_pods(runs: Runs, run: Run, role: str) -> None:
+    """Delete the pods, and wait until they are gone."""
+    pods = pods_of(runs, run, role)
     with runs.cluster.access.client() as api:
-        for pod in pods_of(runs, run, role):
+        for pod in pods:
             api.delete(object_path("Pod", runs.cluster.access.namespace, pod["metadata"]["name"]))
+    gone = {pod["metadata"]["uid"] for pod in pods}
+    while gone & {pod["metadata"]["uid"] for pod in pods_of(runs, run, role)}:
+        time.sleep(0.3)
 
 
 def wait_for_end(runs: Runs, run: Run) -> None:
@@ -62,8 +67,6 @@ def test_another_machine_fetches_after_the_workers_pods_are_gone(runs: Runs, tmp
     _, run = runs.start(spec, tmp_path / "first")
     wait_for_end(runs, run)
     delete_pods(runs, run, "worker")
-    while pods_of(runs, run, "worker"):
-        time.sleep(0.3)
     engine, again = on_another_machine(runs, run, tmp_path / "second")
     until_when = engine.kept_until(again)
     assert until_when is not None

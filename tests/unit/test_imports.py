@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,7 +110,7 @@ LIST = "import sys; from mlbench_cli.__main__ import main; assert main() == 0; p
     "command", ["--version", "--help", "status", "list-clusters", "run x 1 --command true --dry-run"]
 )
 def test_what_a_person_waits_for_loads_no_large_library(command: str, tmp_path: Path) -> None:
-    environment = {"MLBENCH_HOME": str(tmp_path), "PATH": ""}
+    environment = {"MLBENCH_HOME": str(tmp_path), "PATH": os.defpath}
     words = [sys.executable, "-c", LIST, *command.split()]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stderr.split()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.methods import method_of
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import read_moment
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+
+    from mlbench_cli.results.archive.reader import Archive
 
 Row = TypeVar("Row", bound="MetricPoint | ResourceSample")
 # What a data frame of metrics says of each run, to group by: name -> kind of the column.
@@ -262,3 +265,10 @@ def load_library(name: str, extra: str = "tables") -> Any:
         raise UsageError(
             f"This needs the package {package}, which is not installed.", hint=install_hint(extra)
         ) from None
+
+
+def settings_of(archive: "Archive") -> dict[str, str | int]:
+    """The settings that tables have of each run, as texts and the seed."""
+    spec = archive.run["spec"]
+    texts = {name: str(spec.get(name) or "") for name in ("preset", "network", "backend", "device")}
+    return {"task": str(archive.result["task"]), "method": method_of(spec), **texts, "seed": int(spec.get("seed") or 0)}

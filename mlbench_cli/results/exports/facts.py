@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis.figures import figures
 from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.tables import ResourceSample
@@ -51,13 +50,6 @@ def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
             if isinstance(value, str | int | float):
                 found[f"{part}.{key}"] = _clip(value)
     return found
-
-
-def describe_run(archive: "Archive") -> dict[str, str | int]:
-    """The settings that tables have of each run, as texts and the seed."""
-    spec = archive.run["spec"]
-    texts = {name: str(spec.get(name) or "") for name in ("preset", "network", "backend", "device")}
-    return {"task": str(archive.result["task"]), "method": method_of(spec), **texts, "seed": int(spec.get("seed") or 0)}
 
 
 def read_facts(archive: "Archive") -> RunFacts:
