@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines import fetch as fetching
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.fetch import ATTEMPTS, FetchError, check_logs, download, fetch_archive, merge_resources
 from mlbench_cli.engines.observe import NodeReport
@@ -31,6 +30,7 @@ class Machine:
         self.content = content
         self.spoil: list[bytes] = []
         self.offsets: list[int] = []
+        self.piece = 1 << 20  # bytes to ask for at once
 
     def exchange(self, do: str, *, path: str, offset: int, size: int) -> tuple[dict[str, Any], bytes]:
         assert (do, path) == ("get", "/place/.state/archive.tar")
@@ -76,10 +76,10 @@ def fetch(run: Run, machine: Machine, node: int = 0) -> tuple[int, int] | None:
 
 
 def test_a_file_comes_in_pieces_and_a_broken_transfer_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(fetching, "PIECE", 4)
     machine, part = Machine(b"0123456789"), tmp_path / "part"
+    machine.piece = 4
     part.write_bytes(b"012")
     machine.download(part)
     assert part.read_bytes() == machine.content
