@@ -232,7 +232,7 @@ class HeadEngine(ABC):
         return findings
 
     def _save_placement(self, run: Run, snapshot: Snapshot) -> None:
-        """manifests/placement.json: machine, interface, CPUs and GPUs of each node, and those of each rank."""
+        """placement.json: machine, interface, CPUs and GPUs of each node, and those of each rank."""
         keys = ("node_name", "host", "address", "interface", "master_address", "cpus", "gpus", "bound", "slurm")
         nodes = [
             {"node": number, "ranks": [entry["rank"] for entry in report.state["ranks"]]}
@@ -241,7 +241,7 @@ class HeadEngine(ABC):
             if report.state is not None
         ]
         document = {"schema_version": 1, "nodes": nodes}
-        write_atomically(run.folder / "manifests" / "placement.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(run.manifests / "placement.json", (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _explain_losses(snapshot: Snapshot) -> list[Finding]:

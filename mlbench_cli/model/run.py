@@ -255,6 +255,12 @@ class Run:
         """The name that the spec has."""
         return self.spec.name
 
+    @property
+    def manifests(self) -> Path:
+        """The folder for what was submitted, and where: part of the archive, but for an anonymous run, since it names
+        machines and paths."""
+        return self.folder / (".state/manifests" if self.spec.anonymous else "manifests")
+
 
 class ExperimentName(NamedTuple):
     """An experiment, without its members."""

@@ -153,7 +153,7 @@ class HostsEngine(MachinesEngine):
             finding = Finding(
                 "folder_gone", "The run has no folder on its hosts: it was not submitted, or has been removed."
             )
-            ended = Ending.LOST if (run.folder / "manifests" / "plan.json").exists() else Ending.NEVER_STARTED
+            ended = Ending.LOST if (run.manifests / "plan.json").exists() else Ending.NEVER_STARTED
             return replace(observation, ended=ended, findings=(*observation.findings, finding))
         if not snapshot.is_served and snapshot.shows_life:
             self._start_head(run)  # it was killed, or its machine has started again

@@ -374,8 +374,8 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
 
 
 def save_manifests(run: Run, submission: Submission) -> None:
-    """manifests/KIND.yaml in the run's folder, as submitted. Of the code only the digest is kept."""
-    folder = run.folder / "manifests"
+    """KIND.yaml in the folder of manifests, as submitted. Of the code only the digest is kept."""
+    folder = run.manifests
     folder.mkdir(parents=True, exist_ok=True)
     for document in submission.documents:
         write_atomically(folder / file_name(document), templates.dump([without_code(document)]).encode())
@@ -385,7 +385,7 @@ def _without_job(run: Run, seen: Observation) -> Observation:
     """How a run ended whose Job does not exist: it was never submitted, was deleted, or has expired."""
     if all(worker.exit_code == 0 for worker in seen.workers):
         return replace(seen, ended=Ending.EXITED)
-    if not (run.folder / "manifests").exists():
+    if not run.manifests.exists():
         finding = Finding(
             "not_started",
             "The run's Job is not in the cluster: it was not submitted, or has been deleted.",

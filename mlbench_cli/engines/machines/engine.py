@@ -69,7 +69,7 @@ class MachinesEngine(HeadEngine):
     # --- end ------------------------------------------------------------------------------------------------------
 
     def _save_manifests(self, run: Run) -> None:
-        folder = run.folder / "manifests"
+        folder = run.manifests
         folder.mkdir(parents=True, exist_ok=True)
         for document in self.render(run.spec).documents:
             if "script" in document:

@@ -148,7 +148,7 @@ def setup_failed(text: str) -> Finding:
     return Finding(
         "setup_failed",
         f"A line of --setup failed, so no rank was started: {text[:300]}.",
-        hint="Correct the lines: mlbench attach-slurm NAME --setup FILE; manifests/batch.log has their output.",
+        hint="Correct the lines: mlbench attach-slurm NAME --setup FILE; the run's batch.log has their output.",
         evidence={"failed": text[:300]},
     )
 

@@ -238,7 +238,7 @@ class SlurmEngine(MachinesEngine):
             return replace(observation, ended=Ending.CANCELLED)
         if snapshot.exists and (self._read_text(f"{self._run_place(run)}/started/job") is not None):
             return observation
-        if snapshot.exists or not (run.folder / "manifests" / "job.sh").exists():
+        if snapshot.exists or not (run.manifests / "job.sh").exists():
             finding = Finding(
                 "not_submitted",
                 "The run has no job on the cluster: its client was stopped before it submitted one.",
@@ -275,8 +275,8 @@ class SlurmEngine(MachinesEngine):
                 if size:
                     start = max(0, size - LOG_BYTES)
                     _, data = self._channel.exchange("get", path=path, offset=start, size=LOG_BYTES)
-                    (run.folder / "manifests").mkdir(exist_ok=True)
-                    write_atomically(run.folder / "manifests" / name, data)
+                    run.manifests.mkdir(parents=True, exist_ok=True)
+                    write_atomically(run.manifests / name, data)
         return fetched
 
     def _stop(self, run: Run) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -277,6 +278,10 @@ def test_a_preloaded_library_of_a_command_is_recorded_on_every_node_and_named_as
     supervise.follow(nameless, lab.engine, lab.store)
     assert library not in (nameless.folder / "resources.jsonl").read_text()
     assert "preloaded" in json.loads((nameless.folder / "result.json").read_bytes())["conditions"]["labels"]
+    archived = [path for path in nameless.folder.rglob("*") if path.is_file() and ".state" not in path.parts]
+    whole = b"".join(path.read_bytes() for path in archived)
+    assert not [word for word in (sys.executable, str(home), library) if word.encode() in whole]
+    assert find_problems(nameless.folder) == []
     lab.close()
 
 
