@@ -119,6 +119,7 @@ def _warn(found: Comparison) -> None:
         by_word = {"task": by_word["task"][:1]}
     for word, texts in by_word.items():
         if len(texts) == 1 and texts[0] in (found.verdict or ""):
+            console.warn(f"Accept this difference with --across {word}.")
             continue
         more = f" So do {len(texts) - 1} more of this kind." if len(texts) > 1 else ""
         console.warn(f"{texts[0]}{more} Accept it with --across {word}.")

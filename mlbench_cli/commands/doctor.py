@@ -21,9 +21,9 @@ from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
+from providers import registry
 from providers.doctor import Check
 from providers.pins import SOON_DAYS, ends_soon, list_ends
-from providers.registry import ALIASES, PAID, run_checks
 from task_images.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
@@ -46,7 +46,9 @@ def doctor(
         typer.Argument(
             metavar="[PROVIDER]...",
             help="check gke, eks, aks, slurm or hosts instead of this machine",
-            autocompletion=lambda incomplete: [name for name in (*PAID, *KINDS) if name.startswith(incomplete)],
+            autocompletion=lambda incomplete: [
+                name for name in (*registry.PAID, *KINDS) if name.startswith(incomplete)
+            ],
         ),
     ] = None,
     project: Project = None,
@@ -59,8 +61,8 @@ def doctor(
     (but for quotas of single kinds of GPU and programs), else 0.
     """
     for name in providers or ():
-        if name not in (*KINDS, *PAID, *ALIASES):
-            known = [*PAID, *KINDS]
+        if name not in (*KINDS, *registry.PAID, *registry.ALIASES):
+            known = [*registry.PAID, *KINDS]
             raise UsageError(
                 f'There are no checks for "{name}".{did_you_mean(name, known)}',
                 hint=f"mlbench doctor {'|'.join(known)}",
@@ -69,7 +71,7 @@ def doctor(
         checks = [
             check
             for name in providers
-            for check in (check_machines(name) if name in KINDS else run_checks(name, project, location))
+            for check in (check_machines(name) if name in KINDS else registry.run_checks(name, project, location))
         ]
     else:
         checks = [check() for check in CHECKS]

@@ -372,9 +372,10 @@ def test_a_preloaded_library_is_recorded_shown_and_kept_apart(project: Path) -> 
     checked = mlbench("verify", "plain", "loaded").stdout
     assert checked.count("ok (integrity, derivation)") == 6
     assert checked.count(said) == 3
-    shown = mlbench("compare", "plain-1", "loaded-1").stderr
-    assert "search paths of libraries and modules differ: none and LD_PRELOAD=" in shown
-    assert "shared, preloaded." in shown  # the conditions of one side
+    compared = mlbench("compare", "plain-1", "loaded-1")
+    assert "search paths of libraries and modules differ: none and LD_PRELOAD=" in compared.stdout
+    assert "--across libraries" in compared.stderr
+    assert "shared, preloaded." in compared.stderr  # the conditions of one side
     assert mlbench("delete", "plain-1-r3", "--yes").returncode == 0
     assert "plain-1: 2 of the 3 runs that were asked for are here" in mlbench("report", "r.md", "plain").stderr
 
