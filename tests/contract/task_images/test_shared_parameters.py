@@ -35,7 +35,7 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
     changes: Parameters = {**endless, BUDGET: 1.0, "goal_full": easy, "goal_light": easy, **SMALL.get(name, {})}
     parameters = task.resolve("tiny", changes)
     environment = {"MLBENCH_DATA_DIR": str(tmp_path / "data")}
-    first, second = ranks.run(f"task_images.{name}", 2, tmp_path, parameters, **environment)
+    first, second = ranks.run(f"task_images.run {name}", 2, tmp_path, parameters, **environment)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     result = first.result
     assert result["outcome"] == "budget_spent"
@@ -58,7 +58,7 @@ def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     assert task.resolve("throughput")["blocks"] == 10
     changes: Parameters = {"blocks_after": 1, "blocks": 2, "block_updates": 2, **SMALL.get(name, {})}
     environment = {"MLBENCH_DATA_DIR": str(tmp_path / "data")}
-    first, second = ranks.run(f"task_images.{name}", 2, tmp_path, task.resolve("tiny", changes), **environment)
+    first, second = ranks.run(f"task_images.run {name}", 2, tmp_path, task.resolve("tiny", changes), **environment)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     result, details = first.result, first.result["details"]
     assert (result["outcome"], result["goal"], result["updates"]) == ("completed", None, 4)
