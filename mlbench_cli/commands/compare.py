@@ -72,11 +72,12 @@ def compare(
     if limit is None and direction is not None:
         raise UsageError("--direction belongs to --fail-above, which is missing.")
     accepted = check_words(across or ())
+    others = list(dict.fromkeys(others))
     found: list[tuple[Values, Comparison]] = []
     alone: list[str] = []
     with ExitStack() as stack:
         a = open_archives(_archives(first), stack, unproven=unproven)
-        for other in dict.fromkeys(others):
+        for other in others:
             b = open_archives(_archives(other), stack, unproven=unproven)
             cells, without = compare_cells(a, b, (_name(first, a), _name(other, b)), accepted)
             found += cells.items()

@@ -76,14 +76,14 @@ def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) 
 
 def _get_piece(channel: Channel, path: str, offset: int) -> tuple[Document, bytes]:
     """The next piece of a file, by another connection if one is cut."""
-    begun = time.monotonic()
-    for left in range(CUTS, -1, -1):
+    left, end = CUTS, time.monotonic() + CUT_SECONDS
+    while True:
         try:
             return channel.exchange("get", path=path, offset=offset, size=channel.piece)
         except UnreachableError:
-            if not left or time.monotonic() - begun > CUT_SECONDS:
+            if not left or time.monotonic() > end:
                 raise
-    raise AssertionError
+        left -= 1
 
 
 def merge_resources(run: Run, nodes: int) -> None:
