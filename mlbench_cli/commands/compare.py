@@ -12,12 +12,19 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
-from mlbench_cli.results.analysis.compare import Comparison, Row, Values, compare_cells, describe_cell, find_metric
-from mlbench_cli.results.analysis.gate import Direction, decide, make_document, parse_limit
+from mlbench_cli.results.analysis.compare import (
+    Comparison,
+    Row,
+    Values,
+    compare_cells,
+    describe_cell,
+    find_metric,
+    make_document,
+)
 from mlbench_cli.results.analysis.numbers import format_estimate
-from mlbench_cli.results.analysis.stats import Estimate, find_worst
+from mlbench_cli.results.analysis.stats import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.text import list_some
 
@@ -35,25 +42,9 @@ def compare(
         list[str],
         typer.Argument(metavar="B...", help="results, each to compare with A", autocompletion=complete_runs),
     ],
-    fail_above: Annotated[
-        str | None,
-        typer.Option(
-            "--fail-above",
-            metavar="LIMIT",
-            help="exit with 7 if B is worse than A by more than this factor or share, e.g. 1.2 or +20%; with 9 if the "
-            "95 % interval does not decide",
-        ),
-    ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="figure to compare, e.g. accuracy; default: all, and seconds for --fail-above",
-        ),
-    ] = None,
-    direction: Annotated[
-        Direction | None, typer.Option("--direction", help="which direction is better; default: depends on the figure")
+        typer.Option("--metric", metavar="NAME", help="figure to compare, e.g. accuracy; default: all"),
     ] = None,
     across: Annotated[
         list[str] | None,
@@ -61,16 +52,13 @@ def compare(
     ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
-) -> int:
+) -> None:
     """Compare results with a baseline: the differences in their settings, and the ratios of their figures.
 
     Of repeats (mlbench run --repeat) geometric means are compared, with their 95 % intervals; fewer than three on a
     side give no verdict. Two versions of your own program are compared as before and after. Experiments of several
-    sizes or settings are compared cell by cell. --fail-above has to hold for each cell, and for each B of several.
+    sizes or settings are compared cell by cell. mlbench gate fails a build if results got worse.
     """
-    limit = None if fail_above is None else parse_limit(fail_above, "--fail-above")
-    if limit is None and direction is not None:
-        raise UsageError("--direction belongs to --fail-above, which is missing.")
     accepted = check_words(across or ())
     others = list(dict.fromkeys(others))
     found: list[tuple[Values, Comparison]] = []
@@ -82,12 +70,11 @@ def compare(
             cells, without = compare_cells(a, b, (_name(first, a), _name(other, b)), accepted)
             found += cells.items()
             alone += without
-    gates = [] if limit is None else [decide(each, limit, metric, direction, len(found)) for _, each in found]
     if metric is not None:
         found = [(values, each.reduce_to(str(find_metric(each.rows, metric)))) for values, each in found]
     titles = [_title(each, values, len(others) > 1) for values, each in found]
     if output == Format.json:
-        console.out_json(make_document(found, gates, alone))
+        console.out_json(make_document(found, alone))
     else:
         for number, (title, (_, comparison)) in enumerate(zip(titles, found, strict=True)):
             if title:
@@ -95,10 +82,6 @@ def compare(
             _show(comparison)
     if alone:
         console.warn(f"Omitted, because only one side has it: {'; '.join(dict.fromkeys(alone))}.")
-    for title, gate in zip(titles, gates, strict=False):
-        about = f"{title}: " if title else ""
-        console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
-    return find_worst(gate.verdict for gate in gates).exit_code
 
 
 def _title(found: Comparison, values: Values, has_several: bool) -> str:

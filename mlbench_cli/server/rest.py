@@ -227,8 +227,7 @@ def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[st
     """Two runs, experiments or groups of repeats side by side, as `mlbench compare A B -o json`; `query` has "a" and
     "b"."""
     from mlbench_cli.results.analysis.comparability import check_words
-    from mlbench_cli.results.analysis.compare import compare_cells
-    from mlbench_cli.results.analysis.gate import make_document
+    from mlbench_cli.results.analysis.compare import compare_cells, make_document
 
     names = [query.get(side) or "" for side in ("a", "b")]
     if not all(names):
@@ -240,7 +239,7 @@ def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[st
         sides = (one, names[0]), (other, names[1])
         titles = [str(side[0].run["name"]) if len(side) == 1 else name for side, name in sides]
         found, alone = compare_cells(one, other, (titles[0], titles[1]), check_words(across))
-        return make_document(list(found.items()), (), alone)
+        return make_document(list(found.items()), alone)
 
 
 def _finished(runs: Sequence[RunHandle]) -> Sequence[RunHandle]:

@@ -61,6 +61,7 @@ OPTIONS = {
     "--format": "Leave it out: there is one form of archives.",
     "--import": "Leave it out: tables of nccl-tests and OSU are not read; --task allreduce measures what they do.",
     "--timestamps": "Leave it out: mlbench logs RUN --raw shows the events with their times.",
+    "--fail-above": "mlbench gate B --baseline A --check seconds=LIMIT",
     "--first-day": "docs/tutorial/cluster.md has the commands.",
 }
 COMMANDS = {

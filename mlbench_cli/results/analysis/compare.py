@@ -386,6 +386,14 @@ def compare_cells(
     return {pair.values: compare(pair.a, pair.b, names, across) for pair in pairs}, alone
 
 
+def make_document(found: Sequence[tuple[Values, Comparison]], alone: Sequence[str]) -> JsonObject:
+    """A single comparison as is; several as a list, each with the values of its cell."""
+    if [values for values, _ in found] == [()]:
+        return found[0][1].to_dict()
+    comparisons = [{"cell": dict(values), **comparison.to_dict()} for values, comparison in found]
+    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone)}
+
+
 def describe_cell(values: Values) -> str:
     """ "2 workers, backend mpi", for tables and messages."""
     return ", ".join(_describe(name, value) for name, value in values)

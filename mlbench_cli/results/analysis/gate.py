@@ -1,7 +1,7 @@
 """Gates: is B worse than A by more than the limit, is it not, or can the runs not tell?
 
-`decide` answers for one comparison, and so for `mlbench compare --fail-above`; `check_results` finds what results have
-to be compared with in a baseline, for `mlbench gate`. Both decide by the interval of the row that they print.
+`check_results` finds what results have to be compared with in a baseline; `decide` answers for one comparison, by the
+interval of the row that `mlbench compare` prints.
 """
 
 import math
@@ -20,7 +20,6 @@ from mlbench_cli.results.analysis.compare import (
     CODE,
     Comparison,
     Row,
-    Values,
     compare,
     compare_runs,
     describe_doubt,
@@ -155,21 +154,6 @@ def describe_limit(limit: float) -> str:
 def _trim(value: float) -> str:
     text = significant(value)
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def make_document(
-    found: Sequence[tuple[Values, Comparison]], decisions: Sequence[Decision], alone: Sequence[str]
-) -> JsonObject:
-    """A single comparison as is; several as a list, each with the values of its cell. `decisions` are those about
-    each, or none."""
-    each = [{**comparison.to_dict(), "gate": None} for _, comparison in found]
-    for document, decision in zip(each, decisions, strict=False):
-        document["gate"] = decision.to_dict()
-    if [values for values, _ in found] == [()]:
-        return each[0]
-    comparisons = [{"cell": dict(values), **document} for (values, _), document in zip(found, each, strict=True)]
-    verdict = str(find_worst(one.verdict for one in decisions)) if decisions else None
-    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
 
 
 # --- against a baseline ---------------------------------------------------------------------------------------------

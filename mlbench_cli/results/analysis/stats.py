@@ -43,8 +43,7 @@ _NORMAL_80 = 0.8416  # 80 % quantile of the normal distribution
 
 
 class Verdict(StrEnum):
-    """The verdict from an interval. The first three answer `gate` and `compare --fail-above`, the others
-    `reproduce`."""
+    """The verdict from an interval. The first three answer `gate`, the others `reproduce`."""
 
     PASSED = "passed"
     FAILED = "failed"

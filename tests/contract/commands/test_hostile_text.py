@@ -61,7 +61,6 @@ COMMANDS: dict[str, list[str]] = {
     "logs --tail": ["logs", "RUN", "--tail", "1000"],
     "verify": ["verify", "A", "B", "DAMAGED"],
     "compare": ["compare", "A", "B"],
-    "compare --fail-above": ["compare", "A", "B", "--fail-above", "1.2"],
     "report md": ["report", "out.md", "A", "B"],
     "report html": ["report", "out.html", "A", "B"],
     "charts": ["charts", "figures", "A", "B"],

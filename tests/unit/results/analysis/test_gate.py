@@ -1,4 +1,4 @@
-"""The gate of `mlbench compare --fail-above`: the interval decides, in the direction of the figure."""
+"""`mlbench gate`: the interval decides, in the direction of the figure."""
 
 import math
 from pathlib import Path
