@@ -72,7 +72,6 @@ PANELS: dict[str, dict[str, Command]] = {
         "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check this machine for what runs need"),
         "methods": Command("mlbench_cli.commands.methods", "methods", "List communication methods, or explain one"),
         "data": Command("mlbench_cli.commands.data", "data", "Prepare the data sets of a task"),
-        "config": Command("mlbench_cli.commands.config", "config", "Show and change defaults"),
         "help": Command("mlbench_cli.commands.help", "show_help", "Show help for a topic or a command"),
     },
 }
@@ -91,7 +90,8 @@ TOPICS = {
     "runs": "start, follow and stop runs",
     "results": "verify, compare, report, export",
     "clusters": "create, attach and delete clusters",
-    "settings": "tasks, methods, data sets, defaults",
+    "settings": "tasks, methods, data sets",
+    "defaults": "defaults from config file and environment",
     "run-settings": "rarely needed settings of mlbench run",
     "exit-codes": "exit codes of all commands",
 }

@@ -35,7 +35,7 @@ Registry = Annotated[
     typer.Option(
         "--registry",
         metavar="PREFIX",
-        help="registry prefix, e.g. ghcr.io/me; default: registry of the cluster, or from mlbench config",
+        help="registry prefix, e.g. ghcr.io/me; default: registry of the cluster, or MLBENCH_REGISTRY",
     ),
 ]
 
@@ -147,8 +147,8 @@ def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[s
     if not place or f"{place}/".startswith(f"{LOCAL_REGISTRY}/"):
         raise UsageError(
             f'The cluster "{cluster.name}" has no registry.',
-            hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke, eks "
-            "and aks create-cluster --registry auto makes one",
+            hint="Pass your own: --registry ghcr.io/me, or MLBENCH_REGISTRY=ghcr.io/me; on gke, eks and aks "
+            "create-cluster --registry auto makes one",
         )
     return place, cluster
 

@@ -8,7 +8,6 @@ SETTINGS at its top level, each with a text as its value:
     timeout = "2h"
 """
 
-import json
 import os
 import re
 import tomllib
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli.config import settings
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.util.durations import parse_duration
-from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import shorten_line
 
 MAX_VALUE = 500  # characters
@@ -69,16 +67,6 @@ def config_file() -> Path:
     return settings.config_dir() / "config.toml"
 
 
-def find_setting(key: str) -> Setting:
-    """The setting with this name ("_" is the same as "-"). Raises NotFoundError with the nearest key."""
-    name = key.replace("_", "-")
-    if name not in SETTINGS:
-        raise NotFoundError(
-            f'There is no setting "{shorten_line(key)}".{did_you_mean(name, list(SETTINGS))}', hint="mlbench config"
-        )
-    return SETTINGS[name]
-
-
 def find_default(key: str) -> Default | None:
     """The checked value of a setting from the environment or the config file. Raises UsageError naming its origin."""
     return from_environment(key) or read_config().get(key)
@@ -125,65 +113,6 @@ def parse_config(text: str, path: Path) -> dict[str, Default]:
     return found
 
 
-# --- changes --------------------------------------------------------------------------------------------------------
-
-
-def set_value(key: str, value: str) -> Default:
-    """Write a setting to the config file; comments and other settings are kept."""
-    setting = find_setting(key)
-    if setting.kind == "folder" and value and not value.startswith("~"):
-        value = os.path.abspath(value)
-    _check(setting, value, setting.key, absolute=True)
-    return _rewrite(setting, value)[setting.key]
-
-
-def unset_value(key: str) -> bool:
-    """Remove a setting from the config file; False if it is not set there."""
-    setting = find_setting(key)
-    if setting.key not in read_config():
-        return False
-    _rewrite(setting, None)
-    return True
-
-
-def _rewrite(setting: Setting, value: str | None) -> dict[str, Default]:
-    """Replace, add or (None) remove the line of one setting; returns the new settings."""
-    key, path = setting.key, config_file()
-    text = _read(path) or ""
-    before = parse_config(text, path)
-    lines = text.splitlines()
-    number = _line_of(text, key) if key in before else None
-    entry = [] if value is None else [f"{key} = {json.dumps(value, ensure_ascii=False)}"]
-    if number is None:
-        lines += entry
-    else:
-        lines[number - 1 : number] = entry
-    changed = "".join(line + "\n" for line in lines)
-    wanted = {name: default.value for name, default in before.items() if name != key}
-    if value is not None:
-        wanted[key] = _check(setting, value, key)
-    after: dict[str, Default] | None
-    try:
-        after = parse_config(changed, path)
-    except UsageError:  # a value that continues on further lines
-        after = None
-    if after is None or {name: default.value for name, default in after.items()} != wanted:
-        raise UsageError(f"{path}: the line of {key} cannot be replaced safely.", hint=_edit_hint(path))
-    _write(path, changed)
-    return after
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        target = path.resolve()  # keep symbolic links, e.g. into a repository of dot files
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(target, text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"The config file {path} cannot be written: {error.strerror}.", hint="Fix its permissions."
-        ) from None
-
-
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
@@ -203,13 +132,13 @@ def _check(setting: Setting, value: str, origin: str, *, absolute: bool = False)
     """The value, with "~" expanded. Raises UsageError that names `origin`."""
     shown = shorten_line(value)
     if not value.strip() or not value.isprintable() or len(value) > MAX_VALUE:
-        raise UsageError(f'{origin}: "{shown}" is not a {setting.kind}.', hint=f"mlbench config unset {setting.key}")
+        raise UsageError(f'{origin}: "{shown}" is not a {setting.kind}.', hint="mlbench help defaults")
     if setting.kind == "duration":
         if parse_duration(value, f"{origin}:") <= 0:
             raise UsageError(f'{origin}: "{shown}" must be above 0.', hint="Write 90s, 15m, 2h or 1h30m.")
     elif setting.kind == "name" and not _LABEL.fullmatch(value):
         raise UsageError(
-            f'{origin}: "{shown}" is not a name for a {setting.key} (a-z, 0-9 and "-").', hint="mlbench config"
+            f'{origin}: "{shown}" is not a name for a {setting.key} (a-z, 0-9 and "-").', hint="mlbench help defaults"
         )
     elif setting.kind == "prefix" and not _PREFIX.fullmatch(value):
         raise UsageError(f'{origin}: "{shown}" is not an image prefix.', hint="Write it like ghcr.io/me")

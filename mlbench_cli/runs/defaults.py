@@ -19,7 +19,7 @@ def default_cluster(store: Store) -> Cluster:
         return store.cluster(default.value)
     except NotFoundError as error:
         raise NotFoundError(
-            f"{default.origin}: {error.message}", hint="mlbench config, or mlbench list-clusters"
+            f"{default.origin}: {error.message}", hint="mlbench help defaults, or mlbench list-clusters"
         ) from None
 
 
@@ -37,7 +37,7 @@ def with_defaults(request: Request, cluster: Cluster) -> Request:
             if key == "data-dir" and not Path(default.value).is_dir():
                 raise NotFoundError(
                     f"{default.origin}: the folder {default.value} does not exist.",
-                    hint="mlbench config, or --data-dir DIR",
+                    hint="mlbench help defaults, or --data-dir DIR",
                 )
             changes[name] = default.value
     return replace(request, **changes)

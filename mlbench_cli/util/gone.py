@@ -77,5 +77,6 @@ COMMANDS = {
     "sign": "mlbench verify ARCHIVE --sign KEY",
     "kubeconfig": "kind export kubeconfig, gcloud container clusters get-credentials, aws eks update-kubeconfig, or "
     "az aks get-credentials",
+    "config": "mlbench help defaults shows the defaults, their config file and environment variables.",
     "completion": "mlbench --install-completion, or --show-completion",
 }

@@ -281,7 +281,7 @@ def test_bad_input_of_images_ends_with_what_to_do(
 ) -> None:
     answer = mlbench("images", "push")
     assert answer.code == 2
-    assert "mlbench config set registry" in answer.err
+    assert "MLBENCH_REGISTRY=ghcr.io/me" in answer.err
     assert mlbench("images", "push", "alreduce", "--registry", "ghcr.io/me").code == 4
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = mlbench("images", "push", "allreduce", "--registry", "ghcr.io/me")

@@ -62,7 +62,6 @@ def complete(home: Path, line: str, shell: str = "zsh") -> str:
         ("mlbench delete-cluster ", "gke-4", "local"),
         ("mlbench status --state fa", "failed", "running"),
         ("mlbench tasks mn", "mnist", "digits"),
-        ("mlbench config get t", "timeout", "cluster"),
     ],
 )
 def test_names_are_completed(home: Path, line: str, offered: str, withheld: str) -> None:

@@ -22,7 +22,7 @@ def test_one_experiment_spans_every_engine(
         details = {"kubeconfig": str(client.home / "kubeconfig"), "context": "x", "namespace": "default"}
         Store(client.home).record_cluster(Cluster("pods", "attached", details=details))
         words = ["--task", "allreduce", "--preset", "tiny", "--matrix", "cluster=local,lab,pods", "--yes"]
-        client.ok("config", "set", "registry", "127.0.0.1:1/nobody")
+        (client.home / "config.toml").write_text('registry = "127.0.0.1:1/nobody"\n')
         client.ok("run", "span", "1", *words)
         status = json.loads(client.ok("status", "span", "-o", "json"))
         assert {run["cluster"]: run["outcome"] for run in status["runs"]} == {

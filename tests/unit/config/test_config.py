@@ -1,11 +1,10 @@
-"""The config file and the environment: precedence, changes that keep what a person wrote, and bad files."""
+"""The config file and the environment: precedence, and bad files."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbench_cli.app import run
@@ -16,7 +15,6 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
-GOOD = {"cluster": "gke-4", "data-dir": "/data", "registry": "ghcr.io/me", "namespace": "bench", "timeout": "2h"}
 
 
 @pytest.fixture(autouse=True)
@@ -126,65 +124,21 @@ def test_a_data_folder_that_is_not_there(home: Path, capsys: Captured) -> None:
     assert "data_dir" in str(spec_of(capsys)).lower()
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- what is said of them --------------------------------------------------------------------------------------------
 
 
-def test_config_shows_where_each_value_comes_from(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_help_shows_where_each_value_comes_from(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     write(home, 'namespace = "bench"\n')
     monkeypatch.setenv("MLBENCH_REGISTRY", "ghcr.io/me")
-    assert run(["config", "-o", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert {key: entry["source"] for key, entry in document["settings"].items()} == {
-        "cluster": "built-in",
-        "data-dir": "built-in",
-        "registry": "environment",
-        "namespace": "config",
-        "timeout": "built-in",
-    }
-    assert document["file"] == str(home / "config.toml")
-    assert run(["config"]) == 0
-    assert f"{home}/config.toml, line 1" in capsys.readouterr().out
-
-
-def test_set_and_unset_keep_what_a_person_wrote(home: Path, capsys: Captured) -> None:
-    write(home, '# my settings\n"timeout"="1h" # short\n\n# where\nnamespace = \'bench\'')
-    assert run(["config", "set", "registry", "ghcr.io/me"]) == 0
-    assert run(["config", "set", "timeout", "3h"]) == 0
-    assert run(["config", "get", "timeout"]) == 0
-    assert capsys.readouterr().out.endswith("\n3h\n")
-    assert run(["config", "unset", "namespace"]) == 0
-    assert run(["config", "unset", "namespace"]) == 0
-    text = (home / "config.toml").read_text()
-    assert text == '# my settings\ntimeout = "3h"\n\n# where\nregistry = "ghcr.io/me"\n'
-
-
-def test_a_folder_is_written_as_an_absolute_path(home: Path, capsys: Captured) -> None:
-    assert run(["config", "set", "data_dir", "sets"]) == 0
-    assert run(["config", "get", "data-dir"]) == 0
-    assert capsys.readouterr().out.endswith(f"\n{home}/sets\n")
-    assert run(["config", "set", "data-dir", "~/sets"]) == 0
-    assert 'data-dir = "~/sets"' in (home / "config.toml").read_text()
-    default = config.find_default("data-dir")
-    assert default is not None
-    assert default.value == os.path.expanduser("~/sets")
-
-
-def test_a_linked_file_stays_a_link(home: Path) -> None:
-    (home / "dotfiles").mkdir()
-    (home / "config.toml").symlink_to(home / "dotfiles" / "mlbench.toml")
-    config.set_value("timeout", "1h")
-    assert (home / "config.toml").is_symlink()
-    assert (home / "dotfiles" / "mlbench.toml").read_text() == 'timeout = "1h"\n'
-
-
-def test_a_line_that_only_looks_like_the_setting_is_not_replaced(home: Path) -> None:
-    text = 'cluster = """\\\ntimeout = 1\\\n"""\ntimeout = "1h"\n'
-    write(home, text)
-    with pytest.raises(UsageError):
-        config.set_value("timeout", "2h")
-    assert (home / "config.toml").read_text() == text
+    assert run(["help", "defaults"]) == 0
+    out = capsys.readouterr().out
+    assert "config.toml, line 1" in " ".join(out.split())
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split()[:1] and line.split()[0] in SETTINGS}
+    assert list(rows) == list(SETTINGS)
+    assert "ghcr.io/me" in rows["registry"]
+    assert "MLBENCH_REGISTRY" in rows["registry"]
+    assert "built in" in rows["timeout"]
+    assert f"Config file: {home}/config.toml\n" in out
 
 
 # --- bad files -------------------------------------------------------------------------------------------------------
@@ -214,24 +168,23 @@ def test_a_line_that_only_looks_like_the_setting_is_not_replaced(home: Path) -> 
 )
 def test_bad_files(home: Path, text: str, line: int | None, words: str, capsys: Captured) -> None:
     write(home, text)
-    for argv in (["config"], ["run", "x", "1", "--command", "true"], ["config", "set", "timeout", "1h"]):
+    for argv in (["help", "defaults"], ["run", "x", "1", "--command", "true"]):
         assert run(argv) == 2
         err = capsys.readouterr().err
         assert words in err
         assert "\nNext: " in err
         assert line is None or f"config.toml, line {line}: " in err
     assert (home / "config.toml").read_text() == text
-    assert run(["config", "path"]) == 0
     assert run(["status"]) == 0  # needs no default
 
 
 def test_a_file_that_is_not_text(home: Path, capsys: Captured) -> None:
     (home / "config.toml").write_bytes(b"timeout = \xff")
-    assert run(["config"]) == 2
+    assert run(["help", "defaults"]) == 2
     assert "is not UTF-8" in capsys.readouterr().err
     (home / "config.toml").unlink()
     (home / "config.toml").mkdir()
-    assert run(["config"]) == 2
+    assert run(["help", "defaults"]) == 2
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
@@ -256,17 +209,3 @@ def test_any_values_are_settings_or_a_usage_error(data: dict[str, object]) -> No
     lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
     found = parse("\n".join(lines))
     assert found.hint if isinstance(found, UsageError) else all(item.value.strip() for item in found.values())
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(list(GOOD)), st.booleans()), max_size=8))
-def test_any_order_of_changes_ends_with_the_last_values(home: Path, changes: list[tuple[str, bool]]) -> None:
-    (home / "config.toml").unlink(missing_ok=True)
-    wanted: dict[str, str] = {}
-    for key, is_set in changes:
-        if is_set:
-            config.set_value(key, GOOD[key])
-            wanted[key] = GOOD[key]
-        else:
-            assert config.unset_value(key) == (wanted.pop(key, None) is not None)
-    assert {key: default.value for key, default in config.read_config().items()} == wanted
