@@ -30,13 +30,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from task_images.arrays import synthetic_images
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
 from task_images.contract import Contract
-from task_images.data import Batch, ImageData
-from task_images.methods.allreduce import Bsp
+from task_images.data import Batch
+from task_images.images import ImageData, synthetic_images
+from task_images.methods.base import Bsp
 from task_images.models.resnet import resnet
-from task_images.precision import Precision
+from task_images.train import Precision
 from task_images.world import World, open_world
 
 RANKS, BATCH, ROUNDS = 2, 64, 24

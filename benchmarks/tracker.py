@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from task_images.classification import make_sample_trainer
 from task_images.clock import Tracker
 from task_images.contract import Contract
 from task_images.data import ArrayData
 from task_images.loop import Plan
-from task_images.methods.allreduce import Bsp
+from task_images.methods.base import Bsp
 from task_images.models.resnet import resnet
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import make_sample_trainer
 from task_images.world import open_world
 
 BATCH = 32

@@ -1,16 +1,18 @@
 """The benchmark programs. A package that declares `TASK` is a task: read its `task.py` first. They share these modules:
 
-contract     what the tool gives a task and takes from it; the only module that the tool and its tasks both know
+contract     what the tool gives a task and takes from it, failures by exit code; all that the tool and its tasks share
 loop         the training loop, independent of the framework: epochs, validation, goal, budget, checkpoints
-train        `Trainer`, the loop in torch; classification: from model and data to the result, for images
+train        `Trainer`, the loop in torch; number formats and metrics
+classification   batches of inputs and targets; for images, from model and data to the result
 methods      how gradients travel: a method is a file
-run          `python -m task_images.run TASK` is a rank: contract in, exit code out; errors: failures by exit code
+run          `python -m task_images.run TASK` is a rank: contract in, exit code out
 parameters   what a task declares of itself; describe: writes it to catalog.json, which the tool reads
 world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; tensorflow_ranks
 clock        time by category, and throughput in timed blocks; peak: FLOPs and the device's peak rate
-data         batches from arrays and images; arrays: partition over ranks, prefetching, synthetic images
+report       data identity, goals, events and log lines
+data         random streams, partition over ranks, batches from arrays; images: cropped, flipped, synthetic
 cache        data converted once per machine; fetch: downloads; published: where data sets are; prepare: a program
-goals, metrics, schedules, precision, speed, seeds, report, checkpoint, elastic: what their names say
+schedules, speed, checkpoint, elastic: what their names say
 facts        machine and code, for the environment event; cores: usable CPUs; gpu: NCCL's choices and GPU samples
 public       the stable interface for other people's tasks
 language, translation, models     shared by the language tasks, the translation tasks and the image tasks

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.elastic import refuse_other_run, replace_file
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.methods.base import MethodState, join_method_states
 from task_images.world import World
 

@@ -1,24 +1,213 @@
-"""The interface of data for training loops, and its implementations for arrays in memory or mapped from a file: samples
-of any kind (`ArrayData`), and images of bytes that are cropped and flipped (`ImageData`).
+"""Data in the same order for any number of ranks: random streams, samples divided over ranks, batches from arrays.
 
-The samples of a step, and an image's crop and flip, depend only on seed, epoch and sample: not on the number of ranks
-or loader threads, nor on where a run resumed.
+A training loop reads batches from `Data`; `ArrayData` makes them from arrays in memory or mapped from a file.
+`Partition` is exact for any number of samples and ranks, and reshuffled over all ranks each epoch, by integer
+arithmetic only: each rank computes the same permutation from the shared seed and takes its part of each global batch.
+So the samples of a step depend only on seed, epoch and global batch size: not on the number of ranks or loader threads,
+nor on where a run resumed.
+
+Initial parameters, partition and split use the run's seed; dropout and augmentation use per-rank streams. Torch is
+imported when it is used, because tasks of other frameworks divide their data in the same way.
 """
 
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import random
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import islice
-from typing import NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from task_images.arrays import Bytes, Labels, Partition, Share, ahead, shard
-from task_images.seeds import generator
-from task_images.world import World
+from task_images.contract import TaskUsageError
+from task_images.methods import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from task_images.world import World
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """A 63-bit seed for the stream named by `path`: equal everywhere, and unrelated to those of other paths."""
+    text = "/".join(str(part) for part in (seed, *path))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *path: str | int) -> torch.Generator:
+    """A torch generator (on the CPU) of the stream `path`."""
+    return torch.Generator().manual_seed(derive(seed, *path))
+
+
+_lasting: dict[str, torch.Generator] = {}
+
+
+def lasting_generator(seed: int, *path: str | int) -> torch.Generator:
+    """Like `generator`, for a stream that continues across updates: its state is saved in checkpoints for restarts."""
+    made = _lasting["/".join(map(str, path))] = generator(seed, *path)
+    return made
+
+
+def read_lasting_states() -> dict[str, torch.Tensor]:
+    """The state of each lasting generator, by path."""
+    return {path: stream.get_state() for path, stream in _lasting.items()}
+
+
+def load_lasting_states(states: Mapping[str, torch.Tensor]) -> None:
+    """Restore lasting generators from `read_lasting_states`."""
+    for path, state in states.items():
+        if path in _lasting:
+            _lasting[path].set_state(state)
+
+
+def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
+    """A numpy generator of the stream `path`."""
+    return np.random.Generator(np.random.PCG64(derive(seed, *path)))
+
+
+def seed_device(device: torch.device, seed: int, *path: str | int) -> None:
+    """Seed torch's generators of the CPU and of `device` with the stream `path`, for random numbers within a pass.
+
+    torch.manual_seed seeds every kind of device, and stores a stack trace for unused ones: 0.8 ms, 2.5 % of a step of
+    the tiny decoder.
+    """
+    value = derive(seed, *path)
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
+def seed_all(seed: int, rank: int | None = None) -> None:
+    """Seed Python, numpy and torch: without `rank` the same everywhere, with it a separate stream per rank."""
+    value = derive(seed, "all") if rank is None else derive(seed, "rank", rank)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+Indices = npt.NDArray[np.int64]
+
+
+def shard(samples: int, shards: int, index: int) -> range:
+    """Part `index` of range(samples), split into `shards` parts whose lengths differ by at most one, longer ones
+    first."""
+    if shards < 1 or not 0 <= index < shards:
+        raise ValueError(f"part {index} of {shards}")
+    length, longer = divmod(samples, shards)
+    start = index * length + min(index, longer)
+    return range(start, start + length + (index < longer))
+
+
+class Share(NamedTuple):
+    """One rank's part of one step: its samples, and the number of samples of all ranks in this step."""
+
+    indices: Indices
+    total: int
+
+
+class Partition:
+    """Splits `samples` samples into the same number of steps for each rank.
+
+    Global batches have batch_size x ranks samples. The last one of an epoch has the remainder; if that is less than one
+    sample per rank, it is merged with the previous one, so no rank has an empty batch and all ranks make the same
+    number of steps. Raises TaskUsageError if there are fewer samples than ranks.
+    """
+
+    def __init__(self, samples: int, batch_size: int, ranks: int, seed: int) -> None:
+        if samples < ranks:
+            raise TaskUsageError(f"{samples} samples cannot be shared among {ranks} ranks")
+        if batch_size < 1:
+            raise TaskUsageError(f"the batch size is {batch_size}; the minimum is 1")
+        self.samples = samples
+        self.ranks = ranks
+        self.seed = seed
+        self.global_batch = batch_size * ranks
+        full, rest = divmod(samples, self.global_batch)
+        self.steps = full + (rest >= ranks) if full else 1
+
+    def permutation(self, epoch: int) -> Indices:
+        """The order of all samples in `epoch`; the same on every rank."""
+        return numpy_generator(self.seed, "partition", epoch).permutation(self.samples)
+
+    def shares(self, epoch: int, rank: int) -> Iterator[Share]:
+        """The samples of `rank` in `epoch`, step by step. `Share.indices` is never empty."""
+        order = self.permutation(epoch)
+        for step in range(self.steps):
+            start = step * self.global_batch
+            stop = self.samples if step == self.steps - 1 else start + self.global_batch
+            part = shard(stop - start, self.ranks, rank)
+            yield Share(order[start + part.start : start + part.stop], stop - start)
+
+
+Bytes = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Item = TypeVar("Item")
+
+
+def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) -> Iterator[Item]:
+    """Yield the calls' results in order, computing up to `window` of them (at least 2 x `threads`) ahead in threads.
+    Without threads, each is computed on demand."""
+    window = max(window, 2 * threads)
+    if not threads:
+        for call in calls:
+            yield call()
+        return
+    waiting: deque[Future[Item]] = deque()
+    with ThreadPoolExecutor(threads, "loader", _stay_alone) as workers:
+        try:
+            for call in calls:
+                waiting.append(workers.submit(call))
+                if len(waiting) > window:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def stream_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items in order, computing each in a thread while the previous one is used."""
+
+    def make() -> list[Item]:
+        return list(islice(items, 1))
+
+    for made in ahead(1, repeat(make)):
+        if not made:
+            return
+        yield made[0]
+
+
+def _stay_alone() -> None:
+    """Make torch single-threaded in this thread: OpenMP creates a team per calling thread, and those of loaders would
+    compete with the model's. torch.set_num_threads would also affect the model's threads."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.get_num_threads()  # the first call in a thread sets the number
+        for openmp in _find_openmp():
+            openmp.omp_set_num_threads(1)
+
+
+@lru_cache(1)
+def _find_openmp() -> tuple[ctypes.CDLL, ...]:
+    """The OpenMP libraries loaded into this process: torch's, and those bundled with packages such as scikit-learn.
+    Empty if the system does not list them."""
+    paths: dict[str, None] = {}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            path = line.split(maxsplit=5)[-1].strip()
+            if path.rpartition("/")[2].startswith(("libgomp", "libiomp", "libomp")):
+                paths[path] = None
+    return tuple(ctypes.CDLL(path) for path in paths)
 
 
 class BufferPool:
@@ -54,7 +243,7 @@ def pin(tensor: Tensor, device: torch.device) -> Tensor:
 # short steps of a logistic regression.
 MAX_TOGETHER, TOGETHER_BYTES = 16, 16 << 20
 
-Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Prepare = Callable[["Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
 
 
 class Batch(NamedTuple):
@@ -177,139 +366,3 @@ class ArrayData:
             inputs, targets = prepare(inputs, targets)
         device = self._world.device
         return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-
-
-class ImageData:
-    """Images [n, channels, height, width] of bytes with labels [n]; `data.Data` for a training loop.
-
-    mean, deviation    per channel, for values from 0 to 1
-    padding            black border added before a random crop of the original size; 0: no crop
-    mirror             whether to flip half of the images horizontally, at random
-    loaders            prefetching threads; 0: load on demand
-    channels_last      memory format of the model's input
-    resident           keep all images on the device, and augment them there, without loaders
-    """
-
-    def __init__(
-        self,
-        world: World,
-        training: tuple[Bytes, Labels],
-        validation: tuple[Bytes, Labels],
-        batch_size: int,
-        seed: int,
-        *,
-        mean: Sequence[float],
-        deviation: Sequence[float],
-        padding: int = 0,
-        mirror: bool = False,
-        loaders: int = 2,
-        channels_last: bool = False,
-        validation_batch: int = 500,
-        resident: bool = False,
-    ) -> None:
-        self._world = world
-        self._place = world.device if resident else torch.device("cpu")
-        self._training = self._keep(training) if resident else training
-        self._validation = self._keep(validation) if resident else validation
-        self._validation_batch = validation_batch
-        self._seed = seed
-        self._padding = padding
-        self._mirror = mirror
-        self._loaders = 0 if resident else loaders
-        self._normalize = Normalize(world.device, mean, deviation, channels_last)
-        self._partition = Partition(len(training[1]), batch_size, world.size, seed)
-        self.steps = self._partition.steps
-
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (from 0) for this rank, augmented and prefetched."""
-        images, labels = self._training
-        side = images.shape[-1]
-        stream = generator(self._seed, "augmentation", epoch)
-        crops = Crops(len(labels), side, self._padding, self._mirror, stream, self._place)
-        shares = self._partition.shares(epoch, self._world.rank)
-
-        def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
-            numbers = self._number(rows)
-            chosen, targets = self._choose(images, numbers), self._choose(labels, numbers)
-            return Batch(self._pin(crops.cut(chosen, numbers)), self._pin(targets), total)
-
-        return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
-
-    def validation(self) -> Iterator[Batch]:
-        """This rank's part of the validation set, in batches, prefetched."""
-        images, labels = self._validation
-        own = shard(len(labels), self._world.size, self._world.rank)
-
-        def load(start: int) -> Batch:
-            numbers = self._number(np.arange(start, min(start + self._validation_batch, own.stop)))
-            return Batch(self._pin(self._choose(images, numbers)), self._pin(self._choose(labels, numbers)), 0)
-
-        starts = range(own.start, own.stop, self._validation_batch)
-        return ahead(self._loaders, (partial(load, start) for start in starts))
-
-    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        """Normalized images in float32 [n, channels, height, width] and labels [n], on the device."""
-        return self._normalize(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
-
-    def _keep(self, part: tuple[Bytes, Labels]) -> tuple[Tensor, Tensor]:
-        """A part's images and labels on the device."""
-        images, labels = (torch.tensor(array, device=self._place) for array in part)
-        return images, labels
-
-    def _number(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Sample indices as a tensor on the data's device, transferred asynchronously."""
-        return pin(torch.from_numpy(rows), self._place).to(self._place, non_blocking=True)
-
-    def _choose(self, source: Bytes | Labels | Tensor, numbers: Tensor) -> Tensor:
-        """Copies of the samples, on the device for resident data."""
-        return source[numbers] if isinstance(source, Tensor) else torch.from_numpy(source[numbers.numpy()])
-
-    def _pin(self, part: Tensor) -> Tensor:
-        return pin(part, self._world.device)
-
-
-class Normalize:
-    """Images of bytes [n, channels, height, width] -> fp32 on `device`, normalized by `mean` and `deviation` (per
-    channel, for values from 0 to 1), in the model's memory format. Bytes are transferred and converted on the
-    device."""
-
-    def __init__(
-        self, device: torch.device, mean: Sequence[float], deviation: Sequence[float], channels_last: bool
-    ) -> None:
-        self._device = device
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
-        spread = torch.tensor(deviation, device=device).view(-1, 1, 1)
-        self._factor = 1 / (255 * spread)
-        self._shift = torch.tensor(mean, device=device).view(-1, 1, 1) / spread
-
-    def __call__(self, images: Tensor) -> Tensor:
-        there = images.to(self._device, non_blocking=True)
-        return there.to(torch.float32, memory_format=self._format).mul_(self._factor).sub_(self._shift)
-
-
-class Crops:
-    """Random crops and flips of `images` square images of `side` pixels in one epoch.
-
-    Drawn on the CPU, so that all devices use the same crops; applied on `device`.
-    """
-
-    def __init__(
-        self, images: int, side: int, padding: int, mirror: bool, stream: torch.Generator, device: torch.device
-    ) -> None:
-        self._side = side
-        self._padding = padding
-        self._offsets = torch.randint(2 * padding + 1, (2, images, 1), generator=stream).to(device)
-        self._mirrored = (torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)).to(device)
-
-    def cut(self, chosen: Tensor, numbers: Tensor) -> Tensor:
-        """The crops of the images `chosen` [n, channels, side, side], bytes, with channels-last memory.
-
-        `numbers` [n] are their indices among all images.
-        """
-        padded = torch.nn.functional.pad(chosen, (self._padding,) * 4)
-        place = torch.arange(self._side, device=chosen.device)
-        down = self._offsets[0, numbers] + place
-        across = self._offsets[1, numbers] + torch.where(self._mirrored[numbers], self._side - 1 - place, place)
-        number = torch.arange(len(numbers), device=chosen.device)
-        # With indices on both sides of the slice, torch puts the sliced dimension last.
-        return padded[number[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)

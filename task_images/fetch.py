@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from task_images.cache import Say, as_task_error
-from task_images.contract import EXIT_RETRYABLE
-from task_images.errors import EnvironmentUnfitError, TaskError, install_hint
+from task_images.contract import EXIT_RETRYABLE, EnvironmentUnfitError, TaskError, install_hint
 
 INTERVAL_SECONDS = float(os.environ.get("MLBENCH_PROGRESS_SECONDS", "10"))
 

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from task_images import Lazy
 from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
-from task_images.contract import CATEGORIES
-from task_images.errors import DivergedError, TaskUsageError
-from task_images.goals import GoalWatch
+from task_images.contract import CATEGORIES, DivergedError, TaskUsageError
 from task_images.parameters import Protocol as ThroughputProtocol
 from task_images.ranks import Ranks
-from task_images.report import Reporter
+from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Schedule
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import get_annotations
 from typing import Any, TypeVar
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 
 CUDNN = ("default", "deterministic", "benchmark")
 

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.cache import data_folder, writable_folder
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.fetch import Archive, fetch
 from task_images.run import find_in, find_package, run
 

@@ -19,23 +19,17 @@ seed_all, generator          random numbers that do not depend on the number of 
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
 
-from task_images.cache import DataIdentity, compare_data, made_up
+from task_images.classification import make_sample_trainer
 from task_images.clock import Tracker
-from task_images.contract import Contract, emit
-from task_images.data import ArrayData, Batch, Data
-from task_images.errors import DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError
-from task_images.goals import GoalWatch
+from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError, emit
+from task_images.data import ArrayData, Batch, Data, generator, seed_all
 from task_images.loop import Batches, Plan, Unit, Update
-from task_images.methods.allreduce import Bsp
-from task_images.methods.base import prepare_method
-from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
+from task_images.methods.base import Bsp, prepare_method
 from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
-from task_images.precision import Precision
 from task_images.prepare import load_validation
-from task_images.report import Reporter
+from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up
 from task_images.run import run
 from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
-from task_images.seeds import generator, seed_all
-from task_images.train import PassLoss, Trainer, Work, make_sample_trainer
+from task_images.train import F1, Dice, Mean, Metric, PassLoss, Perplexity, Precision, TopK, Trainer, Work
 from task_images.translation.bleu import Bleu, corpus_bleu
 from task_images.world import World, training_session

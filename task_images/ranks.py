@@ -13,9 +13,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from task_images.contract import Contract
+from task_images.contract import Contract, DivergedError
 from task_images.cores import effective_cores
-from task_images.errors import DivergedError
 
 RENDEZVOUS_SECONDS = 600.0
 COLLECTIVE_SECONDS = 1800.0  # timeout of parameter servers; long, because trainers validate in between

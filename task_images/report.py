@@ -1,18 +1,187 @@
-"""A task's output: events for mlbench, log lines for people. Global facts come only from rank 0."""
+"""What a run says of itself: which data it used, whether it reached its goal, events for mlbench, lines for people.
 
+Global facts come only from rank 0.
+"""
+
+import hashlib
+import math
 import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from task_images.cache import DataIdentity
+import numpy as np
+import numpy.typing as npt
+
 from task_images.clock import Snapshot, Tracker, gather_timings
 from task_images.contract import anonymize, emit
 from task_images.facts import code_facts, machine_facts
-from task_images.goals import GoalWatch
 from task_images.ranks import Ranks
+
+# Published means were computed in single precision, so their seventh digits differ.
+MEAN_TOLERANCE = 2e-6
+
+
+@dataclass(frozen=True)
+class DataIdentity:
+    """The data's identity in the result event.
+
+    counts     part -> number of samples (or words, or sentence pairs), as used
+    digest     "sha256:HEX" of the decoded data; None for generated data
+    official   True: the published data set; False: other data; None: unknown
+    reason     why the data are not, or not known to be, the official ones; None if they are
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    digest: str | None = None
+    official: bool | None = None
+    reason: str | None = "the task does not report which data it trained on"
+
+    def to_dict(self) -> dict[str, object]:
+        """The entry of the result event."""
+        return {**asdict(self), "counts": dict(self.counts)}
+
+
+def digest_arrays(*arrays: npt.NDArray[np.generic]) -> str:
+    """ "sha256:HEX" of the shapes, types and values of `arrays`."""
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(f"{array.dtype.str} {array.shape}\n".encode())
+        sha.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return f"sha256:{sha.hexdigest()}"
+
+
+def made_up(counts: Mapping[str, int]) -> DataIdentity:
+    """The identity of generated data."""
+    return DataIdentity(counts, None, False, "the data were generated")
+
+
+def find_other_means(images: npt.NDArray[np.uint8], means: Sequence[float]) -> str | None:
+    """Describe how the channel means of images [n, channels, height, width] (bytes) differ from the published `means`
+    (from 0 to 1); None if they do not."""
+    sums = images.sum(axis=(0, 2, 3), dtype=np.int64)
+    found = sums / (255 * (images.size // images.shape[1]))
+    if np.allclose(found, means, rtol=0, atol=MEAN_TOLERANCE):
+        return None
+    there, published = (", ".join(f"{mean:.6f}" for mean in some) for some in (found, means))
+    return f"the mean of their pixels is {there} instead of {published}"
+
+
+def compare_data(
+    counts: Mapping[str, int],
+    expected: Mapping[str, int],
+    digest: str | None,
+    official_digest: str | None = None,
+    find_difference: Callable[[], str | None] | None = None,
+) -> DataIdentity:
+    """Compare data with the published counts and, if known, the published digest. If the counts match,
+    `find_difference` looks for other differences."""
+    off = [f"{counts.get(part, 0)} {part} instead of {number}" for part, number in expected.items()
+           if counts.get(part, 0) != number]  # fmt: skip
+    if off:
+        kind = "a part of the official data" if _is_part(counts, expected) else "not the official data"
+        return DataIdentity(counts, digest, False, f"{kind}: {', '.join(off)}")
+    if official_digest is not None and digest != official_digest:
+        return DataIdentity(counts, digest, False, "not the official data: their digest differs")
+    if find_difference is not None and (difference := find_difference()) is not None:
+        return DataIdentity(counts, digest, False, f"not the official data: {difference}")
+    return DataIdentity(counts, digest, True, None)
+
+
+def _is_part(counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
+    return all(0 < counts.get(part, 0) <= number for part, number in expected.items())
+
+
+@dataclass(frozen=True)
+class GoalPassed:
+    """The first time that a threshold was reached: the value, the epoch, and the tracker's figures up to then."""
+
+    value: float
+    epoch: int
+    snapshot: Snapshot
+
+
+class GoalWatch:
+    """Watches the goal's metric. `comparison` is ">=" or "<="; `chosen` is "full" or "light".
+
+    Non-finite values never reach a goal.
+    """
+
+    def __init__(self, metric: str, comparison: str, full: float, light: float, chosen: str) -> None:
+        if comparison not in (">=", "<="):
+            raise ValueError(f"the comparison {comparison!r} is neither >= nor <=")
+        self.metric = metric
+        self.comparison = comparison
+        self.thresholds = {"full": full, "light": light}
+        self.chosen = chosen
+        self.passages: dict[str, GoalPassed] = {}
+        self.best: float | None = None
+        self.last: float | None = None
+
+    @property
+    def threshold(self) -> float:
+        """The threshold at which the clock stops."""
+        return self.thresholds[self.chosen]
+
+    @property
+    def reached(self) -> bool:
+        """Whether the chosen threshold has been reached."""
+        return self.chosen in self.passages
+
+    def observe(self, value: float, epoch: int, tracker: Tracker) -> bool:
+        """Record `value`; True if the chosen goal is reached, now or earlier. All ranks must pass the same value."""
+        if not math.isfinite(value):
+            return self.reached
+        self.last = value
+        best = max if self.comparison == ">=" else min
+        self.best = value if self.best is None else best(self.best, value)
+        for kind, threshold in self.thresholds.items():
+            if kind not in self.passages and self._meets(value, threshold):
+                self.passages[kind] = GoalPassed(value, epoch, tracker.snapshot())
+        return self.reached
+
+    def facts(self) -> dict[str, object]:
+        """The `goal` of the result event, with the value that reached the goal, or else the best value; and the last
+        value."""
+        value = self.passages[self.chosen].value if self.reached else self.best
+        return {
+            "metric": self.metric,
+            "comparison": self.comparison,
+            "threshold": self.threshold,
+            "kind": self.chosen,
+            "value": value,
+            "last": self.last,
+        }
+
+    def state_dict(self) -> dict[str, object]:
+        """For a checkpoint: the thresholds reached so far, with the clock at that time."""
+        return {"best": self.best, "last": self.last, "passages": {k: asdict(v) for k, v in self.passages.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a checkpoint. Only passages of this run's thresholds count."""
+        self.best, self.last = state["best"], state["last"]
+        self.passages = {
+            kind: GoalPassed(passage["value"], passage["epoch"], Snapshot(**passage["snapshot"]))
+            for kind, passage in state["passages"].items()
+            if self._meets(passage["value"], self.thresholds[kind])
+        }
+
+    def _meets(self, value: float, threshold: float) -> bool:
+        return value >= threshold if self.comparison == ">=" else value <= threshold
+
+
+def make_accuracy_goal(full: float, light: float, goal_on: str, chosen: str) -> GoalWatch:
+    """The goal of a classification: Prec@1 in percent, of the validation set or of the training samples (`goal_on`).
+
+    Training accuracy is the share of hits since the last validation, on augmented samples, by the model just before it
+    learned from each. It costs nothing, and MLBench 3 reported the same.
+    """
+    name = "train_Prec@1" if goal_on == "training" else "Prec@1"
+    return GoalWatch(name, ">=", full, light, chosen)
+
 
 STEP_INTERVAL = 1.0
 

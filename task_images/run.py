@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, PREFIX, Contract, ContractError
-from task_images.errors import TaskError, TaskUsageError
+from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, PREFIX, Contract, ContractError, TaskError, TaskUsageError
 from task_images.methods import FILES
 
 # Messages of gloo and NCCL when the other end of a collective is gone.

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from task_images.contract import Contract
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.methods.catalog import make_method
 from task_images.parameters import SpeedSettings
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from task_images.errors import EnvironmentUnfitError, install_hint
+from task_images.contract import EnvironmentUnfitError, install_hint
 from task_images.ranks import TENSORFLOW, Ranks, find_addresses, make_strategy
 
 TRANSPORT = "ring over gRPC"

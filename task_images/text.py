@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 
 Pair = tuple[str, str]
 

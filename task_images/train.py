@@ -1,9 +1,13 @@
 """The training loop of all torch tasks: `Trainer` computes updates, `loop` decides when and what follows.
 
-A task supplies batches (`loop.Batches`), a work (`Work`: what a pass computes) and a validator.
+A task supplies batches (`loop.Batches`), a work (`Work`: what a pass computes) and a validator. `Precision` and the
+metrics, which all tasks share, are below the trainer.
 """
 
+from __future__ import annotations
+
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -15,16 +19,11 @@ from torch import Tensor, nn
 
 from task_images import Lazy
 from task_images.clock import Tracker
-from task_images.data import Batch, Data
-from task_images.goals import GoalWatch
-from task_images.loop import Loop, Plan, SampleBatches, Unit, Update, Values, check_finite, make_divergence_error
+from task_images.contract import DivergedError, TaskUsageError
+from task_images.data import load_lasting_states, read_lasting_states, seed_device
+from task_images.loop import Loop, Update, Values, make_divergence_error
 from task_images.methods.base import MakeOptimizer, Method
-from task_images.metrics import Mean, Metric, collect
-from task_images.parameters import CudaSettings
-from task_images.precision import Precision, set_arithmetic
-from task_images.report import Reporter
-from task_images.schedules import Schedule
-from task_images.seeds import load_lasting_states, read_lasting_states, seed_device
+from task_images.parameters import CUDNN, CudaSettings
 from task_images.world import World, average_buffers, sample_gpu
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class Trainer(Loop[P], Generic[P]):
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
-    graphs: "speed.Graphs | None" = field(default=None, kw_only=True)
+    graphs: speed.Graphs | None = field(default=None, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
         return Tracker(marks=self.world.marks())
@@ -303,167 +302,244 @@ class Trainer(Loop[P], Generic[P]):
         self.method.close()
 
 
-# --- the common case: a batch of inputs, outputs, targets ----------------------------------------------------------
+# --- number formats: fp32, or mixed precision with fp32 parameters (bf16; fp16 with a dynamic loss scale) -------------
+
+FORMATS = ("fp32", "bf16", "fp16")
+# Overflows are detected and skipped, so start high, where small gradients do not vanish.
+FIRST_LOSS_SCALE = 65536.0
 
 
-class SampleWork:
-    """A pass on a batch. `loss` is (outputs, targets) -> mean over the batch.
+def set_arithmetic(settings: CudaSettings) -> None:
+    """Use true fp32 on NVIDIA GPUs unless TF32 is requested; torch's default is TF32 in convolutions and RNNs.
 
-    compiled   whether the model has compiled parts: they are used only for batches of the usual size, because
-               recompiling for a few others costs more than it saves
-    metrics    of the training samples, as augmented, by the model that trained on them
-    scores     maps the model's outputs to inputs of the metrics; None: the outputs
+    `cudnn`: "default" uses the algorithm that cuDNN proposes, "deterministic" a bitwise reproducible one, "benchmark"
+    the fastest one tried.
+    """
+    if settings.cudnn not in CUDNN:
+        raise TaskUsageError(f'the parameter "cudnn" is {settings.cudnn!r}, not {" or ".join(CUDNN)}')
+    kind = "tf32" if settings.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = kind
+    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = settings.cudnn == "deterministic"
+    torch.backends.cudnn.benchmark = settings.cudnn == "benchmark"
+
+
+def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
+    """Raises TaskUsageError for bf16 LSTMs on NVIDIA GPUs: torch.autocast runs them in fp16, in which small gradients
+    vanish without a loss scale (ATen/native/cudnn/AutocastRNN.cpp)."""
+    if precision == "bf16" and device.type == "cuda":
+        raise TaskUsageError(
+            "on GPUs, torch computes LSTMs in fp16 if bf16 is requested, without loss scaling",
+            "--set precision=fp32, with --set tf32=true for speed; or fp16, if the task has it",
+        )
+
+
+@dataclass
+class LossScale:
+    """The factor on the loss that prevents small fp16 gradients from vanishing.
+
+    Multiplied by `factor` after `window` consecutive updates without overflow, up to `largest`; divided by `factor`
+    after an overflow, whose update is skipped.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        loss: Loss,
-        compiled: bool = False,
-        metrics: Sequence[Metric] = (),
-        scores: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self._data, self._loss, self._compiled = data, loss, compiled
-        self._metrics, self._scores = metrics, scores or _keep_outputs
-        self._usual = 0
+    value: float = 1.0
+    factor: float = 2.0
+    window: int = 2000
+    largest: float = 2.0**24
+    smallest: float = 1e-4
+    good: int = field(default=0, init=False)  # updates since the scale last changed
 
-    def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
-        """Inputs and targets on the device; the first batch's size is the usual one."""
-        self._usual = self._usual or part.size
-        return self._data.prepare(part, training=True)
+    def observe(self, finite: bool) -> None:
+        """Record one update. Raises DivergedError when the scale falls below `smallest`."""
+        if not finite:
+            self.value /= self.factor
+            self.good = 0
+            if self.value < self.smallest:
+                raise DivergedError(
+                    f"the gradients overflow even at a loss scale of {self.value:g}: the training has diverged",
+                    "A lower learning rate may help, or the precision bf16 or fp32.",
+                )
+            return
+        self.good += 1
+        if self.good == self.window:
+            self.value = min(self.value * self.factor, self.largest)
+            self.good = 0
 
-    def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        """The model's outputs; batches of another size do not use compiled parts."""
-        with run_eagerly(self._compiled and len(data[1]) != self._usual):
-            outputs: Tensor = model(data[0])
-        return outputs
 
-    def loss(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> PassLoss:
-        """The mean loss over the batch, with the number of samples."""
-        value = self._loss(outputs, data[1])
-        return PassLoss(value, value.detach(), len(data[1]))
+class Precision:
+    """A number format: its autocast context and its loss scale (only for fp16, else None).
 
-    def observe(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> None:
-        """Add a pass to the metrics, asynchronously."""
-        outputs = outputs.detach()
-        for metric in self._metrics:
-            metric.update(self._scores(outputs), data[1])
+    `used` may differ from the request: fp16 is supported only on GPUs, and replaced by fp32 on CPUs. `casts` is False
+    for models that cast themselves (FSDP).
+    """
 
-    def read_sums(self) -> list[list[float]]:
-        """This rank's sums of the metrics since they were last collected, for a checkpoint."""
-        sums = [metric.take() for metric in self._metrics]
-        self.load_sums(sums)
+    def __init__(self, asked: str, device: torch.device, scale: LossScale | None = None, *, casts: bool = True) -> None:
+        if asked not in FORMATS:
+            raise ValueError(f"the precision {asked!r} is not one of {', '.join(FORMATS)}")
+        self.used = "fp32" if asked == "fp16" and device.type == "cpu" else asked
+        self.scale = (scale or LossScale()) if self.used == "fp16" else None
+        self._device = device
+        self._casts = casts
+
+    @property
+    def factor(self) -> float:
+        """The factor on losses before the backward pass."""
+        return self.scale.value if self.scale else 1.0
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The autocast context for forward pass and loss."""
+        if self.used == "fp32" or not self._casts:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16 if self.used == "bf16" else torch.float16)
+
+
+def make_precision(precision: str, device: torch.device) -> Precision:
+    """The precision on a device, with a fresh loss scale for float16."""
+    return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))
+
+
+# --- metrics of a whole data set: each rank keeps sums, which are added over ranks once and then divided; a mean of
+#     batch or rank means would depend on how the data are split
+
+
+class Metric:
+    """A metric computed from sums in float64. Tensors are summed on their device, asynchronously; numbers on the host.
+
+    Subclasses add to the sums and compute the value from them.
+    """
+
+    def __init__(self, name: str, sums: int) -> None:
+        self.name = name
+        self._numbers = [0.0] * sums
+        self._tensors: dict[int, Tensor] = {}
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add one batch: outputs [n, ...] of the model and targets [n]."""
+        raise NotImplementedError
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The value of the metric for sums over all batches and ranks."""
+        raise NotImplementedError
+
+    def add(self, *values: Tensor | float) -> None:
+        """Add one value to each sum, in order. Tensors stay on their device."""
+        for index, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                self._numbers[index] += value
+            elif index in self._tensors:
+                self._tensors[index] = self._tensors[index] + value.detach()
+            else:
+                self._tensors[index] = value.detach().to(torch.float64)
+
+    def take(self) -> list[float]:
+        """Return this rank's sums, and reset them to zero."""
+        sums, tensors = self._numbers, self._tensors
+        self._numbers, self._tensors = [0.0] * len(sums), {}
+        if tensors:
+            # One transfer for all of them.
+            for index, value in zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True):
+                sums[index] += value
         return sums
 
-    def load_sums(self, sums: list[list[float]]) -> None:
-        """Restore the sums of `read_sums`."""
-        for metric, own in zip(self._metrics, sums, strict=True):
-            metric.take()
-            metric.add(*own)
 
-    def collect_metrics(self, world: World) -> Values:
-        """The metrics since the last call, over all ranks. Collective."""
-        return collect(world, self._metrics) if self._metrics else {}
+class Mean(Metric):
+    """Weighted mean of numbers, e.g. of a loss per sample. NaN if nothing was added."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 2)
+
+    def add_mean(self, mean: Tensor | float, weight: float) -> None:
+        """Add `weight` samples (or tokens) whose mean is `mean`."""
+        mean = mean.detach().to(torch.float64) if isinstance(mean, Tensor) else mean
+        self.add(mean * weight, weight)
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The mean of sums = (weighted total, weight)."""
+        return sums[0] / sums[1] if sums[1] else math.nan
 
 
-@dataclass(frozen=True)
-class SampleValidator:
-    """Computes loss and metrics over the whole validation set, each rank on its shard, which may be empty.
+class Perplexity(Mean):
+    """exp of the global mean of a loss per token; infinite if that overflows."""
 
-    model      unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch
-    scores     maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)
+    def __init__(self, name: str = "Perplexity") -> None:
+        super().__init__(name)
+
+    def value(self, sums: Sequence[float]) -> float:
+        """exp of the mean of sums = (total loss, tokens)."""
+        mean = super().value(sums)
+        return math.exp(mean) if mean < 700 else mean * math.inf
+
+
+class TopK(Metric):
+    """Prec@k in percent: how often the target is among the k largest outputs [n, classes].
+
+    Outputs [n] or [n, 1] are the probability p of class 1 and are treated as [1-p, p].
     """
 
-    world: World
-    model: nn.Module
-    data: Data
-    loss: Loss
-    metrics: Sequence[Metric]
-    precision: Precision
-    scores: Callable[[Tensor], Tensor]
-    compiled: bool = False
+    def __init__(self, k: int = 1) -> None:
+        super().__init__(f"Prec@{k}", 2)
+        self.k = k
 
-    def __call__(self, epoch: int) -> Values:
-        mean = Mean("loss")
-        with torch.inference_mode(), run_eagerly(self.compiled):
-            for batch in self.data.validation():
-                inputs, targets = self.data.prepare(batch, training=False)
-                with self.precision.autocast():
-                    outputs = self.model(inputs)
-                    loss = self.loss(outputs, targets)
-                mean.add_mean(loss, batch.size)
-                scores = self.scores(outputs)
-                for metric in self.metrics:
-                    metric.update(scores, targets)
-        return check_finite(collect(self.world, [mean, *self.metrics]), epoch)
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count the hits of outputs [n, classes] (or [n]) against targets [n].
+
+        Raises ValueError for fewer than k classes.
+        """
+        if outputs.dim() == 1 or outputs.shape[1] == 1:
+            positive = outputs.reshape(-1)
+            outputs = torch.stack([1 - positive, positive], dim=1)
+        if self.k > outputs.shape[1]:
+            raise ValueError(f"Prec@{self.k} of {outputs.shape[1]} classes")
+        best = outputs.topk(self.k, dim=1).indices
+        self.add((best == targets.long().reshape(-1, 1)).sum(), float(len(targets)))
+
+    def value(self, sums: Sequence[float]) -> float:
+        """Percent of sums = (hits, samples)."""
+        return 100.0 * sums[0] / sums[1] if sums[1] else math.nan
 
 
-def make_sample_trainer(
-    world: World,
-    report: Reporter,
-    data: Data,
-    model: nn.Module,
-    loss: Loss,
-    make_optimizer: MakeOptimizer,
-    schedule: Schedule,
-    plan: Plan,
-    *,
-    method: Method,
-    metrics: Sequence[Metric] = (),
-    training_metrics: Sequence[Metric] = (),
-    goal: GoalWatch | None = None,
-    validation_loss: Loss | None = None,
-    scores: Callable[[Tensor], Tensor] | None = None,
-    precision: Precision | None = None,
-    compiled: bool = False,
-    graphs: "speed.Graphs | None" = None,
-    arithmetic: CudaSettings | None = None,
-    unit: Unit | None = None,
-    work: Work[Batch] | None = None,
-    name: str = "",
-    details: Mapping[str, Any] | None = None,
-    identity: Mapping[str, Any] | None = None,
-    closing: Callable[[], Mapping[str, Any]] = dict,
-) -> Trainer[Batch]:
-    """The trainer of a task that maps a batch of inputs to outputs and a loss.
+class F1(Metric):
+    """F1 score of class 1 from global counts; outputs [n] are probabilities, and 1 is predicted from `threshold` up."""
 
-    loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
-    metrics  of the validation set, including the goal's. Empty: no validation
-    training_metrics   of the training samples
-    work     computes a training pass; None: outputs, `loss`, and gradients by autograd
-    scores   see SampleValidator; the others see Trainer and Loop
-    """
-    precision = precision or Precision("fp32", world.device)
-    validator = SampleValidator(
-        world, model, data, validation_loss or loss, metrics, precision, scores or _keep_outputs, compiled
-    )
-    return Trainer(
-        world,
-        report,
-        SampleBatches(data),
-        schedule,
-        plan,
-        name=name,
-        validate=validator if metrics else None,
-        goal=goal,
-        details=dict(details or {}),
-        closing=closing,
-        identity=dict(identity or {}),
-        work=work or SampleWork(data, loss, compiled, training_metrics, scores),
-        model=model,
-        make_optimizer=make_optimizer,
-        method=method,
-        precision=precision,
-        arithmetic=arithmetic or CudaSettings(),
-        graphs=graphs,
-        unit=unit or Unit(),
-    )
+    def __init__(self, threshold: float = 0.5) -> None:
+        super().__init__("F1-Score", 3)
+        self.threshold = threshold
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count hits, predictions and positives of probabilities [n] against targets [n] of 0 and 1."""
+        predicted, actual = outputs.reshape(-1) >= self.threshold, targets.reshape(-1) == 1
+        self.add((predicted & actual).sum(), predicted.sum(), actual.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        """F1 of sums = (hits, predicted, actual), from 0 to 1."""
+        hits, predicted, actual = sums
+        precision, recall = hits / (predicted + 1e-9), hits / (actual + 1e-9)
+        return 2 * precision * recall / (precision + recall + 1e-9)
 
 
-def _keep_outputs(outputs: Tensor) -> Tensor:
-    return outputs
+class Dice(Metric):
+    """Soft Dice coefficient (2 sum p y + e) / (sum p + sum y + e), e = 1e-4, from global sums; outputs [n] are p."""
+
+    def __init__(self) -> None:
+        super().__init__("Dice Coefficient", 2)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add overlap and total of probabilities [n] and targets [n] of 0 and 1."""
+        p, y = outputs.reshape(-1).double(), targets.reshape(-1).double()
+        self.add((p * y).sum(), p.sum() + y.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The coefficient of sums = (overlap, total), from 0 to 1."""
+        return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
 
 
-def run_eagerly(needed: bool) -> AbstractContextManager[object]:
-    """A context that bypasses compiled code if `needed`."""
-    return torch.compiler.set_stance("force_eager") if needed else contextlib.nullcontext()
+def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
+    """name -> value over all ranks; resets the metrics. One collective, so every rank must call it."""
+    own = [metric.take() for metric in metrics]
+    total = world.sum([number for sums in own for number in sums])
+    values, start = {}, 0
+    for metric, sums in zip(metrics, own, strict=True):
+        values[metric.name] = metric.value(total[start : start + len(sums)])
+        start += len(sums)
+    return values

@@ -19,8 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from task_images import Lazy
 from task_images.clock import Marks
-from task_images.contract import Contract, emit
-from task_images.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
+from task_images.contract import Contract, EnvironmentUnfitError, PeerLostError, TaskUsageError, emit
 from task_images.ranks import (
     GROUP_SECONDS,
     LOADING_SECONDS,

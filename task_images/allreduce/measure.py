@@ -12,7 +12,7 @@ import torch
 from task_images.allreduce import tensorflow_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.clock import Tracker
-from task_images.errors import WrongResultError
+from task_images.contract import WrongResultError
 from task_images.ranks import TENSORFLOW
 from task_images.world import World
 

@@ -27,8 +27,7 @@ from task_images.allreduce.measure import (
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.clock import Tracker
-from task_images.contract import Contract, emit
-from task_images.errors import TaskError, TaskUsageError
+from task_images.contract import Contract, TaskError, TaskUsageError, emit
 from task_images.parameters import read_parameters
 from task_images.report import Reporter
 from task_images.run import tells_of_lost_peer

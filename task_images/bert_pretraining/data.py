@@ -18,10 +18,10 @@ from torch import Tensor
 
 from task_images.bert_pretraining.texts import DUMP, TEXT, WIKITEXT, fetch_texts, read_text
 from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL
-from task_images.cache import DataIdentity
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.data import numpy_generator
 from task_images.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
-from task_images.seeds import numpy_generator
+from task_images.report import DataIdentity
 
 Numbers = npt.NDArray[Any]
 SHARE = 0.15

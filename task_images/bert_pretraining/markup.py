@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 
 # Elements whose content is no text of the article.
 _DROPPED = "ref|math|gallery|timeline|score|syntaxhighlight|source|pre|code|chem|hiero|imagemap|table"

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from task_images.bert_pretraining.markup import read_articles
 from task_images.bert_pretraining.wordpiece import WordPiece, build_vocabulary
-from task_images.cache import DataIdentity, cached_folder, compare_data
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.cache import cached_folder
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.fetch import ProgressLines, check_archive
 from task_images.language.tokens import Corpus, read_tokens, write_tokens
 from task_images.published import WIKIPEDIA, WIKITEXT103, fetch_published
+from task_images.report import DataIdentity, compare_data
 from task_images.text import read_lines
 
 WIKITEXT, DUMP, TEXT = "wikitext-103", "wikipedia", "text"

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from task_images.certify.rules import PREFIX
-from task_images.contract import Contract
-from task_images.errors import PeerLostError
+from task_images.contract import Contract, PeerLostError
 from task_images.facts import machine_facts
 
 START_SECONDS = 120.0  # for the child to import torch

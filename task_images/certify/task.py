@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from task_images.certify import Settings, pairs, rules
 from task_images.certify.evidence import Evidence, Sample, Suspect, read_earlier
 from task_images.certify.node import START_SECONDS, Job, as_connection, obey, say, send
-from task_images.contract import Contract, emit
-from task_images.errors import PeerLostError
+from task_images.contract import Contract, PeerLostError, emit
 from task_images.facts import code_facts, machine_facts
 from task_images.parameters import read_parameters
 

@@ -5,7 +5,7 @@ What every framework that trains it shares is here, without torch; the training 
 
 from dataclasses import dataclass
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 from task_images.parameters import CheckpointedSettings, PlateauSettings, Task, parameter
 from task_images.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 

@@ -15,21 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from task_images.arrays import Bytes, Labels, synthetic_images
-from task_images.cache import (
-    Arrays,
-    DataIdentity,
-    Say,
-    cached_arrays,
-    compare_data,
-    data_folder,
-    find_other_means,
-    made_up,
-    writable_folder,
-)
-from task_images.contract import Contract
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
+from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
+from task_images.images import synthetic_images
+from task_images.report import DataIdentity, compare_data, find_other_means, made_up
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
 PIXELS = CHANNELS * SIDE * SIDE

@@ -3,13 +3,12 @@
 from task_images.cifar10_resnet20 import Settings, make_schedule
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.classification import check_settings, train_classifier
-from task_images.contract import Contract
-from task_images.data import ImageData
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
+from task_images.data import seed_all
+from task_images.images import ImageData
 from task_images.methods.base import Method
 from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters
-from task_images.seeds import seed_all
 from task_images.world import training_session
 
 

@@ -24,15 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images import Lazy, cifar10_resnet20
-from task_images.arrays import Bytes, Labels, Partition, ahead, shard
 from task_images.cifar10_resnet20 import CifarSettings, make_schedule
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.data import SIDE, Cifar
 from task_images.cifar10_resnet20.data import prepare_data as prepare_data
-from task_images.contract import Contract
+from task_images.contract import Contract, EnvironmentUnfitError, PeerLostError, TaskUsageError, install_hint
+from task_images.data import Bytes, Labels, Partition, ahead, numpy_generator, shard
 from task_images.elastic import refuse_other_run, replace_file
-from task_images.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError, install_hint
-from task_images.goals import GoalWatch
 from task_images.loop import Plan, SampleBatches, Unit
 from task_images.network import Line
 from task_images.parameters import (
@@ -44,8 +42,7 @@ from task_images.parameters import (
     read_parameters,
 )
 from task_images.ranks import Ranks, name_place
-from task_images.report import Reporter
-from task_images.seeds import numpy_generator
+from task_images.report import GoalWatch, Reporter
 
 training: Any = Lazy("task_images.cifar10_resnet20_tensorflow.training")  # imports this module
 

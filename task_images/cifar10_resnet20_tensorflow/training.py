@@ -34,8 +34,8 @@ from task_images.cifar10_resnet20_tensorflow.task import (
     save_arrays,
 )
 from task_images.clock import Tracker
-from task_images.contract import EXIT_RETRYABLE, Contract
-from task_images.errors import EnvironmentUnfitError, PeerLostError
+from task_images.contract import EXIT_RETRYABLE, Contract, EnvironmentUnfitError, PeerLostError
+from task_images.data import numpy_generator
 from task_images.loop import Loop, Update, Values, check_finite
 from task_images.ranks import (
     GROUP_SECONDS,
@@ -46,7 +46,6 @@ from task_images.ranks import (
     make_strategy,
     resident_peak,
 )
-from task_images.seeds import numpy_generator
 
 # Before TensorFlow is loaded: its own notices are no errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.cache import DataIdentity, compare_data, digest_arrays
 from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
-from task_images.data import ArrayData, Prepare
+from task_images.data import ArrayData, Prepare, lasting_generator, numpy_generator, seed_all
 from task_images.models.resnet import resnet
 from task_images.parameters import (
     ClassifierSettings,
@@ -28,8 +27,8 @@ from task_images.parameters import (
     parameter,
     read_parameters,
 )
+from task_images.report import DataIdentity, compare_data, digest_arrays
 from task_images.schedules import follow_plateaus, log2_warmup
-from task_images.seeds import lasting_generator, numpy_generator, seed_all
 from task_images.world import training_session
 
 

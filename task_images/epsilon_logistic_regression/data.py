@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from task_images.cache import DataIdentity, cached_folder, compare_data
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import cached_folder
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import numpy_generator
 from task_images.fetch import ProgressLines
 from task_images.published import EPSILON, fetch_published
-from task_images.seeds import numpy_generator
+from task_images.report import DataIdentity, compare_data
 
 Floats = npt.NDArray[np.float32]
 

@@ -16,15 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from task_images.cache import made_up
+from task_images.classification import make_sample_trainer
 from task_images.contract import Contract
-from task_images.data import ArrayData
+from task_images.data import ArrayData, seed_all
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
-from task_images.goals import make_accuracy_goal
 from task_images.loop import Plan, Unit
-from task_images.methods.allreduce import Bsp, MeanOfWeights
-from task_images.methods.base import Method, prepare_method
-from task_images.metrics import F1, Dice, TopK, collect
+from task_images.methods.base import Bsp, Method, prepare_method
 from task_images.parameters import (
     AccuracyOnSettings,
     AccuracySettings,
@@ -36,9 +33,9 @@ from task_images.parameters import (
     parameter,
     read_parameters,
 )
+from task_images.report import made_up, make_accuracy_goal
 from task_images.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
-from task_images.seeds import seed_all
-from task_images.train import PassLoss, make_sample_trainer
+from task_images.train import F1, Dice, PassLoss, TopK, collect
 from task_images.world import World, training_session
 
 
@@ -361,6 +358,27 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
         return PerUpdate(lambda update: decay(update + 1))
     scaled = settings.learning_rate * min(workers, settings.scale_limit or workers)
     return follow_plateaus(settings, settings.learning_rate, scaled, warmup=0)
+
+
+class MeanOfWeights(Method):
+    """Each rank updates with its own gradients, then the weights are averaged with equal weight per rank.
+
+    Equal to Bsp for plain SGD with equal batches. The original logistic regression works this way.
+    """
+
+    name = "weights"
+
+    def reduce(self) -> None:
+        """Nothing is sent: only the number of samples is divided out."""
+        self.scale_gradients(self.world.size * self.share)
+
+    def agree(self, finite: bool) -> bool:
+        """Each rank has its own gradients."""
+        return self.world.size == 1 or self.world.max([0.0 if finite else 1.0])[0] == 0
+
+    def mix(self, rate: float) -> None:
+        """Average the weights."""
+        self.write_weights(self.average(self.read_weights()))
 
 
 def _own_method(settings: Settings) -> Method:

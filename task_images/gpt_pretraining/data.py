@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from task_images.cache import DataIdentity
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.fetch import ProgressLines
 from task_images.gpt_pretraining.bpe import END, BytePairs, read_byte_pairs
 from task_images.language.shards import has_shards, prepare_shards, read_shards
 from task_images.language.tokens import BYTES, Tokens, read_tokens, write_tokens
 from task_images.published import FINEWEB, fetch_published, is_begun
+from task_images.report import DataIdentity
 
 TRAIN, VALID = "train.txt", "valid.txt"
 VALIDATION_EVERY = 100

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining import Settings
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from task_images.cache import Say, as_task_error
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.fetch import Archive, ProgressLines, check_archive, check_space
 
 PAGE = "https://image-net.org/download-images"

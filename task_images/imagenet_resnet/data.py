@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from task_images.arrays import Labels, Partition, ahead, shard, synthetic_images
-from task_images.cache import DataIdentity, cached_folder
-from task_images.data import Batch, BufferPool, Normalize, pin
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import cached_folder
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import Batch, BufferPool, Labels, Partition, ahead, generator, pin, shard
 from task_images.imagenet_resnet.folders import ImageFolders, load
 from task_images.imagenet_resnet.jpeg import Cut, Place, decode_batch, load_decoder
-from task_images.seeds import generator
+from task_images.images import Normalize, synthetic_images
+from task_images.report import DataIdentity
 from task_images.world import World
 
 # Per channel, of the training images, as everybody has them.

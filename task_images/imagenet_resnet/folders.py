@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from task_images.arrays import Labels
-from task_images.cache import Arrays, DataIdentity, Say, cached_arrays, compare_data
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import Arrays, Say, cached_arrays
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import Labels
 from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
+from task_images.report import DataIdentity, compare_data
 
 PARTS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")

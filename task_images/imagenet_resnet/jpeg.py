@@ -26,10 +26,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from task_images.arrays import Bytes
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import Bytes, numpy_generator
 from task_images.imagenet_resnet.folders import ImageFolders
-from task_images.seeds import numpy_generator
 
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10

@@ -7,19 +7,18 @@ from functools import partial
 
 from torch.nn.functional import cross_entropy
 
-from task_images.cache import data_folder, made_up
+from task_images.cache import data_folder
 from task_images.classification import check_settings, train_classifier
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
+from task_images.data import seed_all
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
 from task_images.methods.ddp import Ddp
 from task_images.models.imagenet import imagenet_model
 from task_images.models.inception import LEAST_SIDE
 from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
-from task_images.report import Reporter
+from task_images.report import Reporter, made_up
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
-from task_images.seeds import seed_all
 from task_images.train import split_decay
 from task_images.world import World, training_session
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 
 Options = dict[str, object]
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.methods.base import MethodState, join_method_states
 from task_images.world import World
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 TILE = 16  # torch._scaled_mm requires multiples in both dimensions of the second factor

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import generator
 from task_images.language.layout import Layout
-from task_images.seeds import generator
 from task_images.speed import require_compiler
 from task_images.world import World, require_sharding
 

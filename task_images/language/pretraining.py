@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.arrays import stream_ahead
-from task_images.contract import Contract
-from task_images.data import pin
+from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
+from task_images.data import pin, seed_all, stream_ahead
 from task_images.elastic import ElasticCheckpoints
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.goals import GoalWatch
 from task_images.language.attention import choose_attention
 from task_images.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
 from task_images.language.layout import Layout, LayoutError
@@ -34,14 +31,11 @@ from task_images.language.tokens import Corpus, map_tensors
 from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
-from task_images.metrics import Mean, collect
 from task_images.parameters import PretrainingSettings, read_parameters
-from task_images.precision import Precision
-from task_images.report import Reporter
+from task_images.report import GoalWatch, Reporter
 from task_images.schedules import PerUpdate
-from task_images.seeds import seed_all
 from task_images.speed import Graphs, choose_compile
-from task_images.train import PassLoss, Trainer, count_parameters, split_decay
+from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters, split_decay
 from task_images.world import World, training_session
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from task_images.cache import DataIdentity
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.fetch import ProgressLines
 from task_images.language.tokens import Corpus, Tokens
+from task_images.report import DataIdentity
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 TOKEN = np.dtype("<u2")

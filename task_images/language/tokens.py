@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.cache import DataIdentity, digest_arrays, made_up
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.seeds import numpy_generator
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.data import numpy_generator
+from task_images.report import DataIdentity, digest_arrays, made_up
 
 Tokens = npt.NDArray[Any]
 Item = TypeVar("Item")

@@ -19,7 +19,7 @@ __all__ = ["FILES", "Lazy", "dist", "nn", "torch"]
 
 # The file of each method, in the order in which they are listed.
 FILES = {
-    **dict.fromkeys(("bsp", "noop"), "allreduce"),
+    **dict.fromkeys(("bsp", "noop"), "base"),
     **dict.fromkeys(("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear"), "scheduled"),
     **dict.fromkeys(("bsp-ps", "wfbp-ps", "bytescheduler-ps"), "servers"),
     **dict.fromkeys(("fp16", "bf16"), "half"),

@@ -19,7 +19,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 from task_images.methods import Lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from task_images import world as replicas
     from task_images.clock import Tracker
     from task_images.methods import link as links
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
     from task_images.world import World
 else:
     links, replicas = Lazy("task_images.methods.link"), Lazy("task_images.world")
@@ -500,6 +500,81 @@ class Method:
         else:
             self.optimizer.zero_grad()
         return finite
+
+
+class Bsp(Method):
+    """All gradients are sent after the backward pass, weighted by batch size, so unequal batches are exact.
+
+    Gradients are views into one flat buffer per type, so packing is free unless autograd replaces them. A missing
+    gradient counts as zeros.
+    """
+
+    name = "bsp"
+    summary = "one message with all gradients after the backward pass"
+    source = "Valiant 1990; Chen et al. 2016, arXiv:1604.00981"
+    exact = True
+
+    def __init__(self, wire: torch.dtype | None = None, **given: str) -> None:
+        """`wire`: number format of the messages, if not that of the gradients."""
+        super().__init__(**given)
+        self._wire = wire
+
+    def start(self) -> None:
+        """Create the buffers."""
+        self.keeps_gradients = True
+        self._buffers: list[torch.Tensor] = []
+        self._views: list[tuple[nn.Parameter, torch.Tensor]] = []
+        groups: dict[object, list[nn.Parameter]] = {}
+        for parameter in self.parameters:
+            groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        for group in groups.values():
+            flat = torch.zeros(sum(item.numel() for item in group), dtype=group[0].dtype, device=group[0].device)
+            self._buffers.append(flat)
+            place = 0
+            for parameter in group:
+                # With the parameter's own strides, which do not follow from its shape with channels-last memory.
+                view = flat.as_strided(parameter.size(), parameter.stride(), place)
+                parameter.grad = view
+                self._views.append((parameter, view))
+                place += parameter.numel()
+
+    def reduce(self) -> None:
+        """Sum the buffers over ranks."""
+        for parameter, view in self._views:
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        for flat in self._buffers:
+            flat.mul_(self.share)  # before summing, so that half precision does not overflow
+            if self._wire is None:
+                self.link.all_reduce(flat)
+            else:
+                flat.copy_(self.link.all_reduce(flat.to(self._wire)))
+
+
+class Noop(Method):
+    """Nothing is sent."""
+
+    name = "noop"
+    summary = "no communication: measures the time of a step without it"
+    source = "measurement"
+    formula = "0"
+    note = "Replicas diverge. The exposed communication of a method is its step time minus that of noop."
+    reaches_goals = False
+    identical = False
+    collective = "none"
+
+    def reduce(self) -> None:
+        """Only the number of samples is divided out."""
+        self.scale_gradients(self.world.size * self.share)
+
+    def check_replicas(self) -> float | None:
+        """The distance of the replicas from their mean."""
+        if self.world.size > 1:
+            self.measure_distance()
+        return self._distance
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 
 Finish = Callable[[], None]
 # Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and

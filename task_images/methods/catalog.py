@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.methods import FILES
 from task_images.methods.base import Method, MethodError
 

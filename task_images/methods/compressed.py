@@ -15,7 +15,7 @@ from task_images.methods.scheduled import BUCKET
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 
 State = dict[str, dict[str, "Tensor"]]  # by kind and name of the parameter
 BITS = 8

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.nn import parallel
     from torch.nn.parallel import DistributedDataParallel
 
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 else:
     parallel, optim = Lazy("torch.nn.parallel"), Lazy("torch.distributed.optim")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from task_images import world as distributed
     from task_images.language import layout
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 else:
     device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
     states = Lazy("torch.distributed.checkpoint.state_dict")

@@ -14,7 +14,7 @@ from task_images.methods.topk import find_largest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 
 # Consensus step size of CHOCO: its upper limit, and its value per density. Of the values tried on 2, 4 and 8 ranks
 # these gave the smallest distance after 60 exchanges; larger ones diverge at small densities.

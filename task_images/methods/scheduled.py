@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from task_images.methods.link import Pending
-    from task_images.precision import LossScale
+    from task_images.train import LossScale
 
 BUCKET = size_option("25MiB", "a message is sent once its tensors have so many bytes")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from task_images.errors import PeerLostError
+from task_images.contract import PeerLostError
 from task_images.methods import Lazy, dist, plans, torch
 from task_images.methods.base import MethodError, Option, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message

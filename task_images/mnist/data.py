@@ -15,19 +15,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from task_images.arrays import Bytes, Labels
-from task_images.cache import (
-    DataIdentity,
-    Say,
-    compare_data,
-    digest_arrays,
-    find_other_means,
-    hold_lock,
-    made_up,
-    writable_folder,
-)
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import Say, hold_lock, writable_folder
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
+from task_images.report import DataIdentity, compare_data, digest_arrays, find_other_means, made_up
 
 CLASSES, SIDE = 10, 28
 OFFICIAL = {"training images": 60_000, "validation images": 10_000}

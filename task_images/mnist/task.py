@@ -4,17 +4,15 @@ from dataclasses import dataclass, replace
 
 from torch.nn.functional import nll_loss
 
-from task_images.arrays import synthetic_images
 from task_images.cache import data_folder
 from task_images.classification import check_settings, train_classifier
-from task_images.contract import Contract
-from task_images.data import ImageData
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
+from task_images.data import seed_all
+from task_images.images import ImageData, synthetic_images
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 from task_images.parameters import ClassifierSettings, Task, parameter, read_parameters
 from task_images.schedules import Constant, PerEpoch
-from task_images.seeds import seed_all
 from task_images.world import World, training_session
 
 

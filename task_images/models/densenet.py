@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from task_images.models import Norm, make_norm, widen
+from task_images.models.resnet import Norm, make_norm, widen
 
 # Depth -> number of layers in each of the four dense blocks.
 DENSENETS = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from task_images.models import Norm, make_norm, widen
+from task_images.models.resnet import Norm, make_norm, widen
 
 # Depth -> whether blocks have a bottleneck, and their number in each of the four stages.
 RESNETS = {

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from task_images.models import Norm, make_norm, widen
+from task_images.models.resnet import Norm, make_norm, widen
 
 INCEPTIONS = (3, 4)
 LEAST_SIDE = 75  # pixels; smaller images would shrink to nothing

@@ -10,7 +10,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from task_images.models import Norm, make_norm
+Norm = Callable[[int], nn.Module]
+
+NORMS = ("batch", "group")
+MOST_GROUPS = 32
+
+
+def make_norm(kind: str) -> Norm:
+    """A function from the number of channels to a normalization layer with scale and shift per channel.
+
+    "batch": BatchNorm, with statistics of this rank's batch, so the same global batch on more ranks is a different
+    training. "group": GroupNorm (Wu and He 2018), independent of the batch, with the same number of parameters. Raises
+    ValueError for other values.
+    """
+    if kind not in NORMS:
+        raise ValueError(f"the normalization {kind!r} is not one of {', '.join(NORMS)}")
+    return nn.BatchNorm2d if kind == "batch" else _group_norm
+
+
+def _group_norm(channels: int) -> nn.Module:
+    """GroupNorm with as many equal groups as possible: at most 32, each with at least two channels."""
+    fitting = (groups for groups in range(min(MOST_GROUPS, channels // 2), 0, -1) if channels % groups == 0)
+    return nn.GroupNorm(next(fitting, 1), channels)
+
+
+def widen(channels: int, width: float) -> int:
+    """`channels` times `width`, to the nearest multiple of 8; at least 8."""
+    return max(8, 8 * round(channels * width / 8))
+
 
 WIDTHS = (16, 32, 64)
 
@@ -22,7 +49,7 @@ def resnet(
 
     Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes. Version 2:
     BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the activated input
-    in the first block of every stage. `norm` "group" replaces BN by GroupNorm (layers.make_norm).
+    in the first block of every stage. `norm` "group" replaces BN by GroupNorm (make_norm).
 
     Input [n, channels, height, width], output [n, classes] (logits). Initialization: convolutions Kaiming normal (fan
     out), BN 1 and 0, linear layer as in torch.

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from task_images.models import make_norm, widen
+from task_images.models.resnet import make_norm, widen
 
 # Depth -> number of convolutions in each of the five stages, and these stages' channels.
 VGGS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}

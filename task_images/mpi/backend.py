@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.mpi.pmi import Manager, forget_shared_memory, is_launched, library
 
 NAME = "mlbench_mpi"

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from task_images.arrays import Indices, shard
+from task_images.data import Indices, numpy_generator, shard
 from task_images.loop import Passes
-from task_images.seeds import numpy_generator
 from task_images.translation.pairs import Pairs
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from task_images.cache import Say
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 
 LANGUAGES = ("en", "de")
 _SEGMENT = re.compile(rb"<seg[^>]*>(.*?)</seg>")

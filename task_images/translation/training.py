@@ -15,22 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.arrays import Indices
-from task_images.cache import DataIdentity, made_up
-from task_images.contract import Contract
-from task_images.data import pin
-from task_images.errors import EnvironmentUnfitError
-from task_images.goals import GoalWatch
+from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.data import Indices, pin, seed_all
 from task_images.loop import Plan, Unit, Update, Values
-from task_images.methods.allreduce import Bsp
-from task_images.methods.base import MakeOptimizer, prepare_method
-from task_images.metrics import Mean, collect
+from task_images.methods.base import Bsp, MakeOptimizer, prepare_method
 from task_images.parameters import TranslationSettings
-from task_images.precision import LossScale, Precision
-from task_images.report import Reporter
+from task_images.report import DataIdentity, GoalWatch, Reporter, made_up
 from task_images.schedules import PerUpdate
-from task_images.seeds import seed_all
-from task_images.train import PassLoss, Trainer, count_parameters
+from task_images.train import LossScale, Mean, PassLoss, Precision, Trainer, collect, count_parameters
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.bleu import corpus_bleu

@@ -22,9 +22,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.cache import Arrays, DataIdentity, cached_arrays, compare_data
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import Arrays, cached_arrays
+from task_images.contract import EnvironmentUnfitError
 from task_images.published import WIKITEXT2, fetch_published
+from task_images.report import DataIdentity, compare_data
 from task_images.text import decode_line
 
 SPLITS = ("train", "valid", "test")

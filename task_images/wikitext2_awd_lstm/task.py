@@ -19,20 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.arrays import shard
-from task_images.contract import Contract
-from task_images.errors import EnvironmentUnfitError
-from task_images.goals import GoalWatch
+from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.data import seed_all, shard
 from task_images.loop import Plan, Unit, Update, Values, check_finite
-from task_images.methods.allreduce import Bsp
-from task_images.methods.base import prepare_method
-from task_images.metrics import Mean, Perplexity, collect
+from task_images.methods.base import Bsp, prepare_method
 from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
-from task_images.precision import Precision, refuse_bf16_lstm
-from task_images.report import Reporter
+from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, LinearWarmup, PerUpdate
-from task_images.seeds import seed_all
-from task_images.train import PassLoss, Trainer, count_parameters
+from task_images.train import (
+    Mean,
+    PassLoss,
+    Perplexity,
+    Precision,
+    Trainer,
+    collect,
+    count_parameters,
+    refuse_bf16_lstm,
+)
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus, sequence_lengths, streams, write_sample
 from task_images.world import World, training_session
 

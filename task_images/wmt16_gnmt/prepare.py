@@ -15,7 +15,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from task_images.errors import TaskError, need
+from task_images.contract import TaskError, need
 from task_images.translation.pairs import lines, parallel_lines
 from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, write_codes
 

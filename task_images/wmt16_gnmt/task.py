@@ -16,13 +16,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from task_images.contract import Contract
+from task_images.contract import Contract, need
 from task_images.data import pin
-from task_images.errors import need
 from task_images.loop import plan_passes
 from task_images.parameters import Task, TranslationSettings, parameter, read_parameters
-from task_images.precision import LossScale, refuse_bf16_lstm
 from task_images.schedules import ExponentialWarmupMultiStep
+from task_images.train import LossScale, refuse_bf16_lstm
 from task_images.translation.batches import SentenceBatches
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches

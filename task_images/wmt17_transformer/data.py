@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from task_images.cache import DataIdentity, cached_folder, compare_data
-from task_images.errors import EnvironmentUnfitError
+from task_images.cache import cached_folder
+from task_images.contract import EnvironmentUnfitError
 from task_images.published import WMT17, fetch_published
+from task_images.report import DataIdentity, compare_data
 from task_images.translation.corpora import Part, join_parts
 from task_images.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_indexed
 from task_images.wmt17_transformer.subtokens import Subtokens, make_dictionary, read_dictionary

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.translation.pairs import lines
 
 PADDING, END = 1, 2

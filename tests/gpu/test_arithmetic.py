@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.parameters import CudaSettings
 from task_images.peak import find_peak
-from task_images.precision import refuse_bf16_lstm, set_arithmetic
+from task_images.train import refuse_bf16_lstm, set_arithmetic
 from task_images.world import CudaMarks, World, open_world, sample_gpu
 
 GPU = torch.device("cuda")

@@ -28,8 +28,7 @@ from mlbench_cli.tasks.catalog import load_catalog
 from task_images import prepare
 from task_images.bert_pretraining.wordpiece import SPECIAL
 from task_images.cifar10_resnet20.data import BINARY
-from task_images.contract import Contract
-from task_images.errors import TaskError
+from task_images.contract import Contract, TaskError
 from task_images.fetch import Archive
 from task_images.imagenet_resnet.archives import OFFICIAL as IMAGENET
 from task_images.language.shards import write_shard

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.fetch import Archive, DownloadError, fetch
 from tests.contract.task_images.ranks import ROOT
 from tests.fakes.file_server import FileServer, serving

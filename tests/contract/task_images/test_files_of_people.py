@@ -17,8 +17,8 @@ from task_images import gpu as gpu_sampler
 from task_images import gpu as nccl
 from task_images.bert_pretraining.wordpiece import split_words
 from task_images.cifar10_resnet20 import data as cifar
+from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm
-from task_images.errors import EnvironmentUnfitError
 from task_images.mnist import data as mnist
 from task_images.wikitext2_awd_lstm import data as wikitext
 

@@ -20,8 +20,8 @@ import pytest
 from task_images import fetch as datasets
 from task_images import published
 from task_images.bert_pretraining.data import prepare_data as prepare_bert
+from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as epsilon
-from task_images.errors import EnvironmentUnfitError
 from task_images.fetch import DownloadError
 from task_images.gpt_pretraining import data as gpt
 from task_images.language.shards import write_shard

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from task_images.cache import Arrays, cached_arrays, cached_folder, digest_folder
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_catalog, load_task
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.data import generator
 from task_images.digits_resnet.task import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
 from task_images.epsilon_logistic_regression.task import Settings, make_schedule
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.parameters import read_parameters
 from task_images.run import find_in
-from task_images.seeds import generator
 
 
 @pytest.mark.parametrize("name", sorted(load_catalog()))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from task_images.contract import Contract
-from task_images.errors import (
+from task_images.contract import (
+    Contract,
     DivergedError,
     EnvironmentUnfitError,
     PeerLostError,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from task_images.clock import Tracker
-from task_images.goals import GoalWatch
+from task_images.report import GoalWatch
 
 
 def test_one_run_records_both_goals_and_stops_at_the_chosen_one() -> None:

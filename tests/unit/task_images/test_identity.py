@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from task_images.arrays import Bytes, Labels
-from task_images.cache import compare_data, find_other_means
 from task_images.cifar10_resnet20 import data as cifar
+from task_images.data import Bytes, Labels
 from task_images.mnist import data as mnist
+from task_images.report import compare_data, find_other_means
 
 
 def make_gray(number: int, *shape: int) -> tuple[Bytes, Labels]:

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.arrays import synthetic_images
-from task_images.contract import Contract
-from task_images.data import Crops, ImageData
-from task_images.errors import TaskUsageError
-from task_images.seeds import generator
+from task_images.contract import Contract, TaskUsageError
+from task_images.data import generator
+from task_images.images import Crops, ImageData, synthetic_images
 from task_images.world import World
 
 ROOT = Path(__file__).parents[3]

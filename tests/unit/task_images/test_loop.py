@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from task_images.cifar10_resnet20_tensorflow.task import load_arrays, save_arrays
-from task_images.contract import Contract, parse_event
-from task_images.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
-from task_images.goals import GoalWatch
+from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError, parse_event
 from task_images.loop import Loop, Plan, SampleBatches, Unit, Update
 from task_images.parameters import Protocol
-from task_images.report import Reporter
+from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
 from tests.contract.task_images.ranks import Record
 

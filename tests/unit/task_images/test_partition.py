@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task_images.arrays import Partition, shard
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
+from task_images.data import Partition, shard
 
 
 @given(samples=st.integers(0, 5000), shards=st.integers(1, 60))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from task_images.precision import LossScale, Precision
+from task_images.train import LossScale, Precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

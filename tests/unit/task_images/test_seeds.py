@@ -5,10 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from task_images.seeds import (
-    derive,
-    seed_device,
-)
+from task_images.data import derive, seed_device
 
 
 def test_a_pass_has_the_numbers_of_its_stream_whatever_was_drawn_before() -> None:

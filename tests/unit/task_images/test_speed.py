@@ -6,21 +6,17 @@ import torch
 from torch import nn
 from torch._inductor.cudagraph_trees import MarkStepBox
 
-from task_images.classification import train_classifier
-from task_images.contract import Contract, parse_event
+from task_images.classification import make_sample_trainer, train_classifier
+from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError, parse_event
 from task_images.data import ArrayData
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.loop import Plan
-from task_images.methods.allreduce import Bsp
-from task_images.methods.base import Method
-from task_images.metrics import TopK
+from task_images.methods.base import Bsp, Method
 from task_images.models.resnet import resnet
 from task_images.parameters import CheckpointedSettings, CudaSettings, SpeedSettings
-from task_images.precision import make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
-from task_images.train import make_sample_trainer
+from task_images.train import TopK, make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
 CPU = torch.device("cpu")

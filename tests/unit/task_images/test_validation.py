@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from task_images import public
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 from task_images.mnist.data import FILES
 
 

@@ -12,11 +12,10 @@ import pytest
 
 from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
-from task_images.arrays import synthetic_images
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.task import PADDING, Images, cut, meet, rendezvous
-from task_images.contract import Contract
-from task_images.errors import PeerLostError
+from task_images.contract import Contract, PeerLostError
+from task_images.images import synthetic_images
 from tests.contract.task_images.ranks import ROOT, launch
 
 NAME = "cifar10_resnet20_tensorflow"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.arrays import synthetic_images
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.fetch import Archive
+from task_images.images import synthetic_images
 from task_images.mnist.data import FILES, load, read
 from tests.contract.task_images.ranks import ROOT, RankServer
 from tests.fakes.file_server import FileServer, serving

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from task_images.contract import Contract
+from task_images.data import seed_all
 from task_images.report import Reporter
-from task_images.seeds import seed_all
 from task_images.translation.sample import write_sample
 from task_images.translation.training import Translation
 from task_images.wikitext2_awd_lstm import task as awd_lstm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.errors import EnvironmentUnfitError, need
+from task_images.contract import EnvironmentUnfitError, need
 from task_images.run import run
 from task_images.translation.sample import write_sample
 from task_images.wikitext2_awd_lstm.task import main as awd_lstm

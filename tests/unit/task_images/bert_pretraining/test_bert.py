@@ -23,7 +23,7 @@ from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.preflight import Plan, make_plan
 from task_images.bert_pretraining.shapes import SHAPES, Shape
 from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, build_vocabulary, split_words
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.layout import LayoutError
 from task_images.language.parallel import fill_parameters
 from task_images.language.tokens import Corpus, Part

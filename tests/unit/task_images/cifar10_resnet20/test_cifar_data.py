@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from task_images.cifar10_resnet20.data import Cifar, load, read
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.fetch import DownloadError
 from tests.fakes.file_server import FileServer, serving
 from tests.unit.task_images.cifar10_resnet20.cifar_files import (

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm
 from task_images.epsilon_logistic_regression.data import load, read_blocks
-from task_images.errors import EnvironmentUnfitError
 
 TEXT = b"""-1 1:0.5 2:-2.5e-3 4:1
 +1 3:7

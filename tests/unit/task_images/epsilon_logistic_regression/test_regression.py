@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from task_images.classification import make_sample_trainer
 from task_images.contract import Contract
 from task_images.data import ArrayData
 from task_images.epsilon_logistic_regression.task import (
@@ -20,11 +21,10 @@ from task_images.epsilon_logistic_regression.task import (
     RegularizedLoss,
 )
 from task_images.loop import Plan
-from task_images.methods.allreduce import Bsp
-from task_images.metrics import TopK
+from task_images.methods.base import Bsp
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import make_sample_trainer
+from task_images.train import TopK
 from task_images.world import World, open_world
 from tests.contract.task_images.ranks import Record
 

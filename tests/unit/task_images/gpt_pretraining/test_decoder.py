@@ -8,8 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from task_images.contract import Contract
-from task_images.errors import TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining.task import DecoderPretraining
 from task_images.world import World
 

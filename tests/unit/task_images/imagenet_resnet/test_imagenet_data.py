@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import ImageFolders, load

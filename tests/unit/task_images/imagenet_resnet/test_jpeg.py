@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from task_images.arrays import Bytes
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
+from task_images.data import Bytes, numpy_generator
 from task_images.imagenet_resnet.jpeg import random_box, read_square, training_window, validation_window
-from task_images.seeds import numpy_generator
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     jpeg,
     ramp,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.checkpoints import (
     read_facts,
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.errors import TaskUsageError
+from task_images.contract import TaskUsageError
 from task_images.language.float8 import Float8Linear, require_float8, use_float8
 
 CPU = torch.device("cpu")

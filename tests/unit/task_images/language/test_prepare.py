@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.gpt_pretraining.bpe import END, BytePairs, byte_letters, read_byte_pairs
 from task_images.gpt_pretraining.data import prepare_data, read_documents
 from task_images.language.tokens import read_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language import shards as module
 from task_images.language.shards import END, prepare_shards, read_shards, write_shard
 from task_images.language.tokens import Part, Windows, batches_of_update, validation_batches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.tokens import (
     IGNORED,
     Part,

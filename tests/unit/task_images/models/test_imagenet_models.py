@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.models import make_norm, widen
 from task_images.models.imagenet import MODELS, imagenet_model
-from task_images.models.resnet import resnet
+from task_images.models.resnet import make_norm, resnet, widen
 
 PARAMETERS = {
     "resnet18": 11_689_512,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.translation.bleu import (
     corpus_bleu,
     international_bleu,

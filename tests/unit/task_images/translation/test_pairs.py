@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.translation import pairs as pairs_module
 from task_images.translation.pairs import (
     Pairs,

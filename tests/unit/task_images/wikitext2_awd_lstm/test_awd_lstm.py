@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from task_images.errors import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError
 from task_images.train import count_parameters
 from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams, write_sample
 from task_images.wikitext2_awd_lstm.task import (
