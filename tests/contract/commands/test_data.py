@@ -12,7 +12,6 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.tasks.catalog import load_task
 from tests.contract.terminal import Terminal
-from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,18 +42,10 @@ def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys:
     assert (folder / "wikitext2.cache" / "train.npy").stat().st_ino == made
 
 
-def test_a_run_finds_what_was_prepared(tmp_path: Path, capsys: Captured) -> None:
-    unpack(binary_files(), tmp_path)
-    assert run(["data", "prepare", "cifar10_resnet20_ddp", "--data-dir", str(tmp_path)]) == 0
-    assert (tmp_path / "cifar10.cache" / "identity.json").is_file()
-    assert "35  training images" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["of_tomorrow"], 'There is no task "of_tomorrow"'),
-        (["bert_pretraining", "--preset", "own", "--data-dir", "FOLDER"], "could not be prepared"),
         (["wikitext2_awd_lstm", "--import", "x"], "--import needs --data-dir"),
         (["wikitext2_awd_lstm", "--data-dir", "FOLDER", "--import", "x"], 'does not read a file called "x"'),
         (["wikitext2_awd_lstm", "--import", "s3://bucket/x"], 'does not read a file called "x"'),

@@ -194,9 +194,9 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
     assert Store().experiments() == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "words"),
-    [
+def test_bad_input_records_nothing(capsys: Captured) -> None:
+    assert run(["run", "a", "1", "2", "--command", "true"]) == 0
+    bad: list[tuple[list[str], int, str]] = [
         (["wait"], 2, "No run given"),
         (["delete", "--yes"], 2, "No run given"),
         (["cancel", "a", "--all"], 2, "cannot be combined with names"),
@@ -210,13 +210,11 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "exclude needs a matrix"),
         (["run", "c", "1", "--set", "run.parallel=2", "--command", "true"], 2, "run.parallel is for clusters"),
         (["run", "c", "1", "--set", "run.parallel=0", "--command", "true"], 2, "run.parallel=0"),
-    ],
-)
-def test_bad_input_records_nothing(capsys: Captured, argv: list[str], code: int, words: str) -> None:
-    assert run(["run", "a", "1", "2", "--command", "true"]) == 0
-    capsys.readouterr()
-    assert run(argv) == code
-    assert words in capsys.readouterr().err
+    ]
+    for argv, code, words in bad:
+        capsys.readouterr()
+        assert run(argv) == code, argv
+        assert words in capsys.readouterr().err
     assert len(Store().runs()) == 2
     assert [path.name for path in (Store().folder / "experiments").iterdir()] == [Store().experiments()[0].id]
 

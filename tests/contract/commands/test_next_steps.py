@@ -5,14 +5,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.contract import clients
 from tests.contract.terminal import Terminal
 
-TOOL = Path(sys.executable).with_name("mlbench")
 LINE = re.compile(r"^(?:Next|Repeat): (.+)$", re.MULTILINE)
 
 
@@ -31,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mlbench(*words: str, code: int = 0, codes: tuple[int, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([TOOL, *words], capture_output=True, text=True, check=False)
+    done = clients.finish(*words)
     assert done.returncode in (codes or (code,)), (words, done.stdout, done.stderr)
     return done
 

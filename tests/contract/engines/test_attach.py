@@ -3,16 +3,14 @@ two names."""
 
 import json
 import os
-import subprocess
-import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.engines.labs import install_commands
-
-TOOL = Path(sys.executable).with_name("mlbench")
 
 
 class Shell:
@@ -29,11 +27,11 @@ class Shell:
         nodes = [{"names": "n1", "count": 1, "state": "idle", "partition": "debug"}]
         Path(self.environment["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
         self.folder = folder
+        venv.create(folder / "bare", symlinks=True)  # probed in no time: it has no torch
+        self.python = str(folder / "bare/bin/python")
 
     def __call__(self, *words: str, code: int = 0, where: Path | None = None) -> str:
-        done = subprocess.run(
-            [TOOL, *words], env=self.environment, cwd=where or self.folder, capture_output=True, text=True, check=False
-        )
+        done = clients.finish(*words, environment=self.environment, cwd=where or self.folder)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -43,28 +41,28 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["my dir", "a'b", "run%j", "back\\slash", "#hash", "a,b", 'a"b', "tab\tb"])
+@pytest.mark.parametrize("name", ["my dir", "run%j", "a,b"])
 def test_a_folder_that_slurm_cannot_name_is_refused_with_the_character(shell: Shell, name: str) -> None:
-    said = shell("attach-slurm", "s", "--shared", f"/tmp/{name}", "--python", sys.executable, "--no-probe", code=2)
+    said = shell("attach-slurm", "s", "--shared", f"/tmp/{name}", "--python", shell.python, "--no-probe", code=2)
     assert "which Slurm cannot have in the names of a job's files" in said
 
 
 def test_other_folders_run(shell: Shell, tmp_path: Path) -> None:
-    for number, name in enumerate(("ünï", "a$HOME", "a;b(c)*&!=?")):
-        shell("attach-slurm", "s", "--shared", str(tmp_path / name), "--python", sys.executable, "--no-probe")
-        shell("run", f"r{number}", "1", "--command", "echo hi", "--yes")
-        assert shell("logs", f"r{number}-1") == "hi\n"
+    folder = tmp_path / "ünï$HOME;b(c)*&!=?"
+    shell("attach-slurm", "s", "--shared", str(folder), "--python", shell.python, "--no-probe")
+    shell("run", "r", "1", "--command", "echo hi", "--yes")
+    assert shell("logs", "r-1") == "hi\n"
 
 
 @pytest.mark.parametrize(
     ("setup", "quoted"),
-    [("module load pytorch/2.4\n", "module"), ("source /apps/no/such/activate\n", "activate"), ("false\n", "false")],
+    [("module load pytorch/2.4\n", "module"), ("false\n", "false")],
 )
 def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(
     shell: Shell, tmp_path: Path, setup: str, quoted: str
 ) -> None:
     (tmp_path / "setup.sh").write_text(setup)
-    where = ("--shared", str(tmp_path / "far"), "--python", sys.executable, "--setup", "setup.sh")
+    where = ("--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
     assert quoted in shell("attach-slurm", "s", *where, code=2)
     shell("attach-slurm", "s", *where, "--no-probe")
     said = shell("run", "r", "1", "--command", "echo never", "--yes", code=6)
@@ -74,14 +72,14 @@ def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(
 
 def test_lines_of_setup_hold_for_the_probe_and_the_ranks_alike(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text("hello() { export GREETING=hello; }\nhello\n")
-    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", sys.executable, "--setup", "setup.sh")
+    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
     shell("run", "r", "1", "--command", "sh -c 'echo $GREETING'", "--yes")
     assert shell("logs", "r-1") == "hello\n"
 
 
 def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text("Host *\n")
-    hosts = ("--hosts", "m0", "--python", sys.executable, "--dir", str(tmp_path / "far"), "--interface", "lo")
+    hosts = ("--hosts", "m0", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")
     for number, given in enumerate(("cfg", "~/cfg")):
         shell("attach-hosts", "lab", *hosts, "--ssh-config", given)
         assert Store(tmp_path / "home").cluster("lab").details["ssh_config"] == str(tmp_path / "cfg")
@@ -91,5 +89,5 @@ def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path:
 
 
 def test_one_machine_under_two_names_is_told(shell: Shell, tmp_path: Path) -> None:
-    hosts = ("--hosts", "m0,m1", "--python", sys.executable, "--dir", str(tmp_path / "far"), "--interface", "lo")
+    hosts = ("--hosts", "m0,m1", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")
     assert "m0, m1 are one machine" in shell("attach-hosts", "lab", *hosts)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands, start_cluster
 from tests.contract.local_runs import python
 from tests.fakes.cutting_proxy import CuttingProxy
@@ -38,7 +39,8 @@ for number in range(30_000):
 """
 
 
-@pytest.fixture(params=["hosts", "kubernetes"])
+# By day, kubernetes/test_head_pod.py cuts the connections to a pod.
+@pytest.fixture(params=["hosts", "kubernetes"] if NIGHTLY else ["hosts"])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
     """A client whose connections to the head are cut, and must have been at the end."""
     kind = str(request.param)

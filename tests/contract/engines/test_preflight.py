@@ -4,7 +4,6 @@ Kubernetes by what the image has."""
 import json
 import os
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.engines.labs import install_commands
-
-TOOL = Path(sys.executable).with_name("mlbench")
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def mlbench(environment: dict[str, str], *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([TOOL, *words], env=environment, capture_output=True, text=True, check=False)
+    done = clients.finish(*words, environment=environment)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -16,6 +16,7 @@ from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
+from tests import NIGHTLY
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
 
@@ -83,6 +84,8 @@ CASES = {
     "two versions of a script": Case(GOOD, SLOW, 7, 9, is_script=True),
     "another backend": Case(GOOD, SLOW, 9, 7, {"backend": "mpi"}),
 }
+# By day one of each verdict, and what no other test has on all pages.
+BY_DAY = ["slower", "noisy", "one against three", "another session", "a failed repeat of B", "two versions of a script"]
 
 
 def _record(store: Store, side: str, case: Case) -> None:
@@ -105,7 +108,7 @@ def _record(store: Store, side: str, case: Case) -> None:
         store.advance(made, RunState.FINISHED, outcome)
 
 
-@pytest.fixture(params=list(CASES))
+@pytest.fixture(params=list(CASES) if NIGHTLY else BY_DAY)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

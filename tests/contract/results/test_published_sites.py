@@ -93,6 +93,7 @@ def test_submitters_are_not_put_together(tmp_path: Path) -> None:
     assert {each["submitter_says"] for each in results} == {None, "64x H100"}
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_repeats_cut_at_the_end_are_missed(tmp_path: Path, capsys: Captured) -> None:
     assert run(["site", "init", "repository"]) == 0
     Path("repository/rules/default.yaml").write_text("signed: false\nrepeats: 1\n")

@@ -19,6 +19,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
 from tests.contract.engines.kubernetes.test_engine import a_run, terminated_pod
 from tests.fakes.kube_api import KubeApi
 
@@ -181,7 +182,7 @@ def test_a_run_waits_while_a_node_may_still_come(server: KubeApi, tmp_path: Path
     assert any("(--start-timeout)" in said for said in autoscaler.said)
 
 
-@pytest.mark.parametrize("name", ["karpenter", "back-off", "a cloud's nodes"])
+@pytest.mark.parametrize("name", ["karpenter", "back-off", "a cloud's nodes"] if NIGHTLY else ["back-off"])
 def test_a_pool_that_never_comes_ends_the_run_at_its_start_timeout(server: KubeApi, tmp_path: Path, name: str) -> None:
     finished, _ = follow(server, tmp_path, WAITING[name], None)
     assert finished.outcome is Outcome.NEVER_STARTED

@@ -1,12 +1,10 @@
-"""However a local run ends: it is noticed, it is named, and no process of it is left."""
+"""What is special to the end of a local run; ../test_contract.py has what every engine promises."""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
 from task_images.cores import effective_cores
-from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
-from tests.needs import needs
+from tests.contract.local_runs import SLEEP, Lab, client, processes_of, shell, until
 
 # Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
 STUBBORN = shell(
@@ -107,27 +104,6 @@ def test_a_rank_begins_with_the_usual_signals_and_its_share_of_the_cores(
     assert int(threads) == max(1, effective_cores() // 2)
 
 
-# --- the run is ended ---------------------------------------------------------------------------------------------
-
-
-def test_who_ignores_term_is_killed_with_all_descendants(lab: Lab) -> None:
-    run = lab.start(STUBBORN)
-    until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"ready\n")
-    assert len(until(lambda: (found := processes_of(run)) and len(found) >= 5 and found)) >= 5
-    os.kill(state_of(run)["pid"], signal.SIGTERM)
-    end = lab.end(run)
-    assert (end.ended, end.workers[0].exit_code, end.workers[0].reason) == ("cancelled", 137, "stopped: cancelled")
-    assert processes_of(run) == []
-
-
-def test_the_deadline_ends_the_run(lab: Lab) -> None:
-    run = lab.start(SLEEP, workers=2, timeout=0.3)
-    end = lab.end(run)
-    assert (end.ended, end.first_failed) == ("deadline", None)
-    assert "0.3 s" in finding(end.findings, "deadline").summary
-    assert processes_of(run) == []
-
-
 # --- the client dies ----------------------------------------------------------------------------------------------
 
 
@@ -204,25 +180,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("careful", [True, False], ids=["task dies of it", "task does not notice"])
-def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: Lab, small_disk: Path, careful: bool) -> None:
-    write = "os.write(1, b'%07d\\n' % number)"
-    script = f"import os, time\nfor number in range(1000000):\n  try: {write}\n  except OSError:\n    "
-    script += "raise" if careful else "time.sleep(0.01)"
-    planned = lab.record(python(script), timeout=20.0)
-    run = Run(planned.id, planned.spec, small_disk / "run", planned.created)
-    lab.engine.submit(run, lab.engine.render(run.spec))
-    end = lab.end(run)
-    assert end.ended == "failed"
-    assert finding(end.findings, "disk_full").hint
-    log = (run.folder / "logs/rank-0.log").read_bytes()
-    lines = log.split(b"\n")
-    assert lines[:1000] == [b"%07d" % number for number in range(1000)]
-    assert b"Traceback" not in (run.folder / ".state/supervisor.log").read_bytes()
-    for line in (run.folder / "resources.jsonl").read_text().splitlines():
-        json.loads(line)
-
-
 def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_disk: Path) -> None:
     planned = lab.record(SLEEP)
     run = Run(planned.id, planned.spec, small_disk / "run", planned.created)
@@ -232,21 +189,3 @@ def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_dis
         lab.engine.submit(run, lab.engine.render(run.spec))
     assert caught.value.hint
     assert processes_of(run) == []
-
-
-# --- ranks that talk to each other --------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not shutil.which("true"), reason="needs coreutils")
-def test_two_ranks_of_torch_meet_over_gloo(lab: Lab) -> None:
-    needs("torch")
-    script = (
-        "import torch, torch.distributed as dist; dist.init_process_group('gloo')\n"
-        "value = torch.tensor([dist.get_rank() + 1.0]); dist.all_reduce(value); print(value.item())\n"
-        "dist.destroy_process_group()"
-    )
-    begun = time.monotonic()
-    run = lab.start((sys.executable, "-c", script), workers=2, timeout=100.0)
-    end = lab.end(run)
-    assert end.ended == "exited", (lab.log(run), lab.log(run, 1), time.monotonic() - begun, sys.version)
-    assert [lab.log(run, rank) for rank in (0, 1)] == [b"3.0\n"] * 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
@@ -148,27 +147,6 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error(lab: Lab, obstacle: str) 
         assert "MLBENCH_HOME" in caught.value.hint
 
 
-def test_delete_refuses_a_running_run_and_is_idempotent(lab: Lab) -> None:
-    run = lab.start(SLEEP)
-    with pytest.raises(UsageError, match="still running") as caught:
-        lab.engine.delete(run)
-    assert caught.value.hint
-    assert f"mlbench cancel {run.name}" in caught.value.hint
-    lab.engine.delete(run, force=True)
-    assert not run.folder.exists()
-    assert processes_of(run) == []
-    lab.engine.delete(run)
-    lab.engine.cancel(run)
-    assert list(run.folder.parent.iterdir()) == []
-
-
-def test_delete_after_the_end_needs_no_force(lab: Lab) -> None:
-    run = lab.start(("true",))
-    lab.end(run)
-    lab.engine.delete(run)
-    assert not run.folder.exists()
-
-
 def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     gate = lab.store.folder / "gate"
     burn = "block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\n"
@@ -189,19 +167,6 @@ def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     assert mine[-1]["cpu_seconds"] >= 0.3
     assert mine[-1]["peak_rss_bytes"] > 40_000_000
     assert [line["cpu_seconds"] for line in mine] == sorted(line["cpu_seconds"] for line in mine)
-
-
-def test_a_log_is_resumed_at_its_cursor_and_unfinished_lines_wait(lab: Lab) -> None:
-    gate = lab.store.folder / "gate"
-    script = f"printf 'one\\ntwo\\nthr'; while [ ! -e {gate} ]; do sleep 0.01; done; printf 'ee\\nlast'"
-    run = lab.start(shell(script))
-    until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"one\ntwo\nthr")
-    lines = list(lab.engine.logs(run, 0))
-    assert [line.text for line in lines] == [b"one\n", b"two\n"]
-    gate.touch()
-    lab.end(run)
-    assert [line.text for line in lab.engine.logs(run, 0, lines[0].cursor)] == [b"two\n", b"three\n", b"last"]
-    assert [line.text for line in lab.engine.logs(run, 0, Cursor(14))] == [b"last"]
 
 
 AFFINITY = python(

@@ -91,7 +91,7 @@ def test_runs_that_failed_or_missed_do_not_count(tmp_path: Path) -> None:
     assert [len(point.good) for point in group.points] == [1, 1, 0]
     assert [speedup and speedup.mean for speedup in map(group.speedup, group.points)] == [1.0, pytest.approx(2.0), None]
     assert {run.name for run in found.bad} == {"run-2", "run-3"}
-    (text,) = [text for text in texts(found)["total_time"] if "Excluded" in text]
+    (text,) = [text for text in texts(found, "total_time")["total_time"] if "Excluded" in text]
     assert "run-2 (goal missed)" in " ".join(text.split())
     [labeled] = [point.share for group in found.groups for point in group.points if point.share]
     assert labeled == "1 of 2 reached it"
@@ -118,7 +118,7 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     )
     (group,) = found.groups
     assert group.baseline is group.points[1]
-    shown = texts(found)["speedup"]
+    shown = texts(found, "speedup")["speedup"]
     assert {"task's own method", "ideal", "Speed-up"} <= set(shown)
     (chart,) = charts(found)["speedup"]
     assert [row["x"] for row in chart.rows if "style" not in row] == [2, 8]
@@ -173,13 +173,17 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
     assert [row["y"] for row in chart.rows] == pytest.approx([2400**0.5, 80.5])
     assert [row["few"] for row in chart.rows] == [True, True]
     assert chart.y.label == "Prec@1"
-    assert [text for text in texts(found)["speedup"] if "have no speed-up" in text]
+    assert [text for text in texts(found, "speedup")["speedup"] if "have no speed-up" in text]
 
 
 @pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per rank"), (2.0, "2 CPUs per rank"), (None, "")])
 def test_cpus_in_words(tmp_path: Path, cpus: float | None, words: str) -> None:
     found = series(tmp_path, {"cpus": cpus, "environment": {"env": {}}})
-    [subtitle] = [text.partition("\n")[0] for text in texts(found)["total_time"] if text.startswith("unknown-task ·")]
+    [subtitle] = [
+        text.partition("\n")[0]
+        for text in texts(found, "total_time")["total_time"]
+        if text.startswith("unknown-task ·")
+    ]
     assert ("CPU" in subtitle) == bool(words)
     assert subtitle.endswith(words)
 
@@ -288,25 +292,24 @@ def test_synthetic_data_are_in_the_title(tmp_path: Path) -> None:
     everything = series(tmp_path / "a", {"synthetic": True})
     some = series(tmp_path / "b", {"synthetic": True}, {"synthetic": False})
     none = series(tmp_path / "c", {})
-    for name in NAMES:
-        assert texts(everything)[name][0].endswith("   SYNTHETIC DATA")
-        assert texts(some)[name][0].endswith("   PARTLY SYNTHETIC DATA")
-        assert not [text for text in texts(none)[name] if "SYNTHETIC" in text]
+    assert texts(everything, "speedup")["speedup"][0].endswith("   SYNTHETIC DATA")
+    assert texts(some, "speedup")["speedup"][0].endswith("   PARTLY SYNTHETIC DATA")
+    assert not [text for text in texts(none, "speedup")["speedup"] if "SYNTHETIC" in text]
 
 
 def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Path) -> None:
     kind = {"functional_only": "one machine"}
     everything = series(tmp_path / "a", kind)
     some = series(tmp_path / "b", kind | {"synthetic": True}, {"synthetic": True})
-    for name in NAMES:
-        assert texts(everything)[name][0].endswith("   FUNCTIONAL ONLY")
-        assert [text for text in texts(everything)[name] if "functional only\n" in text]
-        assert texts(some)[name][0].endswith("   SYNTHETIC DATA   PARTLY FUNCTIONAL ONLY")
+    for texts_of_file in texts(everything, *NAMES).values():
+        assert texts_of_file[0].endswith("   FUNCTIONAL ONLY")
+        assert [text for text in texts_of_file if "functional only\n" in text]
+    assert texts(some, "speedup")["speedup"][0].endswith("   SYNTHETIC DATA   PARTLY FUNCTIONAL ONLY")
     assert [group.label for group in some.groups] == ["gloo", "gloo, functional only"]
 
 
 def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
-    shown = texts(series(tmp_path, {"workers": 4}))
+    shown = texts(series(tmp_path, {"workers": 4}), "total_time", "speedup")
     assert [text for text in shown["total_time"] if "unknown-task: 100\u00a0s with 4 workers" in text]
     assert [text for text in shown["speedup"] if "mlbench run NAME 1 2 4" in text]
 
@@ -319,7 +322,11 @@ def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
     seal(run, observation_of(seconds=12.0))
     found = collect([Archive.open(run.folder)])
     assert found.groups[0].points[0].seconds.mean == 12.0
-    assert [text for text in texts(found)["total_time"] if "the seconds of the whole run" in " ".join(text.split())]
+    assert [
+        text
+        for text in texts(found, "total_time")["total_time"]
+        if "the seconds of the whole run" in " ".join(text.split())
+    ]
 
 
 def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
@@ -422,6 +429,10 @@ def charts(found: Series) -> dict[str, tuple[Chart, ...]]:
     return {sheet.name: sheet.charts for sheet in list_sheets(found)}
 
 
-def texts(found: Series) -> dict[str, list[str]]:
-    """Everything that is written in each file, the title first."""
-    return {sheet.name: [text.get_text() for text in drawn(files.draw(sheet))] for sheet in list_sheets(found)}
+def texts(found: Series, *names: str) -> dict[str, list[str]]:
+    """Everything that is written in each file, or in those of these names, the title first."""
+    return {
+        sheet.name: [text.get_text() for text in drawn(files.draw(sheet))]
+        for sheet in list_sheets(found)
+        if not names or sheet.name in names
+    }
