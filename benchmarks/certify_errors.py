@@ -22,7 +22,7 @@ import numpy as np
 from mlbench_cli.certify.judge import Document, judge
 from mlbench_cli.certify.samples import Inventory, Samples, Scope
 from task_images.certify import rules
-from task_images.certify.evidence import Earlier, Evidence, Sample
+from task_images.certify.evidence import Evidence, Sample
 from task_images.certify.rules import TESTS
 
 NODE_TESTS = [test for test in TESTS if test != "network"]
@@ -94,7 +94,7 @@ class Cluster:
 
     def samples(self) -> Samples:
         """As the task takes them: three rounds, then suspects beside healthy peers, spread over time."""
-        evidence = Evidence(1, self.least_dip, names=[f"n{node}" for node in range(self.nodes)])
+        evidence = Evidence(1, self.least_dip)
         self.screen(evidence, 0.0)
         self.confirm(evidence)
         keys = {node: Inventory({"cpu": "same"}) for node in range(self.nodes)}
@@ -137,17 +137,16 @@ class Cluster:
     def is_named_again(self, found: Document) -> bool:
         """Whether a recheck RECHECKED seconds later names the node of a finding, too."""
         node = int(found["nodes"][0][1:])
-        names = [f"n{number}" for number in range(self.nodes)]
-        evidence = Evidence(1, self.least_dip, Earlier(names[node], (found["test"],), RECHECKED), names)
+        evidence = Evidence(1, self.least_dip)
         self.screen(evidence, 6.0 + self.confirmed + RECHECKED)
         self.confirm(evidence)
         named = [suspect for suspect, said in zip(evidence.suspects, evidence.confirm(), strict=True) if said.is_named]
-        return any(evidence.nodes_of(suspect.test, suspect.who) == (node,) for suspect in named)
+        return any(evidence.nodes_of(suspect) == (node,) for suspect in named)
 
     def judge(self) -> Document:
         """The certificate of these nodes."""
         samples = self.samples()
-        return judge(samples, samples.evidence.names, [True] * self.nodes)
+        return judge(samples, [f"n{node}" for node in range(self.nodes)], [True] * self.nodes)
 
     def wrong(self, document: Document) -> list[Document]:
         """The findings that name a node for a test in which it is within the margin."""

@@ -150,9 +150,9 @@ def write_lines(cluster: Cluster, fault: str) -> list[list[str]]:
     say(0, "screened", at=evidence.screened, cases=evidence.cases)
     ranks = [rank for rank in range(NODES) if fault != "missing" or rank != victim]
     for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        facts = {"operation": operation, "bytes": 1 << 20, "ranks": ranks, "set": 0, "right": True}
+        facts = {"operation": operation, "bytes": 1 << 20, "ranks": ranks, "right": True}
         say(0, "collective", times=[0.01] * 5, transport="TCP", **facts)
-    say(0, "training", ranks=ranks, set=0, steps=[0.1] * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
+    say(0, "training", ranks=ranks, steps=[0.1] * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
     say(0, "end", at=1e5)
     return lines
 

@@ -3,11 +3,10 @@
 import json
 import shlex
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
@@ -20,13 +19,10 @@ from mlbench_cli.results.report.render import make_environment, render_page
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
-from mlbench_cli.util.text import counted, shorten
-from mlbench_cli.util.times import parse_timestamp
-from task_images.certify.evidence import read_earlier
-from task_images.certify.rules import LEAST_DIP, PEERS, TESTS, span_needed
+from mlbench_cli.util.text import counted, list_some, shorten
+from task_images.certify.rules import LEAST_DIP, PEERS, TESTS
 
 ARCHIVE = "archive.zip"
-RECHECK_SECONDS = 240.0  # that the confirmation of a recheck takes at least
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
 
 
@@ -55,7 +51,7 @@ class Certificate:
     @property
     def rechecked(self) -> Mapping[str, Any] | None:
         """The node that was measured again after an earlier certificate, if this certificate is about one."""
-        asked = read_earlier(str(self.run["spec"]["parameters"].get("recheck") or "")).node
+        asked = self.run["spec"]["parameters"].get("recheck")
         return next((node for node in self.document["nodes"] if node["node"] == asked), None)
 
     @property
@@ -165,37 +161,24 @@ def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
     return rows
 
 
-class Suspect(NamedTuple):
-    """A node to measure again: the machines to measure, and the parameter `recheck` of the task."""
-
-    nodes: tuple[str, ...]
-    recheck: str
-
-
-def plan_recheck(earlier: Certificate, node: str) -> Suspect:
-    """`node` beside healthy ones, with the tests in which it was a suspect, and for how long that counts. Raises
-    UsageError if it is not in the certificate, or too few healthy nodes are."""
+def choose_peers(earlier: Certificate, node: str) -> tuple[str, ...]:
+    """Healthy nodes to measure beside `node` in a recheck. Raises UsageError if `node` is not in the certificate, or
+    too few healthy ones are."""
     if earlier.run["spec"]["engine"] == "local":
-        raise UsageError("The earlier certificate is of workers on this machine: none of them can be measured again.")
-    names = [item["node"] for item in earlier.document["nodes"]]
-    if node not in names:
         raise UsageError(
-            f"The earlier certificate has no node {shorten(node)}.",
-            hint=f"It has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}",
+            "The earlier certificate is of workers on this machine: none of them can be measured again.",
+            hint="mlbench certify local measures new ones.",
         )
-    healthy = [item["node"] for item in earlier.document["nodes"] if item["state"] == "ok" and item["node"] != node]
+    nodes = earlier.document["nodes"]
+    if node not in (names := [item["node"] for item in nodes]):
+        raise UsageError(f"The earlier certificate has no node {shorten(node)}.", hint=f"It has {list_some(names, 8)}.")
+    healthy = [item["node"] for item in nodes if item["state"] == "ok" and item["node"] != node]
     if len(healthy) < PEERS:
-        raise UsageError(f"{len(healthy)} nodes of the earlier certificate are ok, and {PEERS} are needed beside it.")
-    found = [item for item in earlier.document["findings"] if node in item["nodes"] and "confirmed" in item]
-    ended = parse_timestamp(earlier.run["created"]) + float(earlier.document["scope"]["seconds"] or 0.0)
-    most = span_needed(earlier.document["method"]["least_dip_seconds"], 1) - RECHECK_SECONDS
-    row = {
-        "node": node,
-        "tests": sorted({item["test"] for item in found}),
-        "seconds": round(max(0.0, min(time.time() - ended, most))) if found else 0,
-        "certificate": earlier.digest,
-    }
-    return Suspect((*healthy[:PEERS], node), json.dumps(row, separators=(",", ":")))
+        raise UsageError(
+            f"{len(healthy)} nodes of the earlier certificate are ok, and {PEERS} are needed beside {shorten(node)}.",
+            hint=f"mlbench certify {earlier.run['spec']['cluster']} measures all nodes.",
+        )
+    return tuple(healthy[:PEERS])
 
 
 def require_same_hardware(old: Certificate, new: Certificate) -> None:

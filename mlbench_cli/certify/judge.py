@@ -1,30 +1,48 @@
 """From the samples of a certificate to its document: states of nodes, findings, and the verdict about the cluster.
 
-Pure. Sealing writes what `judge` returns; verifying runs it again. Screen, confirmation and the fit of pairs are
+Pure. Sealing writes what `certify` returns; verifying runs it again. Screen, confirmation and the fit of pairs are
 `task_images.certify.evidence`, which rank 0 asked while it measured.
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
 
-from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure
-from mlbench_cli.certify.samples import Collective, Rates, Samples, Training
+from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure, parse_expected
+from mlbench_cli.certify.samples import Collective, Rates, Samples, Training, read_samples
 from mlbench_cli.certify.words import State, Verdict
+from mlbench_cli.model.run import Observation
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.text import list_some
 from task_images.certify import rules
-from task_images.certify.evidence import Suspect
+from task_images.certify.evidence import Evidence, Suspect
 from task_images.certify.rules import TESTS
 
+TASK = "certify"
 STAGES = ("drift", "node", "pairs", "collectives", "training")
 CLOCK_SECONDS = 1.0
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
 _DISK = "disk.write"
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 
-
 Document = dict[str, Any]
+
+
+def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable[[], BinaryIO]]) -> Document | None:
+    """certificate.json of a run; None for a run of another task."""
+    if spec.task != TASK:
+        return None
+    workers = {spec.unit_of(worker.rank): worker for worker in observation.workers}
+    places = [None if number not in workers else workers[number].node for number in range(spec.workers)]
+    are_nodes = None not in places and len(set(places)) == len(places)
+    names = [str(place) if are_nodes else f"worker-{number}" for number, place in enumerate(places)]
+    started = [number in workers and workers[number].started is not None for number in range(spec.workers)]
+    dip = spec.parameters.get("least_dip_seconds")
+    evidence = Evidence(spec.processes_per_worker, float(dip) if isinstance(dip, int | float) else rules.LEAST_DIP)
+    samples = read_samples(logs, spec.world_size, evidence)
+    return judge(samples, names, started, parse_expected(str(spec.parameters.get("expect") or "")))
 
 
 def judge(samples: Samples, names: Sequence[str], started: Sequence[bool], expected: Sequence[Figure] = ()) -> Document:
@@ -44,9 +62,9 @@ class _Judge:
         self.findings: list[Document] = []
         self.notes: list[str] = []  # why the cluster cannot be accepted
         self.rejected: list[str] = []  # why it is rejected
-        # The set of nodes that was measured together last: without those that were named by then.
-        last = max((row.set for row in samples.together if row.set < 2), default=None)
-        self.together = [row for row in samples.together if row.set == last]
+        # What was measured together before a soak repeats it: at last without nodes that fell silent.
+        once = [row for row in samples.together if row.cycle is None]
+        self.together = [row for row in once if row.ranks == once[-1].ranks]
 
     def document(self) -> Document:
         self._judge_presence()
@@ -55,9 +73,8 @@ class _Judge:
         self._judge_suspects()
         self._judge_unsuspected()
         self._judge_flapping()
-        delivers = self._delivered()
-        measured = self._measured()
-        fleet = self._fleet()
+        self._judge_together()
+        measured, fleet = self._measured(), self._fleet()
         verdict, reason = self._decide(measured, fleet)
         tests, evidence = self._relative(), self.evidence
         return {
@@ -97,7 +114,7 @@ class _Judge:
             "fleet": fleet,
             "findings": self.findings,
             "drift": self._drift(),
-            "delivers": delivers,
+            "delivers": self._delivered(),
         }
 
     def _find(self, reason: str, nodes: Sequence[int], state: State, summary: str, **facts: Any) -> None:
@@ -213,7 +230,7 @@ class _Judge:
         """What the sign test over fresh data says of every suspect of the screen."""
         for suspect, found in zip(self.evidence.suspects, self.evidence.confirm(), strict=True):
             test, is_link, short = TESTS[suspect.test], len(suspect.who) == 2, -math.expm1(-suspect.short)
-            nodes = self.evidence.nodes_of(suspect.test, suspect.who)
+            nodes = self.evidence.nodes_of(suspect)
             names = " and ".join(self.names[number] for number in nodes)
             text = f"{names}: {100 * short:.1f} % below its peers in {test.title}"
             if is_link:
@@ -286,6 +303,69 @@ class _Judge:
                     text = f"{self.names[number]}: slow in {TESTS[test].title} in {slow[rank]} of {count} cycles"
                     self._find("flapping", [number], State.WATCH, text, test=test)
 
+    # --- all together -----------------------------------------------------------------------------------------------
+
+    def _judge_together(self) -> None:
+        """What failed, gave wrong sums, took the slow path, or misses a published figure. That names no node."""
+        rows = [row for row in self.samples.together if isinstance(row, Collective)]
+        ranks = {row.ranks for row in self.together}
+        for failed in self.samples.failed:
+            if not self.together or failed.ranks in ranks:
+                self.notes.append(f"{failed.operation or 'training'} failed: {failed.error}")
+        for operation in sorted({row.operation for row in rows if not row.right}):
+            self._reject("wrong_result", f"{operation} gives wrong sums")
+        has_infiniband = any(keys.get("infiniband") for keys in self._inventories().values())
+        for operation in sorted({row.operation for row in rows if row.transport == "Socket" and has_infiniband}):
+            self._reject("transport_fallback", f"{operation} goes over TCP although nodes have InfiniBand")
+        measured = {
+            (row.operation, row.bytes, self._nodes_of(row)) for row in self.together if isinstance(row, Collective)
+        }
+        for known in self.expected:
+            if (known.operation, known.bytes, known.nodes) not in measured:
+                self.notes.append(f"{known.operation} of {known.bytes} bytes on {known.nodes} nodes was not measured")
+        for row in self.together:
+            expected = self._expected(row) if isinstance(row, Collective) else None
+            if expected is not None and isinstance(row, Collective) and expected["share"] < ACCEPTED_SHARE:
+                text = f"{row.operation} of {row.bytes} bytes reaches {100 * expected['share']:.0f} % of the "
+                self._reject("below_expected", f"{text}{expected['value']:g} GB/s of {expected['source']}")
+
+    def _expected(self, row: Collective) -> Document | None:
+        """The published figure of a collective, and how much of it was reached."""
+        asked = row.operation, row.bytes, self._nodes_of(row)
+        for known in self.expected:
+            if (known.operation, known.bytes, known.nodes) == asked:
+                return {"value": known.value, "source": known.source, "share": _round(_bandwidth(row) / known.value)}
+        return None
+
+    def _nodes_of(self, row: Collective) -> int:
+        return len({self.samples.node_of(rank) for rank in row.ranks})
+
+    def _delivered(self) -> Document | None:
+        """What the nodes do together."""
+        if not self.together:
+            return None
+        return {
+            "nodes": self._names_together(),
+            "ranks": len(self.together[0].ranks),
+            "collectives": [
+                {
+                    "operation": row.operation,
+                    "bytes": row.bytes,
+                    "seconds": _round(statistics.median(row.times)),
+                    "busbw_gbps": _round(_bandwidth(row)),
+                    "spread": _round(max(row.times) / min(row.times)),
+                    "transport": row.transport,
+                    "expected": self._expected(row),
+                }
+                for row in self.together
+                if isinstance(row, Collective)
+            ],
+            "training": next((_training(row) for row in self.together if isinstance(row, Training)), None),
+        }
+
+    def _names_together(self) -> list[str]:
+        return sorted({self.names[self.samples.node_of(rank)] for row in self.together for rank in row.ranks})
+
     # --- the cluster ------------------------------------------------------------------------------------------------
 
     def _fleet(self) -> dict[str, Document]:
@@ -345,48 +425,6 @@ class _Judge:
             if any(key in row for row in rows)
         }
 
-    def _delivered(self) -> Document | None:
-        """What the largest number of nodes does together."""
-        if not self.together:
-            return None
-        ranks = self.together[0].ranks
-        trainings = [_training(row) for row in self.together if isinstance(row, Training)]
-        return {
-            "nodes": self._names_together(),
-            "ranks": len(ranks),
-            "collectives": [self._collective(row) for row in self.together if isinstance(row, Collective)],
-            "training": trainings[0] if trainings else None,
-        }
-
-    def _names_together(self) -> list[str]:
-        return sorted({self.names[self.samples.node_of(rank)] for row in self.together for rank in row.ranks})
-
-    def _collective(self, row: Collective) -> Document:
-        seconds, size = statistics.median(row.times), len(row.ranks)
-        bandwidth = row.bytes / seconds / 1e9 * (2 if row.operation == "all_reduce" else 1) * (size - 1) / size
-        if not row.right:
-            self._reject("wrong_result", f"{row.operation} gives wrong sums")
-        if row.transport == "Socket" and any(keys.get("infiniband") for keys in self._inventories().values()):
-            text = f"{row.operation} goes over TCP although nodes have InfiniBand"
-            self._reject("transport_fallback", text)
-        nodes, expected = len({self.samples.node_of(rank) for rank in row.ranks}), None
-        for known in self.expected:
-            if (known.operation, known.bytes, known.nodes) == (row.operation, row.bytes, nodes):
-                share = bandwidth / known.value
-                expected = {"value": known.value, "source": known.source, "share": _round(share)}
-                if share < ACCEPTED_SHARE:
-                    text = f"{row.operation} of {row.bytes} bytes reaches {100 * share:.0f} % of the "
-                    self._reject("below_expected", f"{text}{known.value:g} GB/s of {known.source}")
-        return {
-            "operation": row.operation,
-            "bytes": row.bytes,
-            "seconds": _round(seconds),
-            "busbw_gbps": _round(bandwidth),
-            "spread": _round(max(row.times) / min(row.times)),
-            "transport": row.transport,
-            "expected": expected,
-        }
-
     def _measured(self) -> set[str]:
         """The stages that were measured. Nodes that missed the stage node were not tested."""
         found = {"drift"} if self.samples.inventories else set()
@@ -408,17 +446,17 @@ class _Judge:
         if self.rejected:
             return Verdict.REJECTED, self.rejected[0]
         if len(bad) > max(1, rules.CROWD * len(self.names)):
-            return Verdict.REJECTED, f"{len(bad)} of {len(self.names)} nodes are bad: {_list(bad)}"
+            return Verdict.REJECTED, f"{len(bad)} of {len(self.names)} nodes are bad: {list_some(bad, 8)}"
         if not any(self.started):
             return Verdict.CANNOT_TELL, "no node started"
         if self.samples.ended is None:
-            rest = f"; not measured: {_list(missing)}" if missing else " while suspects were measured again"
+            rest = f"; not measured: {list_some(missing, 8)}" if missing else " while suspects were measured again"
             return Verdict.CANNOT_TELL, f"the measurement was cut short{rest}"
         if (count := self._answered()) < rules.LEAST_FLEET:
             text = f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
             return Verdict.CANNOT_TELL, text
         if missing or untested:
-            return Verdict.CANNOT_TELL, f"not tested: {_list([*missing, *untested])}"
+            return Verdict.CANNOT_TELL, f"not tested: {list_some([*missing, *untested], 8)}"
         if self.notes:
             return Verdict.CANNOT_TELL, self.notes[0]
         if blind:
@@ -428,9 +466,9 @@ class _Judge:
                 f"{100 * worst['smallest_shortfall']:.0f} % slower than its peers would have been found"
             )
         if bad and set(bad) & set(self._names_together()):
-            return Verdict.CANNOT_TELL, f"the others were not measured without {_list(bad)}"
+            return Verdict.CANNOT_TELL, f"the others were not measured without {list_some(bad, 8)}"
         if bad:
-            return Verdict.ACCEPTED_WITHOUT, f"without {_list(bad)}"
+            return Verdict.ACCEPTED_WITHOUT, f"without {list_some(bad, 8)}"
         return Verdict.ACCEPTED, f"no node of {len(self.names)} is to be returned"
 
 
@@ -449,6 +487,14 @@ def _describe_fleet(
         "source": margin.source,
         "smallest_shortfall": None if least is None else _round(least),
     }
+
+
+def _bandwidth(row: Collective) -> float:
+    """GB/s, as nccl-tests define the bus bandwidth."""
+    size = len(row.ranks)
+    return (
+        row.bytes / statistics.median(row.times) / 1e9 * (2 if row.operation == "all_reduce" else 1) * (size - 1) / size
+    )
 
 
 def _training(row: Training) -> Document:
@@ -478,7 +524,3 @@ def _most_common(values: Iterable[str]) -> str:
 def _round(value: float) -> float:
     """Six significant digits: the last ones of logarithms differ between platforms."""
     return float(f"{value:.6g}") + 0.0  # and no negative zero
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

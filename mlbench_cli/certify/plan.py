@@ -35,10 +35,8 @@ class Plan:
 
     @property
     def timeout(self) -> float:
-        """After which the run is ended: the plan twice for slow machines, its confirmation, and what is then measured
-        again without the nodes that were named."""
-        again = self.stages.get("collectives", 0.0) + self.stages.get("training", 0.0)
-        return 2 * self.seconds + self.longest + again + 600
+        """After which the run is ended: the plan twice for slow machines, and its confirmation."""
+        return 2 * self.seconds + self.longest + 600
 
     def confirmation_within(self, budget: float) -> float:
         """How long a confirmation may take so that the run ends in time, slow machines included. Raises UsageError for

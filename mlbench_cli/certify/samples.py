@@ -8,7 +8,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 from msgspec import Meta, Struct
 
-from task_images.certify.evidence import Case, Evidence, Sample
+from task_images.certify.evidence import Evidence, Sample, Suspect
 from task_images.certify.rules import PREFIX, TESTS
 
 MAX_LINE_BYTES = 1 << 20
@@ -46,28 +46,36 @@ class Rates(Struct, tag="rates", tag_field="kind"):
 
 
 class Collective(Struct, tag="collective", tag_field="kind"):
-    """Calls of a collective among `ranks`, as the first of them saw it. `set` counts the sets of nodes."""
+    """Calls of a collective among `ranks`, as the first of them saw it."""
 
     operation: Word
     ranks: Ranks
-    set: Index
     bytes: Index
     times: Annotated[tuple[Amount, ...], Meta(min_length=1)]
     right: bool
     transport: Word | None = None
+    cycle: Index | None = None  # of a soak
 
 
 class Training(Struct, tag="training", tag_field="kind"):
     """A reference training among `ranks`; seconds of its steps, of the whole, and of a checkpoint."""
 
     ranks: Ranks
-    set: Index
     steps: Annotated[tuple[Amount, ...], Meta(min_length=1)]
     batch: Index
     wall: Amount
     bytes: Index
     write: Amount
     read: Amount
+    cycle: Index | None = None  # of a soak
+
+
+class Failed(Struct, tag="failed", tag_field="kind"):
+    """A collective, or the training if `operation` is None, among `ranks` that the first of them could not end."""
+
+    ranks: Ranks
+    error: Text
+    operation: Word | None = None
 
 
 class Scope(Struct, tag="scope", tag_field="kind"):
@@ -88,7 +96,7 @@ class Screened(Struct, tag="screened", tag_field="kind"):
     """From rank 0: the end of the screen, and who is to be measured again."""
 
     at: Seconds
-    cases: list[Case]
+    cases: list[Suspect]
 
 
 class End(Struct, tag="end", tag_field="kind"):
@@ -97,7 +105,7 @@ class End(Struct, tag="end", tag_field="kind"):
     at: Seconds
 
 
-Row = Inventory | Rates | Collective | Training | Scope | Silent | Screened | End
+Row = Inventory | Rates | Collective | Training | Failed | Scope | Silent | Screened | End
 _DECODER = msgspec.json.Decoder(Row)
 
 
@@ -110,6 +118,7 @@ class Samples:
     inventories: dict[int, Inventory] = field(default_factory=dict)
     rows: list[tuple[int, int, Rates]] = field(default_factory=list)
     together: list[Collective | Training] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
     silent: dict[int, str] = field(default_factory=dict)  # rank -> stage
     scope: Scope | None = None
     ended: float | None = None
@@ -126,6 +135,8 @@ class Samples:
         elif isinstance(row, Collective | Training):
             if max(row.ranks) < self.ranks:
                 self.together.append(row)
+        elif isinstance(row, Failed):
+            self.failed.append(row)
         elif rank == 0:
             self._take_order(row)
 

@@ -1,7 +1,7 @@
 """`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
 
+import re
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,20 +14,20 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.certify.certificate import (
+    ARCHIVE,
     Certificate,
-    Suspect,
-    plan_recheck,
+    choose_peers,
     read_certificate,
     require_same_hardware,
     write_files,
 )
 from mlbench_cli.certify.expectations import read_expectations
-from mlbench_cli.certify.plan import Plan, make_plan
+from mlbench_cli.certify.plan import make_plan
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.runs.request import Request
+from mlbench_cli.runs.request import Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util.durations import parse_duration
 from task_images.certify import STAGES
@@ -109,20 +109,34 @@ def certify(
         raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
     if unknown := [stage for stage in only or () if stage not in STAGES]:
         raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
-    if hours is not None and (level != "soak" or not 0 < hours <= 720):
-        raise UsageError("--hours is the duration of --level soak: above 0, and at most 720.")
+    if level != "soak" and (hours is not None or "soak" in (only or ())):
+        raise UsageError("Only --level soak repeats the other stages for --hours.", hint="--level soak --hours 24")
+    if hours is not None and not 0 < hours <= 720:
+        raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
-    if expect is not None:
-        changes["expect"] = msgspec.json.encode(read_expectations(expect)).decode()
     found, request = client.store.cluster(cluster), Request(absent=f"{ABSENT_SECONDS}s", gpu=gpu or None)
+    if report.earlier is not None:
+        changes["earlier"] = report.earlier.digest
     if recheck is not None:
-        suspect = _plan_recheck(recheck, report.earlier, cluster, nodes)
-        changes["recheck"], only, nodes = suspect.recheck, only or list(RECHECKED), len(suspect.nodes)
-        request = replace(request, nodes=",".join(suspect.nodes))
+        measured = _plan_recheck(recheck, report.earlier, cluster, nodes)
+        changes["recheck"], only, nodes = recheck, only or list(RECHECKED), len(measured)
+        request = replace(request, nodes=",".join(measured))
     if only:
         changes["stages"] = ",".join(stage for stage in STAGES if stage in ("drift", *only))
-    nodes = _count_nodes(found, nodes)
-    plan = _plan(found, LEVELS[level], changes, nodes, gpu=gpu)
+    nodes, task = _count_nodes(found, nodes), load_task("certify")
+    if expect is not None:
+        figures = read_expectations(expect, cluster, nodes)
+        changes["expect"] = msgspec.json.encode(figures).decode()
+        sizes = {*task.resolve(LEVELS[level])["sizes"], *(figure.bytes for figure in figures)}
+        changes["sizes"] = sorted(sizes)
+    plan = make_plan(
+        task.resolve(LEVELS[level], changes),
+        nodes,
+        int(found.details.get("gpus_per_node") or 1) if gpu else 1,
+        gpu=gpu,
+        one_machine=found.provider == "local",
+        per_hour=(found.details.get("plan") or {}).get("price_per_hour"),
+    )
     limit = plan.timeout
     if budget is not None:
         limit = parse_duration(budget, "--budget")
@@ -130,22 +144,32 @@ def certify(
         changes["confirm_seconds"] = plan.longest
     name, timeout = _free_name(client, cluster), f"{max(1, round(limit))}s"
     program: dict[str, Any] = {"task": "certify", "preset": LEVELS[level], "set": changes}
-    launch = client.prepare(replace(request, name=name, workers=(nodes,), cluster=cluster, timeout=timeout, **program))
-    launch.render()
-    console.note(plan.describe(cluster, level))
-    console.confirm("Start?", yes=yes or cluster == "local")
-    with launch.open(("mlbench", *context.obj)) as opened:
-        opened.record()
-        run = opened.left[0]
-        try:
-            follow_run(opened, run)
-        except Stopped:
-            if run.runs_here:
-                with suppress(MlbenchError):
-                    run.wait(PARTIAL_SECONDS)
-            if run.is_finished:
-                report.write(run.folder, just_measured=True)
-            raise
+    request = replace(request, name=name, workers=(nodes,), cluster=cluster, timeout=timeout, **program)
+    try:
+        launch = client.prepare(request)
+        launch.render()
+        console.note(plan.describe(cluster, level))
+        console.confirm("Start?", yes=yes or cluster == "local")
+        with launch.open(("mlbench", *context.obj)) as opened:
+            opened.record()
+            run = opened.left[0]
+            try:
+                follow_run(opened, run)
+            except Stopped as stopped:
+                if run.runs_here:
+                    with suppress(MlbenchError):
+                        run.wait(PARTIAL_SECONDS)
+                if run.is_finished:
+                    report.write(run.folder, just_measured=True)
+                else:
+                    stopped.hint = f"{stopped.hint}; when it has ended: mlbench certify --archive {name}"
+                raise
+    except MlbenchError as error:
+        own = {option for parameter in context.command.params for option in parameter.opts}
+        if set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", error.hint or "")) - own:
+            words = f"{equivalent_command(request)} ..., then: mlbench certify --archive {name}"
+            error.hint = f"{error.hint} That is an option of mlbench run: {words}"
+        raise
     return report.write(run.folder, just_measured=True)
 
 
@@ -159,7 +183,7 @@ def _find_archive(client: Client, name: str) -> Path:
     return found[0]
 
 
-def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> Suspect:
+def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> tuple[str, ...]:
     if earlier is None:
         raise UsageError(
             "--recheck needs the certificate in which the node was a suspect.",
@@ -168,8 +192,11 @@ def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: i
     if nodes is not None:
         raise UsageError("--recheck measures the node and three others: leave out --nodes.")
     if earlier.run["spec"]["cluster"] != cluster:
-        raise UsageError(f"The earlier certificate is of the cluster {earlier.run['spec']['cluster']}.")
-    return plan_recheck(earlier, node)
+        own = earlier.run["spec"]["cluster"]
+        raise UsageError(
+            f"The earlier certificate is of the cluster {own}.", hint=f"mlbench certify {own} --recheck ... --like ..."
+        )
+    return (*choose_peers(earlier, node), node)
 
 
 def _count_nodes(cluster: Cluster, asked: int | None) -> int:
@@ -187,13 +214,6 @@ def _count_nodes(cluster: Cluster, asked: int | None) -> int:
     if nodes < 2:
         raise UsageError("A certificate needs at least 2 nodes, and 4 to name one.", hint="--nodes 4")
     return int(nodes)
-
-
-def _plan(cluster: Cluster, preset: str, changes: Mapping[str, Any], nodes: int, *, gpu: bool) -> Plan:
-    parameters = load_task("certify").resolve(preset, changes)
-    per_node = int(cluster.details.get("gpus_per_node") or 1) if gpu else 1
-    price = (cluster.details.get("plan") or {}).get("price_per_hour")
-    return make_plan(parameters, nodes, per_node, gpu=gpu, one_machine=cluster.provider == "local", per_hour=price)
 
 
 def _free_name(client: Client, cluster: str) -> str:
@@ -245,12 +265,14 @@ class _Report:
         console.note(certificate.sureness)
         unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
         for node in unsure if certificate.run["spec"]["engine"] != "local" else ():
-            archive = shlex.quote(str(folder / "archive.zip"))
-            words = f"mlbench certify {certificate.run['spec']['cluster']} --recheck {shlex.quote(node['node'])}"
-            console.note(f"To see whether {node['node']} is still slow in two hours: {words} --like {archive}")
+            archive = shlex.quote(str(folder / ARCHIVE))
+            spec = certificate.run["spec"]
+            words = f"mlbench certify {spec['cluster']}{' --gpu' * (spec['device'] == 'gpu')}"
+            words += f" --recheck {shlex.quote(node['node'])} --like {archive}"
+            console.note(f"To see whether {node['node']} is still slow in two hours: {words}")
         for command in certificate.commands():
             console.note(f"For you to run: {command}")
-        console.next_step(f"mlbench verify {folder / 'archive.zip'}")
+        console.next_step(f"mlbench verify {shlex.quote(str(folder / ARCHIVE))}")
         if certificate.exit_code == NeverStartedError.exit_code:
             console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
         return certificate.exit_code

@@ -42,7 +42,8 @@ class Settings:
         3600.0, "longest confirmation of suspects; who is not decided by then is on watch", min=0, max=864000
     )
     soak_hours: float = parameter(0.0, "how long the stage soak repeats the others", min=0, max=720)
-    recheck: str = parameter("", "suspect of an earlier certificate, as JSON: node, tests, seconds since, certificate")
+    recheck: str = parameter("", "the node that is measured again, beside others that were ok")
+    earlier: str = parameter("", "SHA-256 of the archive of the earlier certificate that this one is linked to")
     expect: str = parameter("", "published figures to compare with, as JSON: name -> value and source")
 
 

@@ -3,9 +3,7 @@
 Rank 0 asks it what to measure next, and the judge of the certificate what it means. Standard library only.
 """
 
-import json
 import statistics
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,51 +26,24 @@ class Sample(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Whom the screen suspects in which test: a rank; of the network a node, or the two nodes of a link."""
-
-    test: str
-    who: Unit
-    short: float  # logarithm
-
-
-class Case(NamedTuple):
-    """A suspect that is measured again beside these peers: ranks, or nodes."""
+    """Whom the screen suspects in which test: a rank; of the network a node, or the two nodes of a link. It is measured
+    again beside `peers`: ranks, or nodes."""
 
     test: str
     who: Unit
     peers: tuple[int, ...]
-
-
-class Earlier(NamedTuple):
-    """A suspect of an earlier certificate: its node and tests, and how long ago. That counts for the span."""
-
-    node: str = ""
-    tests: Sequence[str] = ()
-    seconds: float = 0.0
-
-
-def read_earlier(text: str) -> Earlier:
-    """The parameter of a run; nobody if it says nothing sensible."""
-    try:
-        row = json.loads(text) if text else {}
-        seconds = float(row.get("seconds", 0.0))
-        return Earlier(str(row.get("node", "")), tuple(map(str, row.get("tests", ()))), max(0.0, min(seconds, 1e9)))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return Earlier()
+    short: float  # logarithm
 
 
 class Evidence:
     """Samples, and what follows from them. The properties hold from the end of the screen on."""
 
-    def __init__(
-        self, per_node: int, least_dip: float, earlier: Earlier = Earlier(), names: Sequence[str] = ()
-    ) -> None:
-        """`least_dip`: mean length of disturbances to outlast, in seconds. `names` of nodes; rank 0 does not know them,
-        and takes any suspect for the earlier one."""
-        self.per_node, self.least_dip, self.earlier, self.names = per_node, least_dip, earlier, names
+    def __init__(self, per_node: int, least_dip: float) -> None:
+        """`least_dip`: mean length of disturbances to outlast, in seconds."""
+        self.per_node, self.least_dip = per_node, least_dip
         self.rounds: dict[str, dict[Unit, list[float]]] = {}
         self.cycles: dict[str, dict[Unit, list[float]]] = {}
-        self.cases: list[Case] = []
+        self.cases: list[Suspect] = []  # that rank 0 has measured again
         self.again: dict[int, list[Sample]] = {}  # of each case
         self.screened = 0.0  # seconds
 
@@ -84,8 +55,8 @@ class Evidence:
         elif sample.round is not None:
             self.rounds.setdefault(sample.test, {}).setdefault(sample.unit, []).append(sample.rate)
 
-    def nodes_of(self, test: str, who: Unit) -> Unit:
-        return who if test == "network" else (who[0] // self.per_node,)
+    def nodes_of(self, suspect: Suspect) -> Unit:
+        return suspect.who if suspect.test == "network" else (suspect.who[0] // self.per_node,)
 
     # --- screen -----------------------------------------------------------------------------------------------------
 
@@ -111,26 +82,23 @@ class Evidence:
         worst: dict[int, tuple[float, Suspect]] = {}
         for test, found in self.screens.items():
             for unit in () if found.is_crowd else found.suspects:
-                share = found.short(unit) / rules.logarithm(TESTS[test].fail)
-                (node,) = self.nodes_of(test, unit)
+                suspect = Suspect(test, unit, found.peers, found.short(unit))
+                share, (node,) = suspect.short / rules.logarithm(TESTS[test].fail), self.nodes_of(suspect)
                 if node not in worst or share > worst[node][0]:
-                    worst[node] = share, Suspect(test, unit, found.short(unit))
+                    worst[node] = share, suspect
         suspects = [suspect for _, suspect in worst.values()]
         if self.explanation is not None and not self.explanation.is_crowd:
-            causes = self.explanation.causes.items()
-            suspects += [Suspect("network", who, short) for who, short in causes if not worst.keys() & set(who)]
+            causes = {who: short for who, short in self.explanation.causes.items() if not worst.keys() & {*who}}
+            slow = {*worst, *(node for who in causes for node in who)}
+            peers = tuple(sorted({node for pair in self.rounds["network"] for node in pair} - slow))
+            suspects += [Suspect("network", who, peers, short) for who, short in causes.items()]
         return suspects
 
     # --- confirmation -----------------------------------------------------------------------------------------------
 
     def open_cases(self, at: float) -> None:
-        """End the screen at `at` seconds: choose the peers of every suspect."""
-        self.screened = at
-        slow = {node for suspect in self.suspects for node in self.nodes_of(suspect.test, suspect.who)}
-        paired = sorted({node for pair in self.rounds.get("network", {}) for node in pair} - slow)
-        for test, who, _ in self.suspects:
-            peers = paired if test == "network" else rules.choose_peers(self.screens[test])
-            self.cases.append(Case(test, who, tuple(peers)))
+        """End the screen at `at` seconds: all suspects are to be measured again."""
+        self.screened, self.cases = at, self.suspects
 
     def moments(self, number: int) -> list[tuple[float, bool]]:
         """When a case was measured again, in seconds since the screen, and whether it was slow then: its rate was below
@@ -139,23 +107,18 @@ class Evidence:
         for sample in self.again.get(number, ()):
             if sample.moment is not None and sample.test == case.test:
                 rows.setdefault(sample.moment, []).append(sample)
+        # Beside a link, a pair of one of its ends and a peer counts as a peer.
+        peers = {*case.peers, *(case.who if len(case.who) == 2 else ())}
         found = []
         for samples in rows.values():
-            own = [sample.rate for sample in samples if set(case.who) <= set(sample.unit)]
-            peers = [
-                sample.rate
-                for sample in samples
-                if not set(case.who) <= set(sample.unit) and self._is_peer(case, sample)
+            own = [sample.rate for sample in samples if {*case.who} <= {*sample.unit}]
+            others = [
+                sample.rate for sample in samples if not {*case.who} <= {*sample.unit} and {*sample.unit} <= peers
             ]
-            if own and peers:
-                is_slow = own[0] < statistics.median(peers) * (1 - TESTS[case.test].fail)
+            if own and others:
+                is_slow = own[0] < statistics.median(others) * (1 - TESTS[case.test].fail)
                 found.append((max(sample.at for sample in samples) - self.screened, is_slow))
         return sorted(found)
-
-    @staticmethod
-    def _is_peer(case: Case, sample: Sample) -> bool:
-        """Whether a sample of a case is of its peers; beside a link, one end and a peer are a pair, too."""
-        return set(sample.unit) <= {*case.peers, *(case.who if len(case.who) == 2 else ())}
 
     @property
     def longest_dip(self) -> float:
@@ -164,7 +127,7 @@ class Evidence:
         for number, case in enumerate(self.cases):
             series: dict[Unit, list[tuple[float, float]]] = {}
             for sample in self.again.get(number, ()):
-                if sample.test == case.test and set(sample.unit) <= set(case.peers):
+                if sample.test == case.test and {*sample.unit} <= {*case.peers}:
                     series.setdefault(sample.unit, []).append((sample.at, sample.rate))
             found += [rules.longest_dip(sorted(rows), TESTS[case.test].fail) for rows in series.values()]
             found.append(rules.way_back(self.moments(number)))
@@ -181,19 +144,11 @@ class Evidence:
         found = []
         for suspect in self.suspects:
             number = numbers.get((suspect.test, suspect.who))
-            moments, credit = [] if number is None else self.moments(number), self._credit(suspect)
-            found.append(rules.confirm([(at + credit, slow) for at, slow in moments], len(self.suspects), span))
+            moments = [] if number is None else self.moments(number)
+            found.append(rules.confirm(moments, len(self.suspects), span))
         return found
 
-    def _credit(self, suspect: Suspect) -> float:
-        nodes = (
-            [self.names[node] for node in self.nodes_of(suspect.test, suspect.who)]
-            if self.names
-            else [self.earlier.node]
-        )
-        is_same = nodes == [self.earlier.node] and suspect.test in self.earlier.tests
-        return self.earlier.seconds if is_same else 0.0
-
     def pause(self, now: float, taken: int) -> float:
-        """Seconds until moment number `taken` is due."""
-        return rules.next_pause(now - self.screened, taken, max(0.0, self.span - self.earlier.seconds))
+        """Seconds until moment number `taken` is due: after the span for the first look, even if the span has just
+        grown, and never at once after the one before."""
+        return max(self.span / rules.LOOKS[0] ** 2, rules.moment_due(taken, self.span) - (now - self.screened))

@@ -281,7 +281,7 @@ def main() -> None:
         "node": lambda job: node(device, job),
         "all_reduce": lambda job: all_reduce(device, job),
         "collective": lambda job: collective(device, job),
-        "train": lambda job: train(device, job),
+        "training": lambda job: train(device, job),
     }
     hello = {"device": device.name, "port": _OWN_STORE.port, "versions": versions()}
     parent.send_bytes(json.dumps(hello).encode())

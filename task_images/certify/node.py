@@ -165,7 +165,8 @@ def obey(contract: Contract, place: tuple[str, int]) -> None:
                 answer = child.ask(job)
                 if job.get("rank", 0) == 0:  # the first of a group speaks for it
                     counters = read_counters(contract) if job["do"] == "node" else {}
-                    say(job["say"], **job["tag"], **answer, **counters)
+                    kind = "failed" if job["say"] != "rates" and "error" in answer else job["say"]
+                    say(kind, **job["tag"], **answer, **counters)
                 send(connection, {"values": answer.get("values", {}), "restarts": child.is_dead})
     child.kill()
 

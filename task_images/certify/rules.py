@@ -76,6 +76,12 @@ class Screen(NamedTuple):
         """Whether the suspects are too many to be outliers: they are a group."""
         return len(self.suspects) > CROWD * len(self.levels)
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The ranks closest to the median that are no suspects."""
+        others = (unit for unit in self.levels if unit not in self.suspects)
+        return tuple(unit[0] for unit in sorted(others, key=lambda unit: abs(self.short(unit)))[:PEERS])
+
     def short(self, unit: Unit) -> float:
         """How far a unit is below the fleet."""
         return self.median - self.levels[unit]
@@ -108,12 +114,6 @@ def smallest_shortfall(fail: float, scale: float, noise: float, repeats: float =
     at_screen += _SCREEN_QUANTILE * noise * math.sqrt(math.pi / 2 / max(1.0, repeats))
     at_looks = logarithm(fail) + _LOOK_QUANTILE * noise * math.sqrt(1 + math.pi / 2 / PEERS)
     return -math.expm1(-max(at_screen, at_looks))
-
-
-def choose_peers(found: Screen) -> list[int]:
-    """The ranks closest to the median that are no suspects."""
-    others = (unit for unit in found.levels if unit not in found.suspects)
-    return [unit[0] for unit in sorted(others, key=lambda unit: abs(found.short(unit)))[:PEERS]]
 
 
 def span_needed(longest_dip: float, suspects: int) -> float:
@@ -162,12 +162,6 @@ def moment_due(number: int, needed: float) -> float:
     on `needed`, and then regular."""
     first, done = LOOKS[0], number + 1
     return needed * ((done / first) ** 2 if done <= first else 1 + (done - first) / (2 * first))
-
-
-def next_pause(elapsed: float, taken: int, needed: float) -> float:
-    """Seconds until the next moment, so that the first look falls behind `needed` seconds even if that has just grown,
-    and moments stay apart."""
-    return max(needed / LOOKS[0] ** 2, moment_due(taken, needed) - elapsed)
 
 
 def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:

@@ -1,9 +1,9 @@
 """The plan of an acceptance test, driven by rank 0, and its evidence.
 
 Every rank obeys rank 0 over one connection (`node.py`). There is no rendezvous: whoever does not come, or does not
-answer in time, is written down as silent and asked no more. Suspects of the screen are kept out of the stages that need
-all nodes, and are measured again between them, together with healthy peers. Rank 0 decides what is measured; the judge
-decides what it means, from the lines of all logs.
+answer in time, is written down as silent and asked no more. Every node is screened alone and in pairs; suspects are
+measured again beside healthy peers; and whoever is not named by then is measured together. Rank 0 decides what is
+measured; the judge decides what it means, from the lines of all logs.
 """
 
 import json
@@ -18,7 +18,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NamedTuple
 
 from task_images.certify import Settings, pairs, rules
-from task_images.certify.evidence import Evidence, Sample, Suspect, read_earlier
+from task_images.certify.evidence import Evidence, Sample
 from task_images.certify.node import START_SECONDS, Job, as_connection, obey, say, send
 from task_images.contract import Contract, PeerLostError, emit
 from task_images.facts import code_facts, machine_facts
@@ -127,9 +127,7 @@ class Coordinator:
         self.begun = time.monotonic()
         self.per_node = self.contract.local_world_size
         self.pair_bytes = settings.pair_bytes or ((256 << 20) if self.contract.device == "gpu" else (16 << 20))
-        earlier = read_earlier(settings.recheck)
-        self.evidence = Evidence(self.per_node, settings.least_dip_seconds, earlier)
-        self._moment, self._due = 0, float("inf")
+        self.evidence = Evidence(self.per_node, settings.least_dip_seconds)
 
     @property
     def seconds(self) -> float:
@@ -151,27 +149,26 @@ class Coordinator:
             for number, pairings in enumerate(matched):
                 self._progress("pairs", number, len(matched))
                 self.measure_pairs(pairings, {"round": number})
-        self.evidence.open_cases(self.seconds)
-        say("screened", at=self.evidence.screened, cases=self.evidence.cases)
-        self._plan_moment()
-        first = self._ranks(without=self._nodes_of(self.evidence.suspects))
-        self.measure_together(first, 0)
-        self.finish_confirmation()
-        confirmed = zip(self.evidence.suspects, self.evidence.confirm(), strict=True)
-        last = self._ranks(without=self._nodes_of(suspect for suspect, found in confirmed if found.is_named))
-        if last != first:
-            self.measure_together(last, 1)
+        self.confirm()
+        named = {
+            node
+            for suspect, found in zip(self.evidence.suspects, self.evidence.confirm(), strict=True)
+            if found.is_named and len(suspect.who) == 1  # and not only a link
+            for node in self.evidence.nodes_of(suspect)
+        }
+        self.measure_together(named)
         if "soak" in asked:
-            self.soak(last)
+            self.soak(named)
         say("end", at=self.seconds)
 
-    def _ranks(self, without: Iterable[int]) -> list[int]:
-        return [rank for ranks in self.ranks.nodes(without).values() for rank in ranks]
-
-    def _nodes_of(self, suspects: Iterable[Suspect]) -> set[int]:
-        """The nodes that are suspected themselves, and not only a link of theirs."""
-        alone = (suspect for suspect in suspects if len(suspect.who) == 1)
-        return {node for suspect in alone for node in self.evidence.nodes_of(suspect.test, suspect.who)}
+    def soak(self, named: set[int]) -> None:
+        """Repeat the tests of nodes, and collectives and training, for hours."""
+        begun, cycle = time.monotonic(), 0
+        while time.monotonic() - begun < 3600 * self.settings.soak_hours:
+            cycle += 1
+            self._progress("soak", cycle, cycle)
+            self.measure_nodes(list(rules.TESTS), self.ranks.nodes(), {"cycle": cycle})
+            self.measure_together(named, cycle)
 
     def _progress(self, phase: str, step: int, steps: int) -> None:
         emit("phase", 0, phase=phase, step=step, steps=max(1, steps))
@@ -233,86 +230,70 @@ class Coordinator:
             for test, rate in answer.items() if jobs[rank].get("rank", 0) == 0 else ():
                 self.evidence.add(Sample(test, jobs[rank].get("unit") or (rank,), rate, **tag))
 
-    def measure_together(self, ranks: Sequence[int], number: int) -> None:
-        """Collectives and training of all `ranks`; `number` counts the sets of nodes that did so."""
-        options = self.settings
-        if len(ranks) < 2:
-            return
-        calls = (
-            [(name, size) for size in options.sizes for name in _OPERATIONS] if "collectives" in options.stages else []
-        )
-        for step, (name, size) in enumerate(calls):
-            self._progress("collectives", step, len(calls))
-            facts = {"operation": name, "bytes": size}
-            job = {"do": "collective", **facts, "samples": options.samples, "limit": options.limit_seconds}
-            job |= {"say": "collective", "tag": {**facts, "set": number, "ranks": list(ranks)}}
-            self.ranks.ask("collectives", self.ranks.group_jobs(ranks, job))
-            self.confirm_if_due()
-        if "training" in options.stages:
-            self._progress("training", 0, 1)
-            job = {"do": "train", "say": "training", "tag": {"set": number, "ranks": list(ranks)}}
-            job |= {"seconds": options.training_seconds, "limit": options.limit_seconds + 2 * options.training_seconds}
-            self.ranks.ask("training", self.ranks.group_jobs(ranks, job))
-            self.confirm_if_due()
-
-    def soak(self, ranks: Sequence[int]) -> None:
-        """Repeat everything for hours."""
-        begun, cycle = time.monotonic(), 0
-        while time.monotonic() - begun < 3600 * self.settings.soak_hours:
-            cycle += 1
-            self._progress("soak", cycle, cycle)
-            self.measure_nodes(list(rules.TESTS), self.ranks.nodes(), {"cycle": cycle})
-            alive = set(self._ranks(without=()))
-            self.measure_together([rank for rank in ranks if rank in alive], 1 + cycle)
+    def measure_together(self, named: set[int], cycle: int | None = None) -> None:
+        """Collectives and training of all nodes that answer, but for those that were named; again without whoever fell
+        silent meanwhile."""
+        options, asked = self.settings, self.settings.stages
+        jobs: list[tuple[str, Job]] = []
+        for size in options.sizes if "collectives" in asked else ():
+            for name in _OPERATIONS:
+                job = {"do": "collective", "samples": options.samples, "limit": options.limit_seconds}
+                jobs.append(("collectives", {**job, "operation": name, "bytes": size}))
+        if "training" in asked:
+            limit = options.limit_seconds + 2 * options.training_seconds
+            jobs.append(("training", {"do": "training", "seconds": options.training_seconds, "limit": limit}))
+        ranks: list[int] = []
+        while (alive := [rank for own in self.ranks.nodes(named).values() for rank in own]) != ranks and len(alive) > 1:
+            ranks = alive
+            for step, (stage, order) in enumerate(jobs):
+                self._progress(stage, step, len(jobs))
+                tag: Job = {key: order[key] for key in ("operation", "bytes") if key in order}
+                tag |= {"ranks": ranks, "cycle": cycle}
+                self.ranks.ask(stage, self.ranks.group_jobs(ranks, {**order, "say": order["do"], "tag": tag}))
+                if self.ranks.silent & {*ranks}:
+                    break
 
     # --- confirmation -----------------------------------------------------------------------------------------------
 
-    def _plan_moment(self) -> None:
-        """The next moment: so late that disturbances end before the first look."""
-        pause = self.evidence.pause(self.seconds, self._moment)
-        self._due = self.seconds + pause if self._open() else float("inf")
+    def confirm(self) -> None:
+        """Measure suspects again, at moments that are spread so far that disturbances end before the first look, and
+        see meanwhile how long disturbances of healthy peers last."""
+        evidence = self.evidence
+        evidence.open_cases(self.seconds)
+        say("screened", at=evidence.screened, cases=evidence.cases)
+        for moment in range(max(rules.LOOKS)):
+            due = self.seconds + evidence.pause(self.seconds, moment)
+            while (left := due - self.seconds) > 0 and (numbers := self._undecided(moment)):
+                if self.seconds - evidence.screened > self.settings.confirm_seconds:
+                    return
+                self._progress("confirming", moment, max(rules.LOOKS))
+                watch = max(_WATCH_SECONDS, evidence.span / 100)
+                for number in numbers if left > watch else ():
+                    self._measure_case(number, {"case": number}, ())
+                time.sleep(max(0.0, min(watch, due - self.seconds)))
+            for number in self._undecided(moment):
+                self._measure_case(number, {"case": number, "moment": moment}, evidence.cases[number].who)
 
-    def _open(self) -> list[int]:
-        """Cases that another moment may decide: those that missed none, and whose nodes and peers answer."""
+    def _undecided(self, moment: int) -> list[int]:
+        """Cases that this moment may decide: those that missed none, and whose nodes and peers answer."""
         alive, found = self.ranks.nodes().keys(), self.evidence.confirm()
         return [
             number
             for number, case in enumerate(self.evidence.cases)
             if found[number].is_named is None
-            and found[number].of == self._moment < max(rules.LOOKS)
-            and set(self.evidence.nodes_of(case.test, case.who)) <= alive
+            and found[number].of == moment
+            and set(self.evidence.nodes_of(case)) <= alive
             and len(case.peers) >= (2 if case.test == "network" else 1)
         ]
 
-    def confirm_if_due(self) -> None:
-        """Measure suspects and peers if it is time to."""
-        if self.seconds >= self._due:
-            for number in self._open():
-                self._measure_case(number, {"case": number, "moment": self._moment}, self.evidence.cases[number].who)
-            self._moment += 1
-            self._plan_moment()
-
-    def finish_confirmation(self) -> None:
-        """Wait for the remaining moments, and look meanwhile how long disturbances of healthy peers last."""
-        while self._due < float("inf"):
-            if self.seconds - self.evidence.screened > self.settings.confirm_seconds:
-                return
-            self._progress("confirming", self._moment, max(rules.LOOKS))
-            watch = max(_WATCH_SECONDS, self.evidence.span / 100)
-            if self._due - self.seconds > watch:
-                for number in self._open():
-                    self._measure_case(number, {"case": number}, ())
-            time.sleep(min(watch, max(0.0, self._due - self.seconds)))
-            self.confirm_if_due()
-
     def _measure_case(self, number: int, tag: Job, who: rules.Unit) -> None:
         """The test of a case on its peers, and on `who` of it."""
-        test, _, peers = self.evidence.cases[number]
+        test, _, peers, _ = self.evidence.cases[number]
         if test != "network":
             nodes, wanted = self.ranks.nodes(), {rank // self.per_node for rank in (*who, *peers)}
             self.measure_nodes([test], {node: nodes[node] for node in sorted(wanted & nodes.keys())}, tag)
             return
-        one, other = random.Random(f"{self.contract.seed} {number} {self._moment}").sample(peers, 2)
+        one, other = random.Random(f"{self.contract.seed} {number} {tag.get('moment')}").sample(peers, 2)
         chosen = [(one, other)] if not who else [who, *((end, one) for end in who)]
         if len(who) == 1:
             chosen = [(who[0], one), (one, other)]

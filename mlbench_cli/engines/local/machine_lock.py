@@ -54,13 +54,13 @@ def _waiting_sentence(run: Run, holder: LockHolder | None, before: int, seconds:
     others = f", behind {before} other{'s' * (before > 1)} that came earlier" if before else ", next in line"
     return (
         f"{run.name} is waiting for this machine: {describe_holder(holder)}{others}. "
-        f"Timeout {rough_duration(seconds)} (--timeout); "
-        "--share-machine starts it at once and labels the result as shared."
+        f"Timeout {rough_duration(seconds)}; "
+        "mlbench run --share-machine would start it at once and label the result as shared."
     )
 
 
 def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
     return DeadlineError(
         f'The run "{run.name}" waited {rough_duration(run.spec.timeout)} for this machine: {describe_holder(holder)}.',
-        hint="mlbench status; or use --share-machine or a longer --timeout.",
+        hint="mlbench status; mlbench run also has --share-machine and a longer --timeout.",
     )

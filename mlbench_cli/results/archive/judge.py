@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli.certify.evidence import certify
+from mlbench_cli.certify.judge import certify
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import OPEN, RunSpec

@@ -188,11 +188,13 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
         (["local", "--level", "deep"], 'There is no level "deep".'),
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
-        (["local", "--hours", "2"], "--hours is the duration of --level soak"),
+        (["local", "--hours", "2"], "Only --level soak repeats the other stages"),
+        (["local", "--only", "soak"], "Only --level soak repeats the other stages"),
         (["local", "--budget", "20s"], "A budget of 20 s is too small: with the stage node"),
         (["local", "--budget", "soon"], '--budget "soon" is not a duration'),
-        (["local", "--expect", "low.yaml"], "300 GB/s is below 75 % of the 488 GB/s"),
-        (["local", "--expect", "odd.yaml"], "Invalid enum value 'broadcast' - at `$[0].operation`."),
+        (["local", "--expect", "low.yaml"], "figure 1: value is 300. Allowed: at least 366 GB/s, 75 % of the 488 GB/s"),
+        (["local", "--expect", "odd.yaml"], "figure 1: operation is 'broadcast'. Allowed: all_reduce, all_gather"),
+        (["local", "--expect", "two.yaml"], "figures for 2 nodes, and 4 are to be measured"),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
         (["local", "--key", "absent"], "There is no key absent."),
@@ -203,6 +205,7 @@ def test_bad_input_is_refused_before_anything_starts(capsys: Captured, words: li
     row = "- {machine: H100, fabric: EFA, nodes: 2, bytes: 17179869184, source: me, "
     Path("low.yaml").write_text(f"{row} operation: all_reduce, value: 300}}\n")
     Path("odd.yaml").write_text(f"{row} operation: broadcast, value: 300}}\n")
+    Path("two.yaml").write_text(f"{row} operation: all_reduce, value: 480}}\n")
     assert run(["certify", *words]) in (2, 4)
     printed = capsys.readouterr()
     assert said in printed.err

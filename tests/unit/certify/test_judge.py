@@ -13,7 +13,7 @@ from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
 from mlbench_cli.certify.samples import Collective, Inventory, Rates, Samples, Training, read_samples
 from task_images.certify import rules
-from task_images.certify.evidence import Earlier, Evidence, Sample
+from task_images.certify.evidence import Evidence, Sample
 from task_images.certify.pairs import explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
@@ -31,8 +31,8 @@ def healthy(nodes: int = 8, seed: int = 3) -> Samples:
     samples: Samples = Cluster(nodes, "normal", seed).samples()
     pair_up(samples, {})
     ranks = tuple(range(nodes))
-    training = Training(ranks, 0, (0.1,) * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
-    samples.together = [Collective("all_reduce", ranks, 0, 1 << 20, (0.01,), right=True, transport="TCP"), training]
+    training = Training(ranks, (0.1,) * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
+    samples.together = [Collective("all_reduce", ranks, 1 << 20, (0.01,), right=True, transport="TCP"), training]
     return samples
 
 
@@ -49,10 +49,9 @@ def slow_down(samples: Samples, factor: float, test: str, ranks: set[int]) -> No
     samples.evidence = fresh(samples.evidence)
 
 
-def fresh(evidence: Evidence, **changes: Any) -> Evidence:
+def fresh(evidence: Evidence, least_dip: float | None = None) -> Evidence:
     """The same samples, seen with other eyes."""
-    options = {"least_dip": evidence.least_dip, "earlier": evidence.earlier, "names": evidence.names, **changes}
-    again = Evidence(evidence.per_node, **options)
+    again = Evidence(evidence.per_node, evidence.least_dip if least_dip is None else least_dip)
     again.rounds, again.cases, again.again = evidence.rounds, evidence.cases, evidence.again
     again.screened = evidence.screened
     return again
@@ -89,18 +88,9 @@ def test_a_node_that_is_slow_beyond_the_margin_is_named_with_its_reason_and_nobo
 def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> None:
     cluster = Cluster(8, "normal", 1, fault=0.2)
     samples = cluster.samples()
-    name = f"n{cluster.victim}"
-
-    def say(earlier: Earlier) -> dict[str, tuple[str, list[str]]]:
-        # Disturbances here last longer than the confirmation did.
-        return states(certify(replace(samples, evidence=fresh(samples.evidence, least_dip=3000.0, earlier=earlier))))
-
-    assert say(Earlier()) == {name: ("watch", ["matmul_slow"])}
-    # Unless an earlier certificate suspected the same node in the same test, long enough ago.
-    earlier = Earlier(name, ("matmul.burst",), 20000.0)
-    assert say(earlier) == {name: ("slow", ["matmul_slow"])}
-    for other in (earlier._replace(node="n99"), earlier._replace(tests=("memory",)), earlier._replace(seconds=9.0)):
-        assert say(other) == {name: ("watch", ["matmul_slow"])}
+    # Disturbances here last longer than the confirmation did.
+    document = certify(replace(samples, evidence=fresh(samples.evidence, least_dip=3000.0)))
+    assert states(document) == {f"n{cluster.victim}": ("watch", ["matmul_slow"])}
 
 
 def test_all_stages_of_healthy_nodes_accept_the_cluster_and_say_what_was_delivered() -> None:
@@ -194,17 +184,16 @@ def test_lines_that_make_no_sense_are_skipped() -> None:
         'certify {"kind":"rates","at":1,"round":0,"unit":[1,1],"values":{"network":1}}',
         'certify {"kind":"rates","at":1,"round":0,"unit":[1,99],"values":{"network":1}}',
         'certify {"kind":"rates","at":1,"round":0,"values":{"network":1}}',
-        'certify {"kind":"collective","operation":"all_reduce","bytes":8,"set":0,"ranks":[],"right":true,"times":[1]}',
-        'certify {"kind":"training","set":0,"ranks":[0,99],"steps":[1],"batch":1,"wall":1,"bytes":1,"write":1,'
-        '"read":1}',
-        'certify {"kind":"training","set":0,"ranks":[0,1],"steps":[0],"batch":1,"wall":1,"bytes":1,"write":1,"read":1}',
+        'certify {"kind":"collective","operation":"all_reduce","bytes":8,"ranks":[],"right":true,"times":[1]}',
+        'certify {"kind":"training","ranks":[0,99],"steps":[1],"batch":1,"wall":1,"bytes":1,"write":1,"read":1}',
+        'certify {"kind":"training","ranks":[0,1],"steps":[0],"batch":1,"wall":1,"bytes":1,"write":1,"read":1}',
         'certify {"kind":"silent","rank":99,"stage":"node"}',
         'certify {"kind":"scope","turns":false,"clocks":{"99":50}}',
         'certify {"kind":"screened","at":1,"cases":[["none",[0],[]],["memory",[99],[98,97]]]}',
         'certify {"kind":"rates","at":1,"round":0,"values":{"memory":5,"other":1}}',
     ]
     text = "\n".join(lines).encode() + b"\n\xff\xfe\n"
-    samples = read_samples({rank: partial(io.BytesIO, text) for rank in range(5)}, 4, Evidence(1, 300.0, names=NAMES))
+    samples = read_samples({rank: partial(io.BytesIO, text) for rank in range(5)}, 4, Evidence(1, 300.0))
     assert samples.evidence.rounds == {"memory": {(rank,): [5.0] for rank in range(4)}}
     assert not samples.together
     assert states(certify(samples)) == dict.fromkeys(NAMES[:4], ("failed", ["no_answer"]))
