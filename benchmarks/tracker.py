@@ -29,7 +29,7 @@ from task_images.world import open_world
 
 BATCH = 32
 PAIRS = 150
-SECTIONS = (
+CATEGORIES_OF_A_STEP = (
     *("preprocessing", "forward", "loss", "backward", "communication", "optimizer", "communication", "metrics"),
 )
 
@@ -62,32 +62,32 @@ def make_step(tracker: Tracker | None) -> Callable[[], None]:
     model = resnet(20)
     optimizer = torch.optim.SGD(model.parameters(), 0.002, momentum=0.9, nesterov=True, fused=True)
     images, labels = torch.randn(BATCH, 3, 8, 8), torch.randint(10, (BATCH,))
-    nothing = contextlib.nullcontext()
 
-    def section(name: str) -> contextlib.AbstractContextManager[None]:
-        return tracker.section(name) if tracker else nothing
+    def enter(category: str) -> None:
+        if tracker:
+            tracker.enter(category)
 
     def step() -> None:
-        with section("data_wait"):
-            pass
-        with tracker.step(samples=BATCH) if tracker else nothing:
-            with section("preprocessing"):
-                inputs = images.clone()
-            with section("forward"):
-                outputs = model(inputs)
-            with section("loss"):
-                loss = cross_entropy(outputs, labels)
-            with section("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
-            with section("communication"):
-                pass
-            with section("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=False)
-            with section("communication"):
-                pass
-            with section("metrics"):
-                loss.detach()
+        enter("data_wait")
+        if tracker:
+            tracker.begin_step()
+        enter("preprocessing")
+        inputs = images.clone()
+        enter("forward")
+        outputs = model(inputs)
+        enter("loss")
+        loss = cross_entropy(outputs, labels)
+        enter("backward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        enter("communication")
+        enter("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        enter("communication")
+        enter("metrics")
+        loss.detach()
+        if tracker:
+            tracker.end_step(BATCH)
 
     return step
 
@@ -97,10 +97,10 @@ def borders_cost(repeats: int = 20000) -> float:
     tracker = Tracker()
     begin = time.perf_counter()
     for _ in tracker.waiting(range(repeats)):
-        with tracker.step(samples=BATCH):
-            for name in SECTIONS:
-                with tracker.section(name):
-                    pass
+        tracker.begin_step()
+        for name in CATEGORIES_OF_A_STEP:
+            tracker.enter(name)
+        tracker.end_step(BATCH)
     return (time.perf_counter() - begin) / repeats
 
 

@@ -31,7 +31,6 @@ from task_images.train import (
     Precision,
     TopK,
     Trainer,
-    Work,
     collect,
     count_parameters,
     make_precision,
@@ -255,7 +254,6 @@ def make_sample_trainer(
     graphs: "speed.Graphs | None" = None,
     arithmetic: CudaSettings | None = None,
     unit: Unit | None = None,
-    work: Work[Batch] | None = None,
     name: str = "",
     details: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
@@ -266,7 +264,6 @@ def make_sample_trainer(
     loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
     metrics  of the validation set, including the goal's. Empty: no validation
     training_metrics   of the training samples
-    work     computes a training pass; None: outputs, `loss`, and gradients by autograd
     scores   see SampleValidator; the others see Trainer and Loop
     """
     precision = precision or Precision("fp32", world.device)
@@ -285,7 +282,7 @@ def make_sample_trainer(
         details=dict(details or {}),
         closing=closing,
         identity=dict(identity or {}),
-        work=work or SampleWork(data, loss, compiled, training_metrics, scores),
+        work=SampleWork(data, loss, compiled, training_metrics, scores),
         model=model,
         make_optimizer=make_optimizer,
         method=method,

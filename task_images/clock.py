@@ -3,16 +3,17 @@
     tracker = Tracker(marks=world.marks())    # None on a CPU
     tracker.restart()
     for batch in tracker.waiting(loader):
-        with tracker.step(samples=batch.total):
-            with tracker.section("forward"):
-                ...
+        tracker.begin_step()
+        tracker.enter("forward")
+        ...
+        tracker.end_step(batch.total)
 
 On an asynchronous device, boundaries are marks in its queue (CUDA events), read a few hundred at a time: work counts
-for the section that launched it, and waiting for data only while the device was idle. The host waits for the device
+for the category that launched it, and waiting for data only while the device was idle. The host waits for the device
 once per RESOLVE_EVERY boundaries and at every snapshot.
 
-Time outside any section is `other`. A nested section pauses the outer one, except that everything inside `validation`
-counts as validation, because a forward pass there is not training.
+Time in no other category is `other`. Nothing inside `validation` enters another one, because a forward pass there is
+not training.
 
 Methods that send messages inside a phase say so by `mix`: that phase counts as, for example,
 backward_and_communication, and there is no communication of its own.
@@ -22,7 +23,6 @@ backward_and_communication, and there is no communication of its own.
 
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,6 @@ from task_images.ranks import Ranks
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
 Item = TypeVar("Item")
-
 
 # Boundaries read together, each a mark of the device: about 25 steps.
 RESOLVE_EVERY = 256
@@ -75,10 +74,9 @@ class Snapshot:
 
 
 class Tracker:
-    """Measures one rank, by `marks` of its device or the host's clock.
+    """Measures one rank, by `marks` of its device or the host's clock. Not thread-safe.
 
     `synchronize`, for devices without marks, is called at every boundary: exact, but host and device no longer overlap.
-    Sections and steps may be left by an exception. Not thread-safe.
     """
 
     def __init__(
@@ -91,31 +89,21 @@ class Tracker:
         self._clock = clock
         self._marks = marks
         self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
-        self._sections = {name: _Section(self, name) for name in ALL_CATEGORIES}
-        self._counted = {name: name for name in CATEGORIES}  # section -> category
-        self._step = _Step(self)
-        self._stack: list[tuple[str, str]] = []  # (requested, counted as)
+        self._counted = {name: name for name in CATEGORIES}  # as entered -> as counted
+        self._category, self._in_step = "other", False
         self.restart()
 
     def restart(self, earlier: Snapshot | None = None) -> None:
-        """Start the clock at zero, or at `earlier`, the snapshot of the resumed run.
-
-        Raises RuntimeError inside a section or step.
-        """
-        if self._stack or self._step.open:
-            raise RuntimeError("the tracker cannot restart inside a section or step")
-        self._thread = threading.get_ident()
+        """Start the clock at zero, or at `earlier`, the snapshot of the resumed run."""
         self._seconds = self._zeros()
         self._seconds |= {name: value for name, value in (earlier.seconds if earlier else {}).items() if value}
         self._training = earlier.training if earlier else 0.0
-        self._current = "other"
         self.updates = earlier.updates if earlier else 0
         self.samples = earlier.samples if earlier else 0
         self.epoch = earlier.epoch if earlier else 0
         self._wall = earlier.wall if earlier else 0.0
         self._pending.clear()
-        self._last_mark = self._marks.record() if self._marks else None
-        self._mark = self._now()
+        self._start_anew()
 
     def mix(self, phases: Collection[str]) -> None:
         """Count `phases` as mixed with communication from now on: its messages are sent inside them."""
@@ -126,87 +114,74 @@ class Tracker:
     def _zeros(self) -> dict[str, float]:
         return dict.fromkeys(self._counted.values(), 0.0)
 
-    def section(self, name: str) -> "_Section":
-        """A context whose time counts as `name`, one of contract.CATEGORIES (else ValueError)."""
-        try:
-            return self._sections[self._counted[name]]
-        except KeyError:
-            raise ValueError(f"{name!r} is not one of {', '.join(CATEGORIES)}") from None
+    def enter(self, category: str) -> str:
+        """Count the time from now on as `category`, one of contract.CATEGORIES (else KeyError). Returns the one before,
+        for whoever interrupts it."""
+        before = self._category
+        self._book(self._counted[before])
+        self._counted[category]  # fails for another word now, not at the next boundary
+        self._category = category
+        return before
 
-    def step(self, samples: int = 0, updates: int = 1) -> "_Step":
-        """A context for one training step on `samples` samples of all ranks. Steps do not nest.
+    def begin_step(self) -> None:
+        """Begin a training step, in the category `other`."""
+        self.enter("other")
+        self._in_step = True
 
-        A step left by an exception is not counted. With gradient accumulation only the last pass has `updates=1`.
-        """
-        self._step.samples, self._step.updates = samples, updates
-        return self._step
+    def end_step(self, samples: int = 0, updates: int = 1) -> None:
+        """End a step on `samples` samples of all ranks, which made so many updates."""
+        self.enter("other")
+        self._in_step = False
+        self.updates += updates
+        self.samples += samples
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield `items`, counting the time spent waiting for each as data_wait."""
         iterator = iter(items)
         while True:
-            with self._sections["data_wait"]:
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
+            before = self.enter("data_wait")
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.enter(before)
             yield item
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the block's time. If ranks may wait for each other in it, use a barrier before, or their waiting is
-        excluded, too. Raises RuntimeError inside a section or step."""
-        if self._stack or self._step.open:
-            raise RuntimeError("the tracker cannot pause inside a section or step")
-        self._book()
-        self._resolve()
+        excluded, too."""
+        self.snapshot()
         try:
             yield
         finally:
-            self._last_mark = self._marks.record() if self._marks else None
-            self._mark = self._now()
+            self._start_anew()
 
     def snapshot(self) -> Snapshot:
         """The figures so far. The clock continues."""
-        self._book()
+        self._book(self._counted[self._category])
         self._resolve()
         return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
 
-    def _enter(self, name: str) -> None:
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("the tracker belongs to the thread that started it")
-        self._book()
-        if self._current == "validation":
-            self._stack.append((name, "validation"))
-            return
-        self._stack.append((name, name))
-        self._current = name
-
-    def _leave(self, name: str) -> None:
-        self._book()
-        asked, _ = self._stack.pop() if self._stack else ("nothing", "")
-        if asked != name:
-            raise RuntimeError(f"section {name!r} was left while inside {asked!r}")
-        self._current = self._stack[-1][1] if self._stack else "other"
+    def _start_anew(self) -> None:
+        self._last_mark = self._marks.record() if self._marks else None
+        self._mark = self._now()
 
     def _now(self) -> float:
         if self._synchronize is not None:
             self._synchronize()
         return self._clock()
 
-    def _book(self) -> None:
-        """A boundary: the time since the last one belongs to the current category."""
-        is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
+    def _book(self, category: str) -> None:
+        """A boundary: the time since the last one belongs to `category`."""
+        is_training = self._in_step and category not in _OUTSIDE_TRAINING
         if self._marks is None:
-            now = self._clock() if self._synchronize is None else self._now()
-            seconds = now - self._mark
-            self._seconds[self._current] += seconds
-            self._wall += seconds
-            if is_training:
-                self._training += seconds
+            now = self._now()
+            self._add(category, now - self._mark, is_training)
             self._mark = now
             return
-        self._pending.append((self._marks.record(), self._current, is_training))
+        self._pending.append((self._marks.record(), category, is_training))
         if len(self._pending) >= RESOLVE_EVERY:
             self._resolve()
 
@@ -216,52 +191,14 @@ class Tracker:
             return
         self._marks.wait(self._pending[-1][0])
         for mark, category, is_training in self._pending:
-            seconds = self._marks.seconds_between(self._last_mark, mark)
-            self._seconds[category] += seconds
-            self._wall += seconds
-            if is_training:
-                self._training += seconds
+            self._add(category, self._marks.seconds_between(self._last_mark, mark), is_training)
             self._last_mark = mark
         self._pending.clear()
 
-
-class _Section:
-    """Stateless, so it can be reused and nested."""
-
-    __slots__ = ("_name", "_tracker")
-
-    def __init__(self, tracker: Tracker, name: str) -> None:
-        self._tracker = tracker
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._tracker._enter(self._name)
-
-    def __exit__(self, *error: object) -> None:
-        self._tracker._leave(self._name)
-
-
-class _Step:
-    __slots__ = ("_tracker", "open", "samples", "updates")
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self.open = False
-        self.samples = 0
-        self.updates = 1
-
-    def __enter__(self) -> None:
-        if self.open:
-            raise RuntimeError("a step began inside a step")
-        self._tracker._book()
-        self.open = True
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._tracker._book()
-        self.open = False
-        if kind is None:
-            self._tracker.updates += self.updates
-            self._tracker.samples += self.samples
+    def _add(self, category: str, seconds: float, is_training: bool) -> None:
+        self._seconds[category] += seconds
+        self._wall += seconds
+        self._training += seconds if is_training else 0.0
 
 
 def gather_timings(world: Ranks, snapshot: Snapshot) -> dict[str, dict[str, float]]:

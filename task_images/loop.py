@@ -375,20 +375,22 @@ class Loop(Generic[P]):
         """Make one update; returns its number in this epoch, from 1. Losses are reported if the epoch's `steps` are
         given."""
         tracker, position = self.tracker, self.position
-        with tracker.step(samples=update.samples):
-            rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
-            applied = self._update(update, rate)
-            if self.after_update is not None:
-                with tracker.section("optimizer"):
-                    self.after_update()
-            position.in_epoch, position.total = position.in_epoch + 1, position.total + 1
-            position.skipped += not applied
-            step = position.in_epoch
-            if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
-                with tracker.section("metrics"):
-                    loss = self.losses.collect_recent(self.world, tracker.epoch, step)
-                self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
-                self.report.metric("learning_rate", rate, epoch=tracker.epoch, step=position.total)
+        tracker.begin_step()
+        rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
+        applied = self._update(update, rate)
+        if self.after_update is not None:
+            tracker.enter("optimizer")
+            self.after_update()
+        position.in_epoch, position.total = position.in_epoch + 1, position.total + 1
+        position.skipped += not applied
+        step = position.in_epoch
+        if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
+            tracker.enter("metrics")
+            loss = self.losses.collect_recent(self.world, tracker.epoch, step)
+            tracker.enter("other")
+            self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
+            self.report.metric("learning_rate", rate, epoch=tracker.epoch, step=position.total)
+        tracker.end_step(update.samples)
         return step
 
     def _measure(self) -> Measurement:
@@ -439,9 +441,10 @@ class Loop(Generic[P]):
             extra = self._check_replicas()
             if self.validate is not None:
                 self.report.phase("validation", epoch=epoch, epochs=self.plan.epochs)
-                with tracker.section("validation"):
-                    self._set_mode(training=False)
-                    values = self.validate(epoch)
+                tracker.enter("validation")
+                self._set_mode(training=False)
+                values = self.validate(epoch)
+                tracker.enter("other")
         seconds = self._wall()
         self._report_values(epoch, training_loss, rate, trained, values, seconds)
         point = {"epoch": epoch, "update": position.total, "seconds": seconds, "train_loss": training_loss}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,29 +58,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 NOT_FINITE = "the norm of the gradients is not finite"
 
 
-class PassLoss:
+class PassLoss(NamedTuple):
     """The loss of one pass: `value` is differentiated; `mean` over `weight` samples (or tokens) is reported."""
 
-    __slots__ = ("_value", "mean", "weight")
-
-    def __init__(self, value: Tensor, mean: Any, weight: float) -> None:
-        self._value, self.mean, self.weight = value, mean, weight
-
-    @property
-    def value(self) -> Tensor:
-        """The loss as a tensor of the autograd graph."""
-        return self._value
+    value: Tensor
+    mean: Tensor
+    weight: float
 
     def backward(self, factor: float) -> None:
         """Add `factor` times the loss's gradients to those of the parameters."""
-        torch.autograd.backward(self._value if factor == 1 else self._value * factor)
+        torch.autograd.backward(self.value if factor == 1 else self.value * factor)
 
 
 class Work(Protocol[W]):
     """What a pass computes. The tracker counts each method in its own category.
-
-    A work with small passes may compute reported means later, for many passes at once: it passes the needed data to
-    PassLoss as `mean`, and has a method `read_losses(means) -> list[float]`.
 
     A work with metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last call.
     `observe(outputs, data)`, if present, is called after each backward pass. `read_sums` and `load_sums` save them in
@@ -133,44 +124,45 @@ class Trainer(Loop[P], Generic[P]):
         set_arithmetic(self.arithmetic)
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
+        self._observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self._trained = self.method.attach(self.world, self.model, self.make_optimizer, self.tracker)
         if self.graphs is not None:
             self.method.keeps_gradients = True
             self.graphs.prepare(self.model.parameters())
 
     def _update(self, update: Update[P], rate: float) -> bool:
-        section = self.tracker.section
+        enter = self.tracker.enter
         losses: list[PassLoss] = []
-        observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self.method.begin(update.weight, update.total, update.count, self._precision.scale)
         # Passes in a list need no waiting.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
         for number, part in enumerate(passes):
-            with section("preprocessing"):
-                data = self.work.prepare(part)
+            enter("preprocessing")
+            data = self.work.prepare(part)
             if update.first is not None:
                 path = ("dropout", self.position.total, update.first + number)
                 seed_device(self.world.device, self.world.contract.seed, *path)
             if self.graphs is not None:
                 self.graphs.begin_pass()
             with self.method.last_pass() if number == update.count - 1 else contextlib.nullcontext():
-                with section("forward"), self._precision.autocast():
+                with self._precision.autocast():
+                    enter("forward")
                     outputs = self.work.forward(self._trained, data)
-                with section("loss"), self._precision.autocast():
+                    enter("loss")
                     loss = self.work.loss(outputs, data)
-                with section("backward"):
-                    loss.backward(self._precision.factor)
-            if observe is not None:
-                with section("metrics"):
-                    observe(outputs, data)
+                enter("backward")
+                loss.backward(self._precision.factor)
+            if self._observe is not None:
+                enter("metrics")
+                self._observe(outputs, data)
             losses.append(loss)
         updated = self.method.step(rate, self.clip)
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
-            with section("metrics"):
-                for loss in losses:
-                    self.losses.add(loss.mean, loss.weight)
+            enter("metrics")
+            for loss in losses:
+                self.losses.add(loss.mean, loss.weight)
         return updated
 
     def _count_flops(self) -> tuple[float, str] | None:
@@ -200,8 +192,8 @@ class Trainer(Loop[P], Generic[P]):
         self._trained.train(training)
 
     def _read_losses(self, losses: list[Any]) -> list[float]:
-        read = getattr(self.work, "read_losses", None)
-        return torch.stack(losses).tolist() if read is None else read(losses)
+        values: list[float] = torch.stack(losses).tolist()
+        return values
 
     def _collect_training_values(self) -> Values:
         collect_metrics = getattr(self.work, "collect_metrics", None)

@@ -144,17 +144,18 @@ def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> li
     times = []
     on_device = world.device.type == "cuda"
     clock, fill, barrier, timed = time.perf_counter, call.fill, world.barrier, call.call
-    with tracker.section("communication"):
-        for _ in range(samples):
-            fill()
-            barrier()
-            if on_device:
-                world.synchronize()
-            begin = clock()
-            timed()
-            if on_device:
-                world.synchronize()
-            times.append(clock() - begin)
+    tracker.enter("communication")
+    for _ in range(samples):
+        fill()
+        barrier()
+        if on_device:
+            world.synchronize()
+        begin = clock()
+        timed()
+        if on_device:
+            world.synchronize()
+        times.append(clock() - begin)
+    tracker.enter("other")
     return [one / call.trips if call.counts else 0.0 for one in times]
 
 
@@ -164,12 +165,13 @@ def time_rounds(world: World, tracker: Tracker, call: Call, samples: int) -> lis
     rounds = max(MIN_SAMPLES, samples // _CALLS_PER_ROUND)
     calls = max(1, samples // rounds)
     times = []
-    with tracker.section("communication"):
-        for buffer in call.buffers:
-            buffer.zero_()  # a sum of sums would overflow
-        for _ in range(rounds):
-            world.barrier()
-            times.append(_time_round(world, call.call, calls) / calls)
+    tracker.enter("communication")
+    for buffer in call.buffers:
+        buffer.zero_()  # a sum of sums would overflow
+    for _ in range(rounds):
+        world.barrier()
+        times.append(_time_round(world, call.call, calls) / calls)
+    tracker.enter("other")
     return [one / call.trips if call.counts else 0.0 for one in times]
 
 
@@ -208,13 +210,14 @@ def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: st
     """
     times = []
     for _ in range(samples):
-        with tracker.section("preprocessing"):
-            tensor = torch.rand(elements).to(DTYPES[dtype]).to(world.device)
-        with tracker.section("communication"):
-            begin = time.perf_counter()
-            world.all_reduce(tensor)
-            world.synchronize()
-            times.append(time.perf_counter() - begin)
+        tracker.enter("preprocessing")
+        tensor = torch.rand(elements).to(DTYPES[dtype]).to(world.device)
+        tracker.enter("communication")
+        begin = time.perf_counter()
+        world.all_reduce(tensor)
+        world.synchronize()
+        times.append(time.perf_counter() - begin)
+        tracker.enter("other")
     mean, moved = 1e6 * statistics.fmean(times), elements * tensor.element_size()
     bandwidth = moved / mean / 1e3, moved / mean / 1e3 * COLLECTIVES["all_reduce"].factor(world.size)
     return Row("all_reduce", dtype, IN_PLACE, moved, elements, samples, None, mean, None, None, None, None, *bandwidth)

@@ -431,28 +431,28 @@ class TensorFlowTrainer(Loop[Batch]):
         self.world.broadcast(self.network.model.parameters)
 
     def _update(self, update: Update[Batch], rate: float) -> bool:
-        section, network, world = self.tracker.section, self.network, self.world
+        enter, network, world = self.tracker.enter, self.network, self.world
         parameters = network.model.parameters
         [batch] = update.passes
-        with section("preprocessing"):
-            images, labels = network.prepare(tf.constant(batch.images)), tf.constant(batch.labels)
+        enter("preprocessing")
+        images, labels = network.prepare(tf.constant(batch.images)), tf.constant(batch.labels)
         with tf.GradientTape() as tape:
-            with section("forward"):
-                outputs = network.forward(images)
-            with section("loss"):
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
-        with section("backward"):
-            # A rank's gradient counts as much as it has samples.
-            gradient = pack(tape.gradient(loss, parameters)) * (update.weight / update.total)
+            enter("forward")
+            outputs = network.forward(images)
+            enter("loss")
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+        enter("backward")
+        # A rank's gradient counts as much as it has samples.
+        gradient = pack(tape.gradient(loss, parameters)) * (update.weight / update.total)
         if world.size > 1:
-            with section("communication"):
-                gradient = world.all_reduce(gradient)
+            enter("communication")
+            gradient = world.all_reduce(gradient)
             self._sent["messages"] += 1
             self._sent["bytes"] += 4 * int(gradient.shape[0])
-        with section("optimizer"):
-            network.update(gradient, tf.constant(rate, tf.float32))
-        with section("metrics"):
-            self.losses.add(loss, update.weight)
+        enter("optimizer")
+        network.update(gradient, tf.constant(rate, tf.float32))
+        enter("metrics")
+        self.losses.add(loss, update.weight)
         return True
 
     def _read_losses(self, losses: list[Any]) -> list[float]:

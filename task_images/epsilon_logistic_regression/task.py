@@ -1,16 +1,6 @@
-"""L2-regularized logistic regression on epsilon: 2000 parameters, so a benchmark of the network's latency.
+"""L2-regularized logistic regression on epsilon: 2000 parameters, so a benchmark of the network's latency."""
 
-The loss's gradient is computed in closed form:
-
-    z = X w,  loss = mean(log(1 + exp z) - y z) + l1 sum |w| + l2/2 sum w^2
-    gradient = X' (sigmoid(z) - y) / n + l1 sign(w) + l2 w
-
-Autograd finds the same gradient by some twenty small operations, which take longer than both matrix products.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +25,8 @@ from task_images.parameters import (
 )
 from task_images.report import made_up, make_accuracy_goal
 from task_images.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
-from task_images.train import F1, Dice, PassLoss, TopK, collect
-from task_images.world import World, training_session
+from task_images.train import F1, Dice, TopK
+from task_images.world import training_session
 
 
 @dataclass(frozen=True)
@@ -99,11 +89,6 @@ TASK = Task(
             "code: 89 %, and 80 % for --light. Its"
         ),
         "figure also has the training loss 0.2828, which charts of the loss show as a line.",
-        (
-            "The gradient is computed in closed form, and reported losses 25 at a time; tests compare"
-            " both with autograd. The section"
-        ),
-        ("backward contains the gradient, the section loss the share of each update in the reported loss."),
     ],
     workers={"sensible": 32, "reason": "a step sends 8 kB, so more ranks only wait, and published results end there"},
     free=["loaders"],
@@ -160,142 +145,17 @@ class RegularizedLoss:
 
     def __init__(self, model: LogisticRegression, l1: float, l2: float) -> None:
         self.model, self.l1, self.l2 = model, l1, l2
-        self._whole = model.weight
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this rank has all weights in their own tensor; a method may have put parts of them on each rank."""
-        return self.model.weight is self._whole
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(outputs, targets) + self.sum_norms(self.model.weight)
-
-    def sum_norms(self, weights: Tensor) -> Tensor:
-        """l1 sum |w| + l2/2 sum w^2, a scalar."""
-        squares = weights.dot(weights) if self.is_whole else _as_whole(weights.square().sum())
-        value = squares * (self.l2 / 2)
-        return value.add(_as_whole(weights.abs().sum()), alpha=self.l1) if self.l1 else value
-
-    def add_gradient(self, weights: Tensor, factor: float) -> None:
-        """Add `factor` times the gradient of the norms to that of the weights, if there is one."""
-        if weights.grad is None:
-            return
-        if self.l2:
-            weights.grad.add_(weights, alpha=factor * self.l2)
-        if self.l1:
-            weights.grad.add_(weights.sign(), alpha=factor * self.l1)
-
-
-class LogisticWork:
-    """A pass on rows; see training.Work."""
-
-    def __init__(self, prepare: Callable[..., Rows], loss: RegularizedLoss) -> None:
-        self._prepare, self._loss = prepare, loss
-        self._accuracy = TopK(1)
-
-    def prepare(self, part: object) -> Rows:
-        """Rows and labels on the device."""
-        return self._prepare(part, training=True)
-
-    def forward(self, model: nn.Module, data: Rows) -> Tensor:
-        """Logits of the rows; with a graph of autograd only if a wrapper, weights in parts or gates in front of the
-        forward pass need one: gates tell a training pass by it, and let others pass."""
-        if model is not self._loss.model or not self._loss.is_whole or model._forward_pre_hooks:
-            return model(data[0])  # type: ignore[no-any-return]
-        with torch.no_grad():
-            return model(data[0])  # type: ignore[no-any-return]
-
-    def loss(self, outputs: Tensor, data: Rows) -> PassLoss:
-        """The mean loss over the rows; its number is computed when it is read."""
-        return RowsLoss(self._loss, outputs, data)
-
-    def read_losses(self, means: list["LateMean"]) -> list[float]:
-        """The mean losses of several passes; those of equal size are computed together."""
-        found = [0.0] * len(means)
-        for size in {len(mean.targets) for mean in means}:
-            places = [place for place, mean in enumerate(means) if len(mean.targets) == size]
-            columns = zip(*(means[place] for place in places), strict=True)
-            logits, targets, norms = (torch.stack(column) for column in columns)
-            self._accuracy.add(((logits > 0) == (targets == 1)).sum(), float(targets.numel()))
-            entropies = binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
-            for place, value in zip(places, (entropies + norms).tolist(), strict=True):
-                found[place] = value
-        return found
-
-    def collect_metrics(self, world: World) -> dict[str, float]:
-        """The accuracy of the passes whose losses were read since the last call, over all ranks. Collective."""
-        return collect(world, [self._accuracy])
-
-
-class LateMean(NamedTuple):
-    """What the mean loss of a pass is computed from."""
-
-    logits: Tensor
-    targets: Tensor
-    norms: Tensor
-
-
-class RowsLoss(PassLoss):
-    """The loss of a pass, whose gradient needs no autograd."""
-
-    __slots__ = ("_data", "_loss", "_outputs")
-
-    def __init__(self, loss: RegularizedLoss, outputs: Tensor, data: Rows) -> None:
-        self._loss, self._outputs, self._data = loss, outputs, data
-        self.mean = LateMean(outputs.detach(), data[1], loss.sum_norms(loss.model.weight.detach()))
-        self.weight = len(data[1])
-
-    @property
-    def value(self) -> Tensor:
-        """The loss as autograd knows it, for those who count or time its operations."""
-        return self._loss(self._loss.model(self._data[0]), self._data[1])
-
-    @torch.no_grad()
-    def backward(self, factor: float) -> None:
-        """Add `factor` times the gradient. Weights in parts get theirs from autograd but for that of the norms, which
-        is added when theirs is the mean over ranks: each rank has its part."""
-        loss, (rows, targets) = self._loss, self._data
-        errors = torch.sigmoid(self._outputs).sub_(targets)
-        weights, share = loss.model.weight, factor / len(errors)
-        if not loss.is_whole:
-            self._outputs.backward(errors.mul_(share))  # type: ignore[no-untyped-call]
-            loss.add_gradient(loss.model.weight, factor)
-        elif self._outputs.requires_grad or _has_hooks(weights):  # somebody waits for autograd to come by
-            gradient = torch.addmv(weights, rows.t(), errors, beta=factor * loss.l2, alpha=share)
-            if loss.l1:
-                gradient.add_(weights.sign(), alpha=factor * loss.l1)
-            weights.backward(gradient)  # type: ignore[no-untyped-call]
-        else:
-            if weights.grad is None:
-                weights.grad = torch.zeros_like(weights)
-            weights.grad.addmv_(rows.t(), errors, alpha=share)
-            loss.add_gradient(weights, factor)
-
-
-class PlainSgd(torch.optim.SGD):
-    """w -= rate x gradient: one operation per parameter, without the overhead of torch's optimizers."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have gradients."""
-        for group in self.param_groups:
-            for weights in group["params"]:
-                if weights.grad is not None:
-                    weights.add_(weights.grad, alpha=-group["lr"])
-
-    # torch wraps steps that are not marked so in a record for its profiler.
-    step.hooked = True  # type: ignore[attr-defined]
+        weights = self.model.weight
+        loss = binary_cross_entropy_with_logits(outputs, targets) + self.l2 / 2 * _as_whole(weights.square().sum())
+        return loss + self.l1 * _as_whole(weights.abs().sum()) if self.l1 else loss
 
 
 def _as_whole(value: Tensor) -> Tensor:
     """The sum over ranks, if `value` is a rank's part of it; all ranks call it."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
-
-
-def _has_hooks(parameter: Tensor) -> bool:
-    """Whether somebody asked to be called when the gradient is there."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 # The dotted line in the figure of the training loss in MLBench's documentation.
@@ -331,21 +191,21 @@ def main(contract: Contract) -> None:
             rows,
             model,
             loss,
-            lambda model: PlainSgd(model.parameters(), lr=settings.learning_rate),
+            lambda model: torch.optim.SGD(model.parameters(), lr=settings.learning_rate, fused=True),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
             method=prepare_method(world, lambda: _own_method(settings)),
             metrics=[TopK(1), F1(), Dice()],
+            training_metrics=[TopK(1)],
             goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
             scores=torch.sigmoid,
             arithmetic=settings,
-            work=LogisticWork(rows.prepare, loss),
             unit=Unit("rows"),
             details={
                 **({} if files is None else {"target_loss": TARGET_LOSS}),
                 "parameters": FEATURES,
                 "rows": [len(training.labels), len(validation.labels)],
-                "options": {"loaders": settings.loaders, "gradient": "closed form"},
+                "options": {"loaders": settings.loaders},
             },
         ).run()
 

@@ -47,14 +47,14 @@ class ShardedUpdate(Sharded):
     def step(self, rate: float, clip: float | None = None) -> bool:
         """Clip by the norm over all shards of all ranks, and update. There is no loss scale, because fp16 is not
         supported."""
-        with self.section("optimizer"):
-            parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-            factor = self.share * self._layout.data
-            torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
-            is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
-            if is_finite:
-                set_rate(self.optimizer, rate)
-                self.optimizer.step()
-            self.optimizer.zero_grad()
+        self.enter("optimizer")
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        factor = self.share * self._layout.data
+        torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
+        is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
+        if is_finite:
+            set_rate(self.optimizer, rate)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
         self._updates += 1
         return is_finite

@@ -314,16 +314,16 @@ class Method:
         clip    largest norm of the gradients; infinity: only measure it
         """
         is_alone = self.world.size == 1
-        with self.section("communication", is_alone):
-            if is_alone:
-                self.scale_gradients(self.share)
-            else:
-                self.reduce()
-        with self.section("optimizer"):
-            updated = self.apply(rate, clip)
-        with self.section("communication", is_alone):
-            if not is_alone:
-                self.mix(rate)
+        if is_alone:
+            self.scale_gradients(self.share)
+        else:
+            self.enter("communication")
+            self.reduce()
+        self.enter("optimizer")
+        updated = self.apply(rate, clip)
+        if not is_alone:
+            self.enter("communication")
+            self.mix(rate)
         self._updates += 1
         return updated
 
@@ -473,9 +473,9 @@ class Method:
         """Measure how far the replicas are from their mean. Collective."""
         self._distance = replicas.measure_distance(self.world, self.parameters)
 
-    def section(self, name: str, is_off: bool = False) -> AbstractContextManager[object]:
-        """A context whose time counts as `name`."""
-        return NOTHING if is_off or self._tracker is None else self._tracker.section(name)
+    def enter(self, category: str) -> str:
+        """Count the time from now on as `category`; returns the one before (`clock.Tracker`)."""
+        return "other" if self._tracker is None else self._tracker.enter(category)
 
     def apply(self, rate: float, clip: float | None) -> bool:
         """Unscale, clip and update. False if gradients were not finite."""

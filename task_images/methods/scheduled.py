@@ -157,18 +157,19 @@ class Gated(Bucketed):
         wanted = [self._slots[name] for name in names if name not in self._applied]
         if not wanted:
             return
-        with self.section("communication"):
-            self.wait_for([slot.bucket for slot in wanted])
-        with self.section("optimizer"):
-            assert self._due is not None
-            set_rate(self.optimizer, self._due)
-            chosen, groups = {id(slot.parameter) for slot in wanted}, self.optimizer.param_groups
-            parts = [{**group, "params": [item for item in group["params"] if id(item) in chosen]} for group in groups]
-            self.optimizer.param_groups = [part for part in parts if part["params"]]
-            try:
-                self.optimizer.step()
-            finally:
-                self.optimizer.param_groups = groups
+        before = self.enter("communication")
+        self.wait_for([slot.bucket for slot in wanted])
+        self.enter("optimizer")
+        assert self._due is not None
+        set_rate(self.optimizer, self._due)
+        chosen, groups = {id(slot.parameter) for slot in wanted}, self.optimizer.param_groups
+        parts = [{**group, "params": [item for item in group["params"] if id(item) in chosen]} for group in groups]
+        self.optimizer.param_groups = [part for part in parts if part["params"]]
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = groups
+        self.enter(before)
         for slot in wanted:
             slot.parameter.grad = None
         self._applied.update(slot.name for slot in wanted)

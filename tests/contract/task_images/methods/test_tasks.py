@@ -127,7 +127,7 @@ def test_messages_inside_a_pass_have_no_time_of_their_own(
 
 
 def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
-    """Its gradient in closed form, with norms that weigh much, reaches torch's engines and the reducer's hooks."""
+    """Norms that weigh much are summed over the parts, and their gradient counts once."""
     curves = []
     for method in ("bsp", "fsdp2", "zero1", "fusion"):
         given = {"training_rows": 400, "validation_rows": 100, "epochs": 2, "l1": 0.001, "l2": 0.1, "goal_full": 100.0}

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from task_images.epsilon_logistic_regression import task
 from task_images.epsilon_logistic_regression.data import (
@@ -16,12 +15,8 @@ from task_images.epsilon_logistic_regression.data import (
     hold_out,
 )
 from task_images.epsilon_logistic_regression.task import (
-    LogisticRegression,
-    LogisticWork,
-    RegularizedLoss,
     Settings,
 )
-from tests.unit.task_images.test_images import one_of
 
 NAMES = ("epsilon_normalized", "epsilon_normalized.t")
 
@@ -106,23 +101,3 @@ def test_generated_rows_are_nearly_linear_with_features_of_decaying_size() -> No
 def test_the_first_rate(settings: dict[str, Any], workers: int, rate: float) -> None:
     schedule = task.make_schedule(Settings(**settings), workers)
     assert schedule.rate(0) == pytest.approx(rate)
-
-
-# --- the gradient ---------------------------------------------------------------------------------------------------
-
-
-def test_accuracies_are_those_of_the_passes_since_the_last_call() -> None:
-    model = LogisticRegression(2)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([1.0, -1.0]))
-    work = LogisticWork(lambda part, training: part, RegularizedLoss(model, 0.0, 0.0))
-    rows = torch.tensor([[2.0, 1.0], [1.0, 2.0], [3.0, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0, 0.0, 0.0])
-    passed = [work.loss(work.forward(model, part), part) for part in (rows, (rows[0][:1], rows[1][:1]))]
-    losses = work.read_losses([one.mean for one in passed])
-    logs = [float(torch.nn.functional.softplus(torch.tensor(z))) for z in (-1.0, -1.0, 3.0, 0.0)]
-    assert losses == pytest.approx([sum(logs) / 4, logs[0]])
-    world = one_of(0, 1)
-    found = work.collect_metrics(world)
-    # A logit of 0 says no: three of four are right, and the one row of the second pass.
-    assert list(found.values()) == [pytest.approx(80.0)]
-    assert [one.weight for one in passed] == [4, 1]
