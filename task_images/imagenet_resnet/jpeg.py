@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from task_images.contract import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError, install_hint
 from task_images.data import Bytes, numpy_generator
 from task_images.imagenet_resnet.folders import ImageFolders
 
@@ -151,7 +151,7 @@ def load_decoder() -> ModuleType:
         from torchvision import io
     except (ImportError, OSError, RuntimeError) as error:
         raise EnvironmentUnfitError(
-            f"decoders=device needs torchvision: {error}", "Install the extra nvjpeg, or use --set decoders=processes."
+            f"decoders=device needs torchvision: {error}", f"{install_hint('torchvision')}, or --set decoders=processes"
         ) from None
     return io  # type: ignore[no-any-return]
 

@@ -15,7 +15,6 @@ from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
 from task_images.methods.ddp import Ddp
 from task_images.models.imagenet import imagenet_model
-from task_images.models.inception import LEAST_SIDE
 from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
 from task_images.report import Reporter, made_up
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
@@ -48,7 +47,7 @@ class Settings(CheckpointedSettings):
     draft: bool = parameter(True, "decode JPEGs no larger than needed (in the decoder's own 1/2, 1/4, 1/8)")
     model: str = parameter(
         "resnet50",
-        "resnet50 and deeper are version 1.5",
+        "resnet50 and deeper are version 1.5; vgg, densenet and inception need torchvision",
         choices=(
             "resnet18",
             "resnet34",
@@ -67,13 +66,12 @@ class Settings(CheckpointedSettings):
             "densenet169",
             "densenet201",
             "inception3",
-            "inception4",
         ),
     )
-    width: float = parameter(1.0, "factor on the model's inner channels; 1: as published", min=0.0625, max=8)
+    width: float = parameter(1.0, "ResNets: factor on the inner channels; 1: as published", min=0.0625, max=8)
     norm: str = parameter(
         "batch",
-        "normalization; group: independent of the batch, so the curve does not depend on the number of ranks",
+        "ResNets: normalization; group: independent of the batch, so the curve does not depend on the number of ranks",
         choices=("batch", "group"),
     )
     zero_init: bool = parameter(True, "initialize residual blocks as the identity")
@@ -179,6 +177,7 @@ TASK = Task(
 )
 
 
+LEAST_INCEPTION_SIDE = 75  # pixels; smaller images would shrink to nothing
 # The rate is per so many images of a step, all ranks together (Goyal et al. 2017).
 REFERENCE_BATCH = 256
 
@@ -294,7 +293,12 @@ def check(settings: Settings, workers: int) -> None:
             f" {settings.classes} classes",
             f"--set classes={min(settings.training_images, settings.validation_images)}, or more images",
         )
-    if settings.model.startswith("inception") and settings.side < LEAST_SIDE:
+    if not settings.model.startswith("resnet") and (settings.width != 1 or settings.norm != "batch"):
+        raise TaskUsageError(
+            f"width and norm are parameters of ResNets, and {settings.model} is as torchvision has it",
+            "--set width=1 --set norm=batch, or --set model=resnet50",
+        )
+    if settings.model.startswith("inception") and settings.side < LEAST_INCEPTION_SIDE:
         raise TaskUsageError(f"images of {settings.side} pixels are too small for {settings.model}", "--set side=299")
     if settings.shorter < settings.side:
         raise TaskUsageError(
