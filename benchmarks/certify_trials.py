@@ -38,7 +38,7 @@ from typing import Any
 
 from certify_errors import NODE_TESTS, Cluster
 
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import verify
 from task_images.certify.rules import DIGEST, PREFIX, TESTS

@@ -34,9 +34,8 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.evidence import load_evidence
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.judge import judge
-from mlbench_cli.results.archive.pack import unpack
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_document, format_parsed, format_row
@@ -503,7 +502,7 @@ def main() -> int:
         folders = {}
         for kind, path in zip(RUNS, options.archives or make_archives(place), strict=True):
             folders[kind] = place / kind
-            unpack(path, folders[kind])
+            shutil.unpack_archive(path, folders[kind])
         base = folders["closed"]
         line = json.loads((base / "result.json").read_bytes())["official_line"]
         if not verify(base).ok or not line:

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import SiteOptions, build_site

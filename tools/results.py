@@ -21,7 +21,7 @@ from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate
 from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.analysis.stats import estimate
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.storage import run_folder

@@ -11,9 +11,9 @@ from mlbench_cli.results.analysis.reproduction import judge_reproduction as judg
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable, settings_of
 from mlbench_cli.results.archive.evidence import load_evidence
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.judge import Judgement
 from mlbench_cli.results.archive.judge import judge as judge_evidence
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import Verification, open_verified, verify
 from mlbench_cli.results.report.facts import collect as collect_facts
 

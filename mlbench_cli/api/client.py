@@ -18,7 +18,7 @@ from mlbench_cli.util.text import counted
 if TYPE_CHECKING:
     from mlbench_cli.api.launches import Launch
     from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.discovery import Discovered
     from mlbench_cli.runs.questions import Questions
     from mlbench_cli.runs.request import Request

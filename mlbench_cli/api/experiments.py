@@ -12,7 +12,7 @@ from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.experiment_table import Row
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.experiment_status import ExperimentStatus
     from mlbench_cli.runs.finished import FinishedRun
     from mlbench_cli.runs.snapshot import RunStatus
@@ -109,7 +109,7 @@ class ExperimentHandle:
         from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings
         from mlbench_cli.results.analysis.rates import select_series
         from mlbench_cli.results.analysis.series import measure
-        from mlbench_cli.results.archive.reader import Archive
+        from mlbench_cli.results.archive.files import Archive
 
         points = {member.run_id: member.point for member in self.experiment.members}
         runs = self.runs()

@@ -23,7 +23,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, common_name
 from mlbench_cli.results.analysis.reproduction import in_order
 from mlbench_cli.results.archive.bundle import refuse_bundle
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import launch

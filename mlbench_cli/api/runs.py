@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.finished import FinishedRun
     from mlbench_cli.runs.log_reader import LogEntry, LogReader
     from mlbench_cli.runs.progress import Progress
@@ -304,7 +304,7 @@ class RunHandle:
         from mlbench_cli.results.analysis.tables import ResourceTable
 
         if self.is_sealed:
-            from mlbench_cli.results.archive.reader import Archive
+            from mlbench_cli.results.archive.files import Archive
 
             with Archive.open(self.run.folder) as archive:
                 return ResourceTable.parse(self.name, archive.resources())
@@ -321,7 +321,7 @@ class RunHandle:
 
     def _rows(self, name: str) -> Iterator[JsonObject]:
         """The lines of a file of the complete archive."""
-        from mlbench_cli.results.archive.reader import Archive
+        from mlbench_cli.results.archive.files import Archive
 
         with Archive.open(self.run.folder) as archive:
             yield from archive.rows(name)

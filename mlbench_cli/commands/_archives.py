@@ -11,7 +11,7 @@ from mlbench_cli import console
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.results.archive.bundle import name_archive
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
 
 Unproven = Annotated[

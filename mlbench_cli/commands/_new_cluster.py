@@ -23,7 +23,7 @@ from mlbench_cli.model.run import Cluster, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.predict.machines import find_gpu, load_machines
 from mlbench_cli.results.analysis.numbers import format_price
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs.launch import public_images
 from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store

@@ -25,7 +25,7 @@ from mlbench_cli.results.analysis.compare import (
 )
 from mlbench_cli.results.analysis.numbers import format_estimate
 from mlbench_cli.results.analysis.stats import Estimate
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
 
 

@@ -15,7 +15,7 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, settings_of
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.exports.facts import RunFacts, read_facts
 from mlbench_cli.results.exports.tables import write_csv, write_parquet
 

@@ -18,7 +18,7 @@ from mlbench_cli.results.analysis import gate_files
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.gate import Direction
 from mlbench_cli.results.analysis.stats import Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.files import write_atomically
 
 

@@ -28,7 +28,7 @@ from mlbench_cli.results.analysis import reproduction
 from mlbench_cli.results.analysis.numbers import format_estimate
 from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin
 from mlbench_cli.results.analysis.stats import MAX_REPEATS
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.files import read_end
 from mlbench_cli.util.text import counted
 

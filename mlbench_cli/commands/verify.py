@@ -17,7 +17,7 @@ from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis.comparability import conditions_of
 from mlbench_cli.results.archive.bundle import archives_at, name_archive, refuse_bundle
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.sign import SIGN_SECONDS, OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.sign import sign as sign_archive
 from mlbench_cli.results.archive.verify import Verification

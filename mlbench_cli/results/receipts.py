@@ -18,7 +18,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.reproduction import Reproduction, in_order, judge_reproduction
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import brief, check_document
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
 from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder

@@ -63,7 +63,7 @@ def list_unknown_folders(store: Store) -> list[Path]:
 
 def _record_folder(folder: Path, store: Store) -> Discovered:
     """Record a run from its sealed folder. Its experiment is unknown."""
-    from mlbench_cli.results.archive.reader import read_documents
+    from mlbench_cli.results.archive.files import read_documents
 
     try:
         (document,) = read_documents(folder, [run_folder.RUN])

@@ -47,7 +47,7 @@ def read_finished(run: Run) -> FinishedRun | None:
 
     Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
     """
-    from mlbench_cli.results.archive.reader import read_documents
+    from mlbench_cli.results.archive.files import read_documents
 
     folder = RunFolder(run.folder)
     if not folder.is_sealed:

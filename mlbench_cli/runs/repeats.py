@@ -73,7 +73,7 @@ def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
     from mlbench_cli.results.analysis.series import collect
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
     groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
     unfinished = sum(not _is_intact(run) for run in runs)
@@ -86,7 +86,7 @@ def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
 
 def _is_intact(run: Run) -> bool:
     """Whether the documents that the figures are read from are as they were sealed."""
-    from mlbench_cli.results.archive.reader import read_documents
+    from mlbench_cli.results.archive.files import read_documents
 
     try:
         return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))

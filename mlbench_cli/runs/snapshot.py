@@ -117,7 +117,7 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
 def _finished_metrics(run: Run) -> dict[str, Any]:
     """Last, best and mean of each metric; empty if the file of metrics is damaged."""
     from mlbench_cli.results.analysis.figures import program_metrics
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
     try:
         with Archive.open(run.folder) as archive:

@@ -19,7 +19,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
 LOCK_SECONDS = 2.0  # that a page waits for a locked store
 MAX_CHECKED = 1000  # verified archives to remember
@@ -55,7 +55,7 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
 def open_checked(handle: RunHandle) -> "Archive":
     """The archive of a sealed run, verified at first and whenever one of its files changes; unproven archives are
     marked. Raises DamagedArchive."""
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
     files = sorted(handle.folder.rglob("*"))
     state = hash(tuple((str(path), found.st_size, found.st_mtime_ns) for path in files if (found := path.lstat())))

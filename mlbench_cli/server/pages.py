@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.results.figures.chart import Chart
 
 PAGES = Path(__file__).parent / "pages"

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, describe, key_of
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import read_table
 from mlbench_cli.util.text import shorten
 

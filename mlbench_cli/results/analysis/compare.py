@@ -29,7 +29,7 @@ from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 
 _UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that may differ between any two runs

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis.stats import MIN_REFERENCE, Verdict, find_least_mean, trimmed_mean
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import significant
 
 METRIC = "convergence"

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 
 GPU_SAMPLES = "/gpu.jsonl"  # in a rank's output folder, see task_images/gpu.py
 GPU_COUNTER, GPU_POWER = "GPU counter", "GPU power, integrated"

@@ -20,7 +20,7 @@ from mlbench_cli.results.analysis import collectives, energy
 from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.analysis.stats import MAX_FIGURE
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from task_images.contract import ALL_CATEGORIES
 
 SECONDS = "seconds"

@@ -29,7 +29,7 @@ from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, 
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Verdict, find_worst
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted, list_some, significant
 
 DEFAULT_LIMIT = 1.10

@@ -35,7 +35,7 @@ from mlbench_cli.results.analysis.stats import (
     repeats_needed,
     upper_deviation,
 )
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 
 DEFAULT_MARGIN = 0.10

@@ -28,7 +28,7 @@ from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
 from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import format_csv
 from task_images.contract import ALL_CATEGORIES
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, ratio
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
 Row = TypeVar("Row", bound="MetricPoint | ResourceSample")
 # What a data frame of metrics says of each run, to group by: name -> kind of the column.

@@ -11,7 +11,7 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.tasks.catalog import TaskRules

@@ -1,57 +1,231 @@
-"""Where an archive's files are: a folder, or a canonical zip.
-
-A canonical zip is what `write_zip` writes: entries sorted by name, stored uncompressed, with constant dates and
-attributes. Equal contents give equal bytes on every machine, and any unzip program can read them. `Zip.check` writes
-the zip again and compares, so it finds every flipped bit.
-"""
+"""An archive's files, in a folder or a zip, and the documents in them. Nothing here verifies them; see `verify`."""
 
 import hashlib
 import io
 import os
+import re
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli.errors import DamagedArchive
+from mlbench_cli.errors import DamagedArchive, NotFoundError
+from mlbench_cli.model.run import FindingDocument, JsonObject
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument, check_document
+from mlbench_cli.results.archive.events import read_events
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.json_text import parse_document, parse_versioned
+from mlbench_cli.util.text import clean_values
 
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the format, of every entry: equal contents give equal bytes
-_ATTRIBUTES = (stat.S_IFREG | 0o644) << 16
-_UNIX = 3
+UNPROVEN = "(unproven)"
 _ENCRYPTED = 1  # flag of an entry
 _ENTRY_MARK = b"PK\1\2"
 # What zipfile raises for bytes that are not a zip, besides OSError.
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError, struct.error)
 
 
-class Folder:
-    """An archive in a folder; `names` are those of regular files, sorted."""
+class Archive(ABC):
+    """Read-only view of an archive in a folder or a zip. All errors are DamagedArchive, with the name of the file.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.names = tuple(sorted(name for name, mode in layout.walk(path) if stat.S_ISREG(mode)))
+    `not_derived` lists what could not be derived from the evidence. If it is not empty, the names of run and task, the
+    summary and the official line are marked as UNPROVEN, so that everything that shows the archive shows this, too.
+    With `is_shown`, all strings in documents, metrics, samples and events are cleaned for display, so that no presenter
+    can forget it. `document`, `rows` and `read` return unchanged contents.
+    """
 
-    def open(self, name: str) -> BinaryIO:
-        """Open a file for reading."""
-        return open(self._path / name, "rb")
+    def __init__(
+        self, path: Path | str, names: Iterable[str], not_derived: Sequence[str] = (), *, is_shown: bool = False
+    ) -> None:
+        self.path = path
+        self.names = tuple(names)  # of all files, sorted
+        self.not_derived = tuple(not_derived)
+        self._is_shown = is_shown
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """The size of an existing file in bytes."""
+
+    @abstractmethod
+    def _open(self, name: str) -> BinaryIO:
+        """Open an existing file for reading. Raises OSError, as reading does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the folder or zip."""
+
+    @staticmethod
+    def open(path: Path, *, not_derived: Sequence[str] = (), is_shown: bool = False) -> "Archive":
+        """The archive at `path`, without verifying it. Raises NotFoundError, or DamagedArchive if it is not an
+        archive."""
+        with layout.naming_file_on_os_error(path, "read"):
+            if path.is_dir():
+                return Folder(path, not_derived, is_shown=is_shown)
+            if not path.exists():
+                raise NotFoundError(f"There is no archive {path}.", hint="mlbench status, then: mlbench download NAME")
+            if not path.is_file():
+                raise DamagedArchive(path, "", "it is neither a folder nor a file", problem="not_an_archive")
+            file = open(path, "rb")  # noqa: SIM115 - closed with the archive
+            try:
+                return Zip(file, path, not_derived, is_shown=is_shown)
+            except DamagedArchive:
+                file.close()
+                raise
+
+    def __repr__(self) -> str:
+        return f"<archive {self.path}>"
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def logs(self) -> dict[int, str]:
+        """Rank -> name of its log."""
+        return layout.log_names(self.names)
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+    @cached_property
+    def run(self) -> RunDocument:
+        """run.json: the spec, the task's rules and the provenance."""
+        document = cast(RunDocument, self._show(self.document(run_folder.RUN)))
+        if self.not_derived:
+            spec = {**document["spec"], "task": f"{document['spec']['task']} {UNPROVEN}"}
+            document = {**document, "name": f"{document['name']} {UNPROVEN}", "spec": spec}
+        return document
+
+    @cached_property
+    def result(self) -> ResultDocument:
+        """result.json, derived by the judge."""
+        document = cast(ResultDocument, self._show(self.document(run_folder.RESULT)))
+        if self.not_derived:
+            run, task = (f"{document[key]} {UNPROVEN}" for key in ("run", "task"))
+            summary, line = f"{UNPROVEN} {document['summary']}", document.get("official_line")
+            official = None if line is None else f"{UNPROVEN} {line}"
+            document = {**document, "run": run, "task": task, "summary": summary, "official_line": official}
+        return document
+
+    @cached_property
+    def environment(self) -> EnvironmentDocument:
+        """environment.json: code, packages and machines."""
+        return cast(EnvironmentDocument, self._show(self.document(run_folder.ENVIRONMENT)))
+
+    @cached_property
+    def findings(self) -> list[FindingDocument]:
+        """The findings of findings.json."""
+        found = self._show(self.document(run_folder.FINDINGS)).get("findings")
+        return found if isinstance(found, list) else []
+
+    def metrics(self) -> Iterator[JsonObject]:
+        """The lines of metrics.jsonl, see `events.parse_metric`."""
+        return map(self._show, self.rows(run_folder.METRICS))
+
+    def resources(self) -> Iterator[JsonObject]:
+        """The rows of resources.jsonl."""
+        return map(self._show, self.rows(run_folder.RESOURCES))
+
+    def samples(self) -> Iterator[JsonObject]:
+        """The rows of resources.jsonl, of which only numbers may be displayed."""
+        return self.rows(run_folder.RESOURCES)
+
+    def events(self, rank: int | None = None) -> Iterator[JsonObject]:
+        """The events in one rank's log, or in all logs."""
+        for number, name in self.logs.items():
+            if rank in (None, number):
+                with self.open_file(name) as log:
+                    yield from map(self._show, read_events(log))
+
+    def _show(self, document: JsonObject) -> JsonObject:
+        return cast(JsonObject, clean_values(document)) if self._is_shown else document
+
+    def open_file(self, name: str) -> BinaryIO:
+        """Open one file for reading, in binary mode."""
+        if name not in self._known:
+            raise DamagedArchive(self.path, name, self._missing(name), problem="missing")
+        try:
+            return self._open(name)
+        except OSError as error:
+            raise DamagedArchive(
+                self.path, name, f"it cannot be read: {error.strerror}", problem="unreadable"
+            ) from None
+
+    def read(self, name: str, limit: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
+        """The content of a file of at most `limit` bytes."""
+        with self.open_file(name) as file:
+            try:
+                if self.size(name) > limit:
+                    raise DamagedArchive(self.path, name, f"it has more than {limit} bytes", problem="too_large")
+                return file.read(limit)
+            except OSError as error:
+                raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
+
+    def document(self, name: str) -> JsonObject:
+        """A JSON document of this schema version."""
+        try:
+            return parse_versioned(self.read(name))
+        except ValueError as error:
+            raise DamagedArchive(self.path, name, str(error), problem="schema") from None
+
+    def rows(self, name: str) -> Iterator[JsonObject]:
+        """The JSON objects of a .jsonl file, one by one."""
+        for number, line in enumerate(self.lines(name), 1):
+            try:
+                yield parse_document(line)
+            except ValueError as error:
+                raise DamagedArchive(self.path, name, f"line {number}: {error}", problem="schema") from None
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file, each of at most layout.MAX_DOCUMENT_BYTES."""
+        with self.open_file(name) as file:
+            try:
+                while line := file.readline(layout.MAX_DOCUMENT_BYTES):
+                    yield line
+            except OSError as error:
+                raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
+
+    def _missing(self, name: str) -> str:
+        if run_folder.SUMS in self._known:
+            return "it is missing"
+        return "it is missing: the run has not finished, or its results have not been fetched (mlbench wait NAME)"
+
+
+class Folder(Archive):
+    """An archive in a folder, of which only regular files are seen."""
+
+    def __init__(self, path: Path, not_derived: Sequence[str] = (), *, is_shown: bool = False) -> None:
+        names = sorted(name for name, mode in layout.walk(path) if stat.S_ISREG(mode))
+        super().__init__(path, names, not_derived, is_shown=is_shown)
+        self._folder = path
 
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
-        return (self._path / name).stat().st_size
+        return (self._folder / name).stat().st_size
+
+    def _open(self, name: str) -> BinaryIO:
+        return open(self._folder / name, "rb")
 
     def close(self) -> None:
         """Does nothing."""
 
 
-class Zip:
-    """An archive in a seekable file. Raises DamagedArchive. Only `check` reads all of its bytes."""
+class Zip(Archive):
+    """An archive in a seekable file. Raises DamagedArchive. Only `pack.check_canonical` reads all of its bytes."""
 
-    def __init__(self, file: BinaryIO, path: Path | str) -> None:
-        self._file, self._path = file, path
-        self._size = file.seek(0, os.SEEK_END)
+    def __init__(
+        self, file: BinaryIO, path: Path | str, not_derived: Sequence[str] = (), *, is_shown: bool = False
+    ) -> None:
+        super().__init__(path, (), not_derived, is_shown=is_shown)
+        self.file = file
+        self.file_size = file.seek(0, os.SEEK_END)
         file.seek(0)
         head = file.read(4)
         if head != b"PK\3\4":
@@ -71,10 +245,10 @@ class Zip:
         self._check_entries()
 
     def _damage(self, code: str, name: str, message: str) -> DamagedArchive:
-        return DamagedArchive(self._path, name, message, problem=code)
+        return DamagedArchive(self.path, name, message, problem=code)
 
     def _check_entries(self) -> None:
-        before, room = "", self._size
+        before, room = "", self.file_size
         for entry in self._zip.infolist():
             name = entry.orig_filename
             if name <= before:
@@ -92,67 +266,19 @@ class Zip:
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise self._damage("link", name, "it is a symbolic link")
             if room < 0:
-                raise self._damage("truncated", name, f"more bytes are declared than the zip has ({self._size})")
+                raise self._damage("truncated", name, f"more bytes are declared than the zip has ({self.file_size})")
 
-    def open(self, name: str) -> BinaryIO:
-        """Open an entry for reading; its CRC-32 is checked at its end."""
+    def _open(self, name: str) -> BinaryIO:  # whose CRC-32 is checked at its end
         return cast(BinaryIO, io.BufferedReader(_Entry(self._zip, self._entries[name]), 1 << 16))
 
     def size(self, name: str) -> int:
         """The size of an entry in bytes."""
         return self._entries[name].file_size
 
-    def check(self) -> dict[str, str]:
-        """Compare every byte with the canonical zip of the same files. Returns the hex SHA-256 of each file."""
-        copy = _Comparison(self._file)
-        name = ""
-
-        def contents() -> Iterator[tuple[str, int, BinaryIO]]:
-            nonlocal name
-            for name in self.names:
-                yield name, self.size(name), self.open(name)
-                if copy.differing:  # a hostile zip is not read any further
-                    return
-
-        try:
-            digests = write_zip(cast(BinaryIO, copy), contents(), self._path)
-        except OSError as error:
-            raise self._damage("changed", name, f"it cannot be read: {error.strerror or error}") from None
-        if copy.differing:
-            at = min(copy.differing)
-            raise self._damage("header", name, f"it is not in canonical form, from byte {at}")
-        if copy.end != self._size:
-            raise self._damage("trailing_data", "", f"{self._size - copy.end} bytes follow the end of the zip")
-        return digests
-
     def close(self) -> None:
         """Close the zip's file."""
         self._zip.close()
-        self._file.close()
-
-
-def write_zip(target: BinaryIO, contents: Iterable[tuple[str, int, BinaryIO]], path: Path | str) -> dict[str, str]:
-    """Write a canonical zip of the files in `contents` (name, size, data), which are sorted by name. Returns the hex
-    SHA-256 of each file. Raises DamagedArchive, with `path`, if one is longer or shorter than it was to be.
-
-    zipfile in Python 3.11 to 3.14 writes the same bytes, except of a file of 2.0 to 2.1 GiB.
-    """
-    digests = {}
-    with zipfile.ZipFile(target, "w") as zipped:
-        for name, size, source in contents:
-            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
-            entry.create_system, entry.external_attr, entry.file_size = _UNIX, _ATTRIBUTES, size
-            sha, written = hashlib.sha256(), 0
-            with source, zipped.open(entry, "w") as stored:
-                while written <= size and (chunk := source.read(layout.CHUNK)):
-                    written += len(chunk)
-                    sha.update(chunk)
-                    stored.write(chunk)
-            if written != size:
-                message = f"it changed from {size} to {written} bytes while it was read"
-                raise DamagedArchive(path, name, message, problem="changed")
-            digests[name] = sha.hexdigest()
-    return digests
+        self.file.close()
 
 
 class _Directory:
@@ -191,36 +317,38 @@ class _Entry(io.RawIOBase):
             raise OSError(str(error)) from None
 
 
-class _Comparison(io.RawIOBase):
-    """Takes what zipfile writes, and notes in `differing` where it is not what the file has.
+def read_documents(folder: Path, names: Sequence[str]) -> list[JsonObject]:
+    """The documents `names` in a sealed folder, without reading the rest of it: fast enough for lists of many runs.
 
-    zipfile writes an entry's header twice: before its data, and with the CRC-32 after them.
+    Raises DamagedArchive for the first one that is not what was sealed, or not of its schema.
     """
+    sums = _read(folder, run_folder.SUMS, layout.MAX_SUMS_BYTES)
+    return [_read_document(folder, name, sums) for name in names]
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._at = self.end = 0
-        self.differing: set[int] = set()
 
-    def writable(self) -> bool:
-        return True
+def _read_document(folder: Path, name: str, sums: bytes) -> JsonObject:
+    data = _read(folder, name, layout.MAX_DOCUMENT_BYTES)
+    listed = re.search(rb"^([0-9a-f]{64})  %b$" % re.escape(name.encode()), sums, re.MULTILINE)
+    if listed is None:
+        raise DamagedArchive(folder, name, "it is not listed in SHA256SUMS", problem="extra")
+    if hashlib.sha256(data).hexdigest().encode() != listed[1]:
+        raise DamagedArchive(folder, name, "it is not what was sealed: its SHA-256 differs", problem="changed")
+    try:
+        document = parse_versioned(data)
+        check_document(name, document)
+    except ValueError as error:
+        raise DamagedArchive(folder, name, str(error), problem="schema") from None
+    return document
 
-    def seekable(self) -> bool:
-        return True
 
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset
-        return offset
-
-    def write(self, data: Any) -> int:
-        self._file.seek(self._at)
-        if self._file.read(len(data)) == data:
-            self.differing.discard(self._at)
-        else:
-            self.differing.add(self._at)
-        self._at += len(data)
-        self.end = max(self.end, self._at)
-        return len(data)
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    try:
+        with open(folder / name, "rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise DamagedArchive(folder, name, "it is missing", problem="missing") from None
+    except OSError as error:
+        raise DamagedArchive(folder, name, f"it cannot be read: {error.strerror}", problem="unreadable") from None
+    if len(data) > limit:
+        raise DamagedArchive(folder, name, f"it has more than {limit} bytes", problem="too_large")
+    return data

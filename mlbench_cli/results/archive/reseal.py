@@ -12,9 +12,9 @@ from mlbench_cli.errors import CannotTellError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.judge import STILL_RUNNING
 from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.storage import run_folder

@@ -18,8 +18,8 @@ from typing import IO
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.pack import write_zip
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.pack import write_archive
 from mlbench_cli.results.archive.verify import (
     MAX_SIGNATURE_BYTES,
     NAMESPACE,
@@ -73,7 +73,7 @@ def sign(path: Path, key: Path, *, force: bool = False) -> None:
             raise UsageError(f"{path} is already signed.", hint="Add --force to replace the signature.")
         signature = make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
         if not path.is_dir():
-            write_zip(archive, path, {run_folder.SIGNATURE: signature})
+            write_archive(archive, path, {run_folder.SIGNATURE: signature})
             return
         with layout.naming_file_on_os_error(path, "written"):
             files.write_atomically(path / run_folder.SIGNATURE, signature)

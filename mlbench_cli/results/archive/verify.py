@@ -16,9 +16,9 @@ from mlbench_cli.model.spec import SPEC_VERSION, canonical_json
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import DOCUMENTS, brief, check_document
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
-from mlbench_cli.results.archive.files import Zip
+from mlbench_cli.results.archive.files import Archive, Zip
 from mlbench_cli.results.archive.judge import JUDGE_VERSION, Judgement, judge
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.pack import check_canonical
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
@@ -203,7 +203,7 @@ def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
     if run_folder.SUMS not in zipped.names:
         yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is not an mlbench archive")
         return
-    yield from _archive_problems(Archive(path, zipped), False, zipped.check().__getitem__)
+    yield from _archive_problems(zipped, False, check_canonical(zipped).__getitem__)
 
 
 def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], str]) -> Iterator[Problem | str]:

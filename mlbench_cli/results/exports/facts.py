@@ -12,7 +12,7 @@ from mlbench_cli.util.times import parse_timestamp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.files import Archive
 
 Plain = str | int | float | bool
 # Fields of the spec that cannot contain secrets; variables and commands are left out.

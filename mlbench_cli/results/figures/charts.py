@@ -14,7 +14,7 @@ from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Measurement, Series, collect
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.collectives import collective_charts

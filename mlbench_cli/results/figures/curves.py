@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row, guide, thin
 
 MAX_RUNS = 42  # in a chart over time

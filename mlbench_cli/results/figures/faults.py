@@ -2,7 +2,7 @@
 
 from mlbench_cli.model.faults import FaultKind
 from mlbench_cli.results.analysis.numbers import SECONDS
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row
 
 MAX_RANKS = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.jobs import Job
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts

@@ -26,7 +26,7 @@ from mlbench_cli.results.analysis.convergence import (
 from mlbench_cli.results.analysis.figures import IN_DOUBT
 from mlbench_cli.results.analysis.series import group_runs
 from mlbench_cli.results.analysis.stats import MIN_REFERENCE, Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.site.entries import (
     ENTRY,
     WITHDRAWN,

@@ -10,7 +10,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.predict.cost import collective_cost
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVES = Path(__file__).parents[3] / "results" / "archives"

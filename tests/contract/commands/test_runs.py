@@ -13,7 +13,7 @@ from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.storage.store import Store
 from providers.pins import require_pin
 from task_images.contract import PREFIX

@@ -13,7 +13,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.pack import pack, unpack
+from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.storage.run_folder import SIGNATURE, SUMS
 from tests.contract import clients
 
@@ -96,7 +96,7 @@ def test_a_signature_travels_with_the_archive() -> None:
     assert run(["verify", "demo.zip", "--sign", "key"]) == 0
     assert Path("packed.zip").read_bytes() == Path("demo.zip").read_bytes()
     assert zipfile.ZipFile("demo.zip").testzip() is None
-    unpack(Path("demo.zip"), Path("unpacked"))
+    shutil.unpack_archive("demo.zip", "unpacked")
     assert run(["verify", "unpacked", "--signers", "signers"]) == 0
     assert subprocess.run(["sha256sum", "--quiet", "-c", SUMS], cwd="unpacked", check=False).returncode == 0
 

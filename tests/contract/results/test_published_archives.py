@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import verify
 from tools.results import collect
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.report.facts import collect
 from mlbench_cli.results.report.render import write_report
 from tests.browser import open_browser

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive.pack import pack, unpack
+from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from tests.browser import open_browser
@@ -125,7 +125,7 @@ def forge(path: Path) -> None:
     from mlbench_cli.results.archive import layout
 
     folder = path.with_suffix("")
-    unpack(path, folder)
+    shutil.unpack_archive(path, folder)
     result = folder / "result.json"
     result.write_text(re.sub(r'"wall": (\d+)', lambda found: f'"wall": {int(found[1]) - 1}', result.read_text()))
     layout.write_sums(folder)

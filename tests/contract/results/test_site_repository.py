@@ -11,8 +11,8 @@ import yaml
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.receipts import archive_digest
 from mlbench_cli.results.site.repository import Rules, read_rules

@@ -12,8 +12,8 @@ from mlbench_cli import api
 from mlbench_cli.app import run
 from mlbench_cli.errors import CannotTellError
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.files import UNPROVEN
 from mlbench_cli.results.archive.judge import JUDGE_VERSION
-from mlbench_cli.results.archive.reader import UNPROVEN
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage import run_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 

@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.gate import Check, Wanted, check_results, overall
 from mlbench_cli.results.analysis.stats import Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 GOOD = (100.0, 101.0, 99.0, 100.5)

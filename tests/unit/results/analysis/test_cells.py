@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.compare import describe_cell, pair_cells
 from mlbench_cli.results.analysis.stats import Verdict, find_worst
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 

@@ -11,7 +11,7 @@ import pytest
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.analysis.comparability import NEUTRAL, ComparisonKey, key_of
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from task_images.methods.catalog import describe, find_class
 from tests.unit.results.runs import sealed_run, spec
 

@@ -6,7 +6,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.comparability import check_words
 from mlbench_cli.results.analysis.compare import compare
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 

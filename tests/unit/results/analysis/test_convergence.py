@@ -12,7 +12,7 @@ from mlbench_cli.results.analysis.convergence import (
     training_key,
 )
 from mlbench_cli.results.analysis.stats import Verdict, find_least_mean
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 REFERENCE = (36, 35, 37, 36, 38, 36, 35, 37, 36, 38)

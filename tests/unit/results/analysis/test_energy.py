@@ -8,7 +8,7 @@ import pytest
 
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.energy import Energy, figures_of, find_energy
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.report.facts import collect
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log

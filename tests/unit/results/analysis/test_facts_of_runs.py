@@ -11,7 +11,7 @@ from mlbench_cli.results.analysis.comparability import (
     find_network_difference,
     key_of,
 )
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 
 
 def archive_with(

@@ -10,7 +10,7 @@ from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row, comp
 from mlbench_cli.results.analysis.gate import Direction, decide, describe_limit, parse_limit
 from mlbench_cli.results.analysis.sessions import Sessions
 from mlbench_cli.results.analysis.stats import Ratio, Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 MANY = 1e9  # degrees of freedom: 1.96 standard errors on either side

@@ -9,7 +9,7 @@ from mlbench_cli.errors import CannotTellError, TaskFailedError
 from mlbench_cli.results.analysis.figures import figures
 from mlbench_cli.results.analysis.gate import Check, Decision, Wanted, overall
 from mlbench_cli.results.analysis.stats import Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 
 
 def check(verdict: Verdict = Verdict.PASSED, name: str = "t spec gloo cpu 2: seconds") -> Check:

@@ -12,7 +12,7 @@ from mlbench_cli.results.analysis.reproduction import (
     judge_reproduction,
 )
 from mlbench_cli.results.analysis.stats import Verdict
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
 GOOD = (10.0, 10.2, 9.9)

@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.results.analysis.comparability import describe
 from mlbench_cli.results.analysis.series import collect, measure
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 
 
 def archive(path: Path, run: str = "run-2", spec: dict[str, Any] | None = None, **result: Any) -> Archive:

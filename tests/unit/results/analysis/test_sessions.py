@@ -11,7 +11,7 @@ from mlbench_cli.results.analysis.gate import decide
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, moment_of, relate
 from mlbench_cli.results.analysis.sessions import find_sessions as sessions_of
 from mlbench_cli.results.analysis.stats import Verdict, ratio
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.times import timestamp
 from tests.unit.results.runs import START, sealed_run
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from mlbench_cli.model.goals import goal_wording
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.official import (
     official_line,
     official_text,
     result_wording,
 )
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from task_images.methods.catalog import describe, find_class

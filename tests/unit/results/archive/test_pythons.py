@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import verify
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.zip"))

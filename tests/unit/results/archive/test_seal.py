@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, WorkerState
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.storage.run_folder import RunFolder

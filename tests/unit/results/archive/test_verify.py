@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import stat
 import struct
 import zipfile
@@ -19,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.errors import DamagedArchive, NotFoundError, UsageError
+from mlbench_cli.errors import DamagedArchive, NotFoundError
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.pack import pack, unpack
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip
 from mlbench_cli.util.json_text import format_parsed
 from tests.unit.results.archive.test_canonical_zip import write_zip
@@ -162,15 +163,10 @@ def test_what_follows_the_end_is_found() -> None:
 @pytest.mark.parametrize(
     "name", ["../evil", "/etc/passwd", "output/../../evil", "output//x", "a\\b", "out\nput", ".hidden", "./x", "x/"]
 )
-def test_unsafe_names(name: str, tmp_path: Path) -> None:
+def test_unsafe_names(name: str) -> None:
     assert codes(write_zip(sorted({**contents(), name: b"x"}.items())).getvalue()) == ["unsafe_name"]
     if "\n" not in name:
         assert codes(_with_sums(f"{'0' * 64}  {name}\n")) == ["unsafe_name"]
-    path = tmp_path / "evil.zip"
-    path.write_bytes(write_zip([(name, b"x")]).getvalue())
-    with pytest.raises(DamagedArchive):
-        unpack(path, tmp_path / "target")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
 
 
 def _with_sums(text: str) -> bytes:
@@ -457,18 +453,12 @@ def test_every_required_file_is_missed() -> None:
         assert codes(reseal(**{name: None})) == ["missing"]
 
 
-def test_unpacking_gives_the_folder_back(tmp_path: Path) -> None:
+def test_any_program_s_unpacking_gives_the_folder_back(tmp_path: Path) -> None:
     path = tmp_path / "run.zip"
     path.write_bytes(golden())
-    unpack(path, tmp_path / "new" / "run")
+    shutil.unpack_archive(path, tmp_path / "new" / "run")
     assert find_problems(tmp_path / "new" / "run") == []
     assert Archive.open(tmp_path / "new" / "run").result == Archive.open(path).result
-    with pytest.raises(UsageError, match="not empty"):
-        unpack(path, tmp_path / "new" / "run")
-    path.write_bytes(golden()[:-1])
-    with pytest.raises(DamagedArchive):
-        unpack(path, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_two_entries_of_a_zip_can_be_read_in_turns(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import COLORS, PHASES, Axis, Chart, Kind, guide, thin, to_csv
 from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.figures.published import published_values, read_published

@@ -10,7 +10,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.series import collect
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.figures.chart import Chart
