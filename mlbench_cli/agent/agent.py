@@ -587,7 +587,7 @@ class Agent:
             if found.f_bavail * found.f_frsize < SCARCE:
                 self._check_space()
         samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
-        if self.idle.look(samples):
+        if self.needs_all and self.idle.look(samples):  # others do not wait for each other
             self.state["idle_since"] = self.idle.since if self.idle.is_long else None
             self._write_state()
         self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])

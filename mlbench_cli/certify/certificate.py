@@ -97,6 +97,8 @@ class Certificate:
         method, fleet = self.document["method"], self.document["fleet"]
         least = [facts for facts in fleet.values() if facts["smallest_shortfall"] is not None]
         parts = []
+        if not fleet:
+            return f"No {self.unit} was compared with others."
         if method["least_dip_seconds"] >= LEAST_DIP:
             parts.append(
                 f"A cluster without faults gets a wrong name in at most {100 * method['error']:g} of 100 runs, "

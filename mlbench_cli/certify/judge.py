@@ -426,16 +426,18 @@ class _Judge:
         }
 
     def _measured(self) -> set[str]:
-        """The stages that were measured. Nodes that missed the stage node were not tested."""
+        """The stages that were measured. A node that was compared with no others, or missed a stage, was not tested."""
+        compared: dict[str, set[int]] = {}
+        for screen in self.evidence.screens.values():
+            compared.setdefault("node", set()).update(self.samples.node_of(unit[0]) for unit in screen.levels)
+        if self.evidence.explanation is not None:
+            compared["pairs"] = {node for pair in self.evidence.rounds["network"] for node in pair}
+        for number, state in enumerate(self.states):
+            if state is State.OK and not (compared and all(number in nodes for nodes in compared.values())):
+                self.states[number] = State.NOT_TESTED
         found = {"drift"} if self.samples.inventories else set()
         found |= {"pairs" if test == "network" else "node" for test in self.evidence.rounds}
-        found |= {"training" if isinstance(row, Training) else "collectives" for row in self.together}
-        alone = (rates for test, rates in self.evidence.rounds.items() if test != "network")
-        tested = {self.samples.node_of(unit[0]) for rates in alone for unit in rates}
-        for number, state in enumerate(self.states):
-            if "node" in found and number not in tested and state is State.OK:
-                self.states[number] = State.NOT_TESTED
-        return found
+        return found | {"training" if isinstance(row, Training) else "collectives" for row in self.together}
 
     def _decide(self, measured: set[str], fleet: Mapping[str, Document]) -> tuple[Verdict, str]:
         """The verdict and its reason in one sentence."""
@@ -456,7 +458,7 @@ class _Judge:
             text = f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
             return Verdict.CANNOT_TELL, text
         if missing or untested:
-            return Verdict.CANNOT_TELL, f"not tested: {list_some([*missing, *untested], 8)}"
+            return Verdict.CANNOT_TELL, f"not tested: {list_some(missing or untested, 8)}"
         if self.notes:
             return Verdict.CANNOT_TELL, self.notes[0]
         if blind:

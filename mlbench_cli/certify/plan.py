@@ -60,32 +60,31 @@ class Plan:
         if self.per_hour is not None:
             whole, slow = (f"${self.per_hour * seconds / 3600:.2f}" for seconds in (self.seconds, named))
             price = f", {whole}, or {slow} with a slow node"
-        least = {
-            name: f"{100 * rules.smallest_shortfall(test.fail, _SCALE, _NOISE):.1f} %" for name, test in TESTS.items()
-        }
         lines = [
             f"Plan for {counted(self.nodes, 'node')} of {cluster}, level {level}: {minutes:.1f} min ({parts}), "
             f"{hours:.2f} device-hours{price}.",
-            self._describe_confirmation(),
-            f"Smallest shortfall found in 95 of 100 runs on quiet machines: matmul {least['matmul.sustained']}, memory "
-            f"{least['memory']}, network {least['network']}, disk {least['disk.write']}.",
+            *self._describe_comparison(),
         ]
         if cluster == "local":
             lines.append("Workers on this machine stand for nodes: this tests the procedure, and accepts no cluster.")
-        if self.nodes < rules.LEAST_FLEET:
-            lines.append(
-                f"{self.nodes} nodes are too few to name one of them: at least {rules.LEAST_FLEET} are needed."
-            )
         return "\n".join(lines)
 
-    def _describe_confirmation(self) -> str:
-        if not {"node", "pairs"} & self.stages.keys():
-            return "No node is compared with others."
+    def _describe_comparison(self) -> list[str]:
+        tests = ["matmul.sustained", "memory", "disk.write"] if "node" in self.stages else []
+        tests += ["network"] if "pairs" in self.stages else []
+        if not tests:
+            return ["No node is compared with others."]
+        if self.nodes < rules.LEAST_FLEET:
+            return [f"{self.nodes} nodes are too few to name one of them: at least {rules.LEAST_FLEET} are needed."]
+        shortfalls = (rules.smallest_shortfall(TESTS[test].fail, _SCALE, _NOISE) for test in tests)
+        least = ", ".join(f"{TESTS[t].title} {100 * short:.1f} %" for t, short in zip(tests, shortfalls, strict=True))
         clear, name, longest = (f"{seconds / 60:.0f} min" for seconds in (self.clear, self.name, self.longest))
         text = f"A node that looks slow is measured again beside others: {clear} usually clear it"
         if self.longest < self.name:
-            return f"{text}. To name it takes {name}, and the budget leaves {longest}: it stays on watch."
-        return f"{text}, {name} name it ({longest} at most)."
+            text += f". To name it takes {name}, and the budget leaves {longest}: it stays on watch."
+        else:
+            text += f", {name} name it ({longest} at most)."
+        return [text, f"Smallest shortfall found in 95 of 100 runs on quiet machines: {least}."]
 
 
 def make_plan(

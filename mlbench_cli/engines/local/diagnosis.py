@@ -138,7 +138,7 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
         )
     if ending == "deadline":
         summary = f"The run was stopped at its deadline of {timeout:g} s."
-        return Finding("deadline", summary, hint="Set a longer --timeout.")
+        return Finding("deadline", summary, hint="Set a longer --timeout (mlbench certify: --budget).")
     if ending is None and idle:
         return Finding(
             "idle",

@@ -105,7 +105,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
             Ending.DEADLINE,
             "time_limit",
             f"Slurm ended the job {number} at its time limit ({job.state}).",
-            "Use a longer --timeout, or attach a partition with a longer limit.",
+            "Use a longer --timeout (mlbench certify: --budget), or attach a partition with a longer limit.",
         )
     if job.state == "OUT_OF_MEMORY":
         return (

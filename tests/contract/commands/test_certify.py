@@ -17,6 +17,8 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
 from tests.contract.engines.labs import install_commands
@@ -158,7 +160,7 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
 
 @pytest.mark.slow
 def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     for name, value in install_commands(tmp_path / "commands").items():
         monkeypatch.setenv(name, value)
@@ -168,15 +170,27 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
     Store().record_cluster(Cluster("lab", "hosts", details=details))
     options = ["--set", "stages=drift", "--set", "run.absent=15s", "--preset", "tiny", "--yes", "--share-machine"]
     assert run(["run", "t", "5", "--cluster", "lab", "--task", "certify", *options]) == 0
-    assert run(["certify", "--archive", "t-5", "--out", "first"]) == 9
+    with Archive.open(folder_of(home, "t-5")) as archive:
+        seal_anew(archive, tmp_path / "t.zip", compare_all)
+    assert run(["certify", "--archive", "t.zip", "--out", "first"]) == 9
     again = ["certify", "lab", "--like", "first/archive.zip", "--only", "drift", "--yes"]
     assert run([*again, "--recheck", "m9"]) == 2
     assert "no node m9" in capsys.readouterr().err
-    assert run([*again, "--recheck", "m1", "--out", "second"]) == 0
-    assert "m1 is ok" in capsys.readouterr().out
+    assert run([*again, "--recheck", "m1", "--out", "second"]) == 9
+    assert "m1 is not tested" in capsys.readouterr().out
     found = json.loads(Path("second/certificate.json").read_text())
     assert [node["node"] for node in found["nodes"]] == ["m0", "m2", "m3", "m1"]
-    assert json.loads(Path("second/changes.json").read_text())["changes"] == []
+    linked = json.loads(Path("second/changes.json").read_text())
+    assert [(row["node"], row["now"]) for row in linked["changes"]] == [(f"m{n}", "not_tested") for n in range(4)]
+    with Archive.open(Path("second/archive.zip")) as archive:
+        assert archive.run["spec"]["parameters"]["earlier"] == linked["earlier"]
+
+
+def compare_all(folder: Path) -> None:
+    """Let all five ranks have measured the same."""
+    for rank in range(5):
+        with open(folder / f"logs/rank-{rank}.log", "a") as log:
+            log.write('certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}\n')
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,12 @@ def deadline(facts: Facts, worker: int | None = None) -> Finding:
     never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
     what = "reached its deadline before any worker started" if never else "was stopped at its deadline"
-    return Finding("deadline", f"{who} {what}.", hint="Set a longer --timeout.", evidence={"never_ran": never})
+    return Finding(
+        "deadline",
+        f"{who} {what}.",
+        hint="Set a longer --timeout (mlbench certify: --budget).",
+        evidence={"never_ran": never},
+    )
 
 
 def start_timeout(limit: float, states: Sequence[WorkerState], reasons: Sequence[Finding]) -> Finding:
