@@ -1,5 +1,6 @@
 """The Kubernetes API of a cluster that was created a moment ago: objects that mlbench puts there, and its machines."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,9 +71,9 @@ class ClusterObjects(Part):
         self.needs = tuple(needs)
         self.goes_with = goes_with
 
+    @abstractmethod
     def documents(self) -> Sequence[Document]:
         """The objects, in the order in which they are applied."""
-        raise NotImplementedError
 
     def find(self) -> ResourceStatus | None:
         """Look for the last of the objects; None if it is missing, or with it the cluster."""

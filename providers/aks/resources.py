@@ -7,6 +7,7 @@ deletes everything. AKS allows one operation at a time on a cluster and rejects 
 import os
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -78,9 +79,9 @@ class AzureResource(Resource):
         except NotFoundError:
             return None
 
+    @abstractmethod
     def request(self) -> Message:
         """The body of the create request."""
-        raise NotImplementedError
 
     def find(self) -> ResourceStatus | None:
         """The status from the provisioning state."""

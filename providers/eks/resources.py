@@ -9,6 +9,7 @@ import json
 import re
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,17 +114,17 @@ class Stack(Resource):
         self._requested = False  # whether this process has requested its deletion
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {stack}"
 
+    @abstractmethod
     def template(self) -> dict[str, Any]:
         """The stack's template."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parameters(self) -> dict[str, str]:
         """The values of the template's parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find_stray(self) -> ResourceStatus | None:
         """What there is without a stack; None if there is nothing."""
-        raise NotImplementedError
 
     def find_flaw(self, stack: Document) -> str | None:
         """Why a stack in creation will not become the requested one; None if it may."""
@@ -133,9 +134,9 @@ class Stack(Resource):
         """What its deletion has to wait for; None if it can be requested."""
         return None
 
+    @abstractmethod
     def find_difference(self, stack: Document) -> str | None:
         """How a stack differs from the request; None if it does not."""
-        raise NotImplementedError
 
     def check_progress(self) -> None:
         """Raise what AWS says of a part that will fail, long before CloudFormation gives up."""
