@@ -196,10 +196,10 @@ def count_errors(nodes: int, noise: str, clusters: int, least_dip: float = rules
         cluster = Cluster(nodes, noise, random.Random(f"{nodes} {noise} {number}").getrandbits(32), 0.0, least_dip)
         document = cluster.judge()
         found = cluster.wrong(document)
+        spans.append(cluster.confirmed)
         wrong += bool(found)
         twice += any(map(cluster.is_named_again, found))
         suspects += document["method"]["suspects"]
-        spans.append(cluster.confirmed)
     mean = math.fsum(spans) / clusters
     return Errors(
         nodes, noise, least_dip, clusters, wrong, twice, round(suspects / clusters, 2), round(mean), round(max(spans))

@@ -10,7 +10,6 @@ from typing import Any
 
 from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
-from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import open_verified
@@ -35,19 +34,6 @@ class Certificate:
     digest: str  # of the archive
     obstacles: tuple[str, ...] = ()  # what the run itself says of its failure
 
-    @classmethod
-    def of(cls, archive: Archive) -> "Certificate":
-        """Raises UsageError for an archive of another task."""
-        if run_folder.CERTIFICATE not in archive.names:
-            raise UsageError(
-                f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate.",
-                hint="mlbench certify CLUSTER writes one.",
-            )
-        document = dict(archive.document(run_folder.CERTIFICATE))
-        document.pop("schema_version", None)
-        obstacles = tuple(str(found["summary"]) for found in archive.findings)
-        return cls(document, archive.run, archive_digest(archive), obstacles)
-
     @property
     def rechecked(self) -> Mapping[str, Any] | None:
         """The node that was measured again after an earlier certificate, if this certificate is about one."""
@@ -58,11 +44,6 @@ class Certificate:
     def bad(self) -> list[Mapping[str, Any]]:
         """The nodes to return."""
         return [node for node in self.document["nodes"] if State(node["state"]).is_bad]
-
-    @property
-    def watched(self) -> list[Mapping[str, Any]]:
-        """The nodes to watch."""
-        return [node for node in self.document["nodes"] if node["state"] == "watch"]
 
     @property
     def exit_code(self) -> int:
@@ -143,7 +124,15 @@ class Certificate:
 def read_certificate(path: Path) -> Certificate:
     """The certificate in an archive. Raises UsageError for one of another task, DamagedArchive, UnprovenArchive."""
     with open_verified(path) as archive:
-        return Certificate.of(archive)
+        if run_folder.CERTIFICATE not in archive.names:
+            raise UsageError(
+                f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate.",
+                hint="mlbench certify CLUSTER writes one.",
+            )
+        document = dict(archive.document(run_folder.CERTIFICATE))
+        document.pop("schema_version", None)
+        obstacles = tuple(str(found["summary"]) for found in archive.findings)
+        return Certificate(document, archive.run, archive_digest(archive), obstacles)
 
 
 def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
@@ -253,6 +242,7 @@ def render(
         certificate=certificate,
         document=certificate.document,
         nodes=nodes[:SHOWN_NODES],
+        nodes_to_watch=sum(node["state"] == "watch" for node in nodes),
         left=max(0, len(nodes) - SHOWN_NODES),
         tones={(node["node"], test): _tone(node, test) for node in nodes for test in certificate.document["fleet"]},
         changes=changes,

@@ -64,7 +64,10 @@ class _Judge:
         self.rejected: list[str] = []  # why it is rejected
         # What was measured together before a soak repeats it: at last without nodes that fell silent.
         once = [row for row in samples.together if row.cycle is None]
-        self.together = [row for row in once if row.ranks == once[-1].ranks]
+        self.ranks = once[-1].ranks if once else ()
+        together = [row for row in once if row.ranks == self.ranks]
+        self.collectives = [row for row in together if isinstance(row, Collective)]
+        self.trainings = [row for row in together if isinstance(row, Training)]
 
     def document(self) -> Document:
         self._judge_presence()
@@ -307,47 +310,35 @@ class _Judge:
 
     def _judge_together(self) -> None:
         """What failed, gave wrong sums, took the slow path, or misses a published figure. That names no node."""
-        rows = [row for row in self.samples.together if isinstance(row, Collective)]
-        ranks = {row.ranks for row in self.together}
         for failed in self.samples.failed:
-            if not self.together or failed.ranks in ranks:
+            if not self.samples.silent.keys() & {*failed.ranks}:  # else a node is named for it
                 self.notes.append(f"{failed.operation or 'training'} failed: {failed.error}")
-        for operation in sorted({row.operation for row in rows if not row.right}):
+        every = [row for row in self.samples.together if isinstance(row, Collective)]
+        for operation in sorted({row.operation for row in every if not row.right}):
             self._reject("wrong_result", f"{operation} gives wrong sums")
         has_infiniband = any(keys.get("infiniband") for keys in self._inventories().values())
-        for operation in sorted({row.operation for row in rows if row.transport == "Socket" and has_infiniband}):
+        for operation in sorted({row.operation for row in every if row.transport == "Socket" and has_infiniband}):
             self._reject("transport_fallback", f"{operation} goes over TCP although nodes have InfiniBand")
-        measured = {
-            (row.operation, row.bytes, self._nodes_of(row)) for row in self.together if isinstance(row, Collective)
-        }
         for known in self.expected:
-            if (known.operation, known.bytes, known.nodes) not in measured:
-                self.notes.append(f"{known.operation} of {known.bytes} bytes on {known.nodes} nodes was not measured")
-        for row in self.together:
-            expected = self._expected(row) if isinstance(row, Collective) else None
-            if expected is not None and isinstance(row, Collective) and expected["share"] < ACCEPTED_SHARE:
-                text = f"{row.operation} of {row.bytes} bytes reaches {100 * expected['share']:.0f} % of the "
-                self._reject("below_expected", f"{text}{expected['value']:g} GB/s of {expected['source']}")
+            what = f"{known.operation} of {known.bytes} bytes"
+            if not (reached := [row for row in self.collectives if self._is_of(known, row)]):
+                self.notes.append(f"{what} on {known.nodes} nodes was not measured")
+            elif (share := _bandwidth(reached[0]) / known.value) < ACCEPTED_SHARE:
+                text = f"{what} reaches {100 * share:.0f} % of the {known.value:g} GB/s of {known.source}"
+                self._reject("below_expected", text)
 
-    def _expected(self, row: Collective) -> Document | None:
-        """The published figure of a collective, and how much of it was reached."""
-        asked = row.operation, row.bytes, self._nodes_of(row)
-        for known in self.expected:
-            if (known.operation, known.bytes, known.nodes) == asked:
-                return {"value": known.value, "source": known.source, "share": _round(_bandwidth(row) / known.value)}
-        return None
-
-    def _nodes_of(self, row: Collective) -> int:
-        return len({self.samples.node_of(rank) for rank in row.ranks})
+    def _is_of(self, known: Figure, row: Collective) -> bool:
+        nodes = {self.samples.node_of(rank) for rank in row.ranks}
+        return (known.operation, known.bytes, known.nodes) == (row.operation, row.bytes, len(nodes))
 
     def _delivered(self) -> Document | None:
         """What the nodes do together."""
-        if not self.together:
+        if not self.ranks:
             return None
-        return {
-            "nodes": self._names_together(),
-            "ranks": len(self.together[0].ranks),
-            "collectives": [
+        collectives = []
+        for row in self.collectives:
+            expected = next((known for known in self.expected if self._is_of(known, row)), None)
+            collectives.append(
                 {
                     "operation": row.operation,
                     "bytes": row.bytes,
@@ -355,16 +346,23 @@ class _Judge:
                     "busbw_gbps": _round(_bandwidth(row)),
                     "spread": _round(max(row.times) / min(row.times)),
                     "transport": row.transport,
-                    "expected": self._expected(row),
+                    "expected": expected
+                    and {
+                        "value": expected.value,
+                        "source": expected.source,
+                        "share": _round(_bandwidth(row) / expected.value),
+                    },
                 }
-                for row in self.together
-                if isinstance(row, Collective)
-            ],
-            "training": next((_training(row) for row in self.together if isinstance(row, Training)), None),
+            )
+        return {
+            "nodes": self._names_together(),
+            "ranks": len(self.ranks),
+            "collectives": collectives,
+            "training": _training(self.trainings[0]) if self.trainings else None,
         }
 
     def _names_together(self) -> list[str]:
-        return sorted({self.names[self.samples.node_of(rank)] for row in self.together for rank in row.ranks})
+        return sorted({self.names[self.samples.node_of(rank)] for rank in self.ranks})
 
     # --- the cluster ------------------------------------------------------------------------------------------------
 
@@ -437,7 +435,7 @@ class _Judge:
                 self.states[number] = State.NOT_TESTED
         found = {"drift"} if self.samples.inventories else set()
         found |= {"pairs" if test == "network" else "node" for test in self.evidence.rounds}
-        return found | {"training" if isinstance(row, Training) else "collectives" for row in self.together}
+        return found | ({"collectives"} if self.collectives else set()) | ({"training"} if self.trainings else set())
 
     def _decide(self, measured: set[str], fleet: Mapping[str, Document]) -> tuple[Verdict, str]:
         """The verdict and its reason in one sentence."""
@@ -493,10 +491,8 @@ def _describe_fleet(
 
 def _bandwidth(row: Collective) -> float:
     """GB/s, as nccl-tests define the bus bandwidth."""
-    size = len(row.ranks)
-    return (
-        row.bytes / statistics.median(row.times) / 1e9 * (2 if row.operation == "all_reduce" else 1) * (size - 1) / size
-    )
+    size, factor = len(row.ranks), 2 if row.operation == "all_reduce" else 1
+    return row.bytes / statistics.median(row.times) / 1e9 * factor * (size - 1) / size
 
 
 def _training(row: Training) -> Document:

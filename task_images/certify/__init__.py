@@ -44,7 +44,7 @@ class Settings:
     soak_hours: float = parameter(0.0, "how long the stage soak repeats the others", min=0, max=720)
     recheck: str = parameter("", "the node that is measured again, beside others that were ok")
     earlier: str = parameter("", "SHA-256 of the archive of the earlier certificate that this one is linked to")
-    expect: str = parameter("", "published figures to compare with, as JSON: name -> value and source")
+    expect: str = parameter("", "published figures to compare with, as a JSON list (see --expect of mlbench certify)")
 
 
 _STANDARD = {

@@ -8,10 +8,10 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from task_images.certify.rules import CROWD, LEAST_SCALE, SCREEN_SHARE, logarithm
+from task_images.certify.rules import CROWD, SCREEN_SHARE, logarithm, spread
 
 ENUMERATED = 8
 LINK_DEVIATIONS = 4.0
@@ -118,7 +118,7 @@ def _stand_out(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -
         levels = {node: level - middle for node, level in levels.items()}
         typical = statistics.median(log - levels[a] - levels[b] for (a, b), log in logs.items())
     rest = {pair: log - typical - levels[pair[0]] - levels[pair[1]] for pair, log in logs.items()}
-    scale, link_scale = (_spread(values) for values in (levels.values(), rest.values()))
+    scale, link_scale = spread(levels.values()), spread(rest.values())
     least = SCREEN_SHARE * limit
     slow = {node for node in nodes if levels[node] >= max(least, 3 * scale)}
     causes: dict[Cause, float] = {(node,): levels[node] for node in slow}
@@ -128,10 +128,6 @@ def _stand_out(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -
         if value >= max(least, LINK_DEVIATIONS * link_scale) and not slow & set(pair)
     }
     return Explanation(dict(sorted(causes.items(), key=lambda item: -item[1])), levels, -typical)
-
-
-def _spread(values: Iterable[float]) -> float:
-    return max(1.4826 * statistics.median(map(abs, values)), LEAST_SCALE)
 
 
 # --- boundaries -----------------------------------------------------------------------------------------------------

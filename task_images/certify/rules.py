@@ -15,7 +15,7 @@ span       A disturbance that lasts makes moments dependent. If it ends after a 
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 PREFIX = "certify "  # of a log line with one JSON object
@@ -93,13 +93,18 @@ def screen(rates: Mapping[Unit, Sequence[float]], fail: float) -> Screen | None:
     if len(levels) < LEAST_FLEET:
         return None
     median = statistics.median(levels.values())
-    scale = max(1.4826 * statistics.median(abs(level - median) for level in levels.values()), LEAST_SCALE)
+    scale = spread(level - median for level in levels.values())
     limit = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale)
     suspects = sorted((unit for unit in levels if median - levels[unit] >= limit), key=lambda unit: levels[unit])
     rest = [abs(math.log(rate) - levels[unit]) for unit, some in rates.items() for rate in some]
     repeats = len(rest) / len(levels)
     noise = 1.4826 * statistics.median(rest) * math.sqrt(repeats / max(1.0, repeats - 1))
     return Screen(median, scale, levels, suspects, noise)
+
+
+def spread(differences: Iterable[float]) -> float:
+    """A robust deviation of differences from their median."""
+    return max(1.4826 * statistics.median(map(abs, differences)), LEAST_SCALE)
 
 
 def logarithm(shortfall: float) -> float:
