@@ -326,7 +326,7 @@ def is_certifying_rank(pid: int, rank: int) -> bool:
     return f"RANK={rank}".encode() in environment.split(b"\0") and b"task_images.run\0certify\0" in words
 
 
-@pytest.mark.nightly  # by day, commands/test_certify.py stops a rank
+@pytest.mark.nightly  # by day, a node never starts
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measured(lab: EngineLab) -> None:
     changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 12.0, "rounds": 1}

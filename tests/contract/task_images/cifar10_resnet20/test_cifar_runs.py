@@ -154,6 +154,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
         assert "checkpoint.pt cannot be read" in one.stderr
 
 
+@pytest.mark.nightly  # by day, gpt_pretraining/test_layouts.py keeps residuals
 def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankServer, tmp_path: Path) -> None:
     """Each rank has written its own; nothing but the model and its optimizer is in rank 0's checkpoint."""
     method = {"MLBENCH_METHOD": json.dumps(describe(find_class("eftopk")()))}
