@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from task_images.gpt_pretraining.head import sum_cross_entropy
 from task_images.gpt_pretraining.model import Decoder
-from task_images.gpt_pretraining.shapes import SHAPES
-from task_images.language.chunked_loss import sum_cross_entropy
+from task_images.gpt_pretraining.plan import SHAPES
 from task_images.language.parallel import fill_parameters
 
 SEQUENCES, LENGTH, UPDATES = 2, 32, 30

@@ -29,11 +29,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.bert_pretraining.shapes import SHAPES as BERT_SHAPES
+from task_images.bert_pretraining.plan import SHAPES as BERT_SHAPES
 from task_images.clock import Throughput
 from task_images.contract import Contract, parse_event
 from task_images.gpt_pretraining.model import Decoder, initial_deviation
-from task_images.gpt_pretraining.shapes import SHAPES
+from task_images.gpt_pretraining.plan import SHAPES
 from task_images.language.parallel import fill_parameters
 from task_images.parameters import Protocol
 from task_images.world import open_world

@@ -222,91 +222,6 @@ class UpdateSettings:
 
 
 @dataclass(frozen=True)
-class PretrainingSettings(TrainingSettings, CudaSettings):
-    """Pretraining of language models on any layout of ranks."""
-
-    vocabulary: int = parameter(0, "vocabulary size; 0: that of the model", min=0, max=4194304)
-    synthetic_tokens: int = parameter(4194304, "tokens of synthetic data", min=1024, max=4294967296)
-    global_batch: int = parameter(480, "sequences per update, over all ranks", min=1, max=1048576)
-    batch_per_rank: int = parameter(
-        0,
-        "sequences per update and data-parallel rank, instead of global_batch (weak scaling); 0: global_batch",
-        min=0,
-        max=1048576,
-    )
-    micro_batch: int = parameter(
-        12,
-        "sequences per pass and data-parallel rank; 0: all sequences of a rank in one pass",
-        min=0,
-        max=65536,
-    )
-    steps: int = parameter(
-        10000, "maximum number of updates; the learning rate schedule ends there", min=1, max=100000000
-    )
-    learning_rate: float = parameter(0.0006, "highest rate of AdamW", min=0, max=100)
-    warmup_steps: int = parameter(700, "updates of linear warm-up", min=0, max=10000000)
-    schedule: str = parameter(
-        "cosine",
-        "after the warm-up; cosine: half a cosine down to final_rate; linear: constant, then linear to final_rate "
-        "over the last decay_share of the updates",
-        choices=("cosine", "linear"),
-    )
-    decay_share: float = parameter(0.7, "share of the updates in which schedule=linear decays", min=1e-06, max=1)
-    final_rate: float = parameter(0.1, "share of learning_rate at which the schedule ends", min=0, max=1)
-    beta1: float = parameter(0.9, "of AdamW", min=0, max=1)
-    beta2: float = parameter(0.95, "of AdamW", min=0, max=1)
-    epsilon: float = parameter(1e-08, "of AdamW", min=0, max=1)
-    weight_decay: float = parameter(0.1, "of matrices; scales, shifts and biases have none", min=0, max=10)
-    clip: float = parameter(1.0, "maximum gradient norm; 0: no limit", min=0, max=1000000)
-    evaluate_every: int = parameter(250, "updates between validations", min=1, max=100000000)
-    replicas: int = parameter(
-        0,
-        "replicas of the sharded model with hsdp; 0: one per node, or 2 if nodes have one rank each",
-        min=0,
-        max=65536,
-    )
-    reshard: bool = parameter(True, "FSDP frees gathered parameters after the forward pass")
-    activation_checkpointing: str = parameter(
-        "none",
-        "what the backward pass recomputes: nothing, everything except matrix products and attention, or whole blocks",
-        choices=("none", "selective", "full"),
-    )
-    precision: str = parameter(
-        "bf16", "bf16: mixed, with parameters and sums of gradients in fp32", choices=("fp32", "bf16")
-    )
-    compile: str = parameter(
-        "no",
-        "torch.compile, for each block and the output with its loss, or for all of the model; graphs: all of "
-        "it, replayed as CUDA graphs on a GPU; compiling counts as training",
-        choices=("no", "blocks", "whole", "graphs"),
-    )
-    attention: str = parameter(
-        "auto",
-        "attention implementation; auto: torch's choice. The result names the one used",
-        choices=("auto", "flash", "cudnn", "efficient", "math"),
-    )
-    checkpoint_every: int = parameter(0, "updates between distributed checkpoints; 0: none", min=0, max=100000000)
-    checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
-    resume: str = parameter("", "checkpoint (folder step-N) to resume from, on any number of ranks")
-    sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
-    validation_sequences: int = parameter(0, "sequences per validation; 0: all", min=0, max=100000000)
-    goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
-    goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
-
-    past_goal: bool = parameter(
-        False,
-        "train to the last update although the clock stops at the goal; the rule of the speed runs judges repeats "
-        "(mean of their last losses below the goal, p < 0.01)",
-    )
-
-    # Choices are set by each task.
-    model: str = ""
-    data: str = ""
-    parallel: str = "ddp"
-    tensor_parallel: int = 0
-
-
-@dataclass(frozen=True)
 class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
     """Parameters of every image classification."""
 
@@ -328,44 +243,6 @@ class PlateauSettings:
     plateau_threshold: float = parameter(
         0.01, "minimum decrease of the validation loss that counts as an improvement", min=0, max=100
     )
-
-
-@dataclass(frozen=True)
-class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
-    """Parameters of both translation tasks."""
-
-    longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
-    epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
-    label_smoothing: float = parameter(
-        0.1, "share of the target spread over the vocabulary (label smoothing)", min=0, max=0.99
-    )
-    learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
-    precision: str = parameter(
-        "fp16", "number format; fp16 on GPUs only, replaced by fp32 on CPUs", choices=("fp32", "bf16", "fp16")
-    )
-    loss_scale: float = parameter(1024.0, "initial loss scale of fp16", min=1, max=16777216)
-    loss_scale_window: int = parameter(
-        128, "updates without overflow until the loss scale doubles", min=1, max=10000000
-    )
-    beam: int = parameter(5, "hypotheses of the beam search", min=1, max=1000)
-    length_power: float = parameter(0.6, "power of the length penalty", min=0, max=10)
-    validation_share: float = parameter(0.3, "share of an epoch between validations", min=0.01, max=1)
-    evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
-    goal_bleu: str = parameter(
-        "lowercased",
-        "BLEU on which the goal is measured; the goals were set on lowercased text",
-        choices=("lowercased", "cased"),
-    )
-    goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)
-    goal_light: float = parameter(20.0, "corpus BLEU of the light goal", min=0, max=100)
-
-    # Set by each task.
-    data: str = "sample"
-    longest: int = 75
-    global_batch: int = 2048
-    largest_pass: int = 128
-    reshuffle: bool = True
-    longest_translation: int = 150
 
 
 Settings = TypeVar("Settings")

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from task_images.bert_pretraining.shapes import SHAPES
-from task_images.parameters import PretrainingSettings, Task, parameter
+from task_images.bert_pretraining.plan import SHAPES
+from task_images.language import PretrainingSettings
+from task_images.parameters import Task, parameter
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ TASK = Task(
         ],
         "instead": "--set data=synthetic, or --preset tiny",
     },
-    preflight="task_images.bert_pretraining.preflight",
+    preflight="task_images.bert_pretraining.plan",
     notes=[
         (
             "base has 110,111,042 parameters in 206 tensors, large 336,232,258 in 398 (vocabulary "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from task_images.bert_pretraining.shapes import Shape
+from task_images.bert_pretraining.plan import Shape
 
 EPS = 1e-12
 

@@ -19,8 +19,7 @@ from task_images.bert_pretraining.data import (
     validation_batches,
 )
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.preflight import Plan, make_plan
-from task_images.bert_pretraining.shapes import FLOPS_FORMULA
+from task_images.bert_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
 from task_images.contract import Contract
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.tokens import Corpus, Part

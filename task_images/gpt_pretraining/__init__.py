@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from task_images.gpt_pretraining.shapes import ACTIVATIONS, NORMS, POSITIONS, SHAPES
-from task_images.parameters import PretrainingSettings, Task, parameter
+from task_images.gpt_pretraining.plan import ACTIVATIONS, NORMS, POSITIONS, SHAPES
+from task_images.language import PretrainingSettings
+from task_images.parameters import Task, parameter
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ TASK = Task(
         "imports": ["train.txt", "valid.txt", "vocab.json", "merges.txt"],
         "instead": "--set data=synthetic, or --preset tiny",
     },
-    preflight="task_images.gpt_pretraining.preflight",
+    preflight="task_images.gpt_pretraining.plan",
     notes=[
         (
             "models: tiny 125,248 parameters, 124M (GPT-2) 124,439,808, 124M-modern 162,282,577, 1B "

@@ -10,11 +10,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining import Settings
-from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
-from task_images.gpt_pretraining.preflight import Plan, make_plan
-from task_images.gpt_pretraining.shapes import FLOPS_FORMULA
-from task_images.gpt_pretraining.split import split_decoder
-from task_images.language.float8 import require_float8, use_float8
+from task_images.gpt_pretraining.head import require_float8, use_float8
+from task_images.gpt_pretraining.model import (
+    Decoder,
+    count_unused_rows,
+    initial_deviation,
+    join_qkv,
+    split_decoder,
+    split_qkv,
+)
+from task_images.gpt_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
 from task_images.language.muon import Muon
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.shards import read_shards

@@ -16,21 +16,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from task_images.clock import Tracker
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import generator
 from task_images.language.layout import Layout
+from task_images.methods.base import MakeOptimizer, NormWatch, set_rate
+from task_images.methods.fsdp import Sharded, shard
 from task_images.speed import require_compiler
 from task_images.world import World, require_sharding
 
 # name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
 Deviation = Callable[[str], float | None]
 DRAWN_ROWS = 64  # rows of a tensor drawn at a time
-TensorPlan = Mapping[str, ParallelStyle]
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,9 @@ def _shard(
     """Apply FSDP2 to every group, given in the order of the forward pass, and to the root, so that all other parameters
     are reduced, too. Each group is gathered while the previous one computes, in both directions."""
     dimensions = ("replicas", "shards") if layout.name == "hsdp" else ("shards",)
-    policy = MixedPrecisionPolicy()
-    if options.precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy)
-    for group in groups:
-        # The backward pass starts with the last group, so freeing it would only gather it again.
-        shard(group, reshard_after_forward=options.reshard and group is not groups[-1])
-    shard(model, reshard_after_forward=options.reshard)
+    shard(model, groups, mesh[dimensions], is_bf16=options.precision == "bf16", reshard=options.reshard)
+    # The backward pass starts with the last group, so freeing it would only gather it again.
+    cast("FSDPModule", groups[-1]).set_reshard_after_forward(False, recurse=False)
     for before, after in itertools.pairwise(groups):
         cast("FSDPModule", before).set_modules_to_forward_prefetch([cast("FSDPModule", after)])
         cast("FSDPModule", after).set_modules_to_backward_prefetch([cast("FSDPModule", before)])
@@ -270,6 +266,45 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
 
 
-def split_layers(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan) -> None:
-    """Split the modules named in `plan` over the tensor-parallel ranks."""
-    parallelize_module(model, mesh, dict(plan))
+class ShardedUpdate(Sharded):
+    """The method for a model that `spread` has distributed over the ranks of `layout`: FSDP2 and tensor parallelism
+    exchange gradients within the backward pass; this does the rest, the mean, the norm over all shards, the optimizer.
+
+    Gradients are means over the data-parallel ranks; `begin` gives the wanted divisor.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self._layout = layout
+
+    def attach(
+        self,
+        world: World,
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        tracker: Tracker | None = None,
+    ) -> nn.Module:
+        """Create the optimizer; all ranks already have their parts of the same initial values."""
+        self.world, self.model, self._tracker = world, model, tracker
+        if tracker is not None and world.size > 1:
+            tracker.mix(self.mixed)
+        self.update = self._updates = 0
+        self.share = 1.0
+        self._norms = NormWatch(world.device)
+        self.optimizer = make_optimizer(model)
+        return model
+
+    def step(self, rate: float, clip: float | None = None) -> bool:
+        """Clip by the norm over all shards of all ranks, and update. There is no loss scale, because fp16 is not
+        supported."""
+        self.enter("optimizer")
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        factor = self.share * self._layout.data
+        torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
+        is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
+        if is_finite:
+            set_rate(self.optimizer, rate)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._updates += 1
+        return is_finite

@@ -22,16 +22,16 @@ from torch.distributed.fsdp import FSDPModule
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
 from task_images.elastic import ElasticCheckpoints
+from task_images.language import PretrainingSettings
 from task_images.language.attention import choose_attention
 from task_images.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
 from task_images.language.layout import Layout, LayoutError
-from task_images.language.parallel import SpreadOptions, check_optimizer, choose_runner, spread
-from task_images.language.sharded import ShardedUpdate
+from task_images.language.parallel import ShardedUpdate, SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
-from task_images.parameters import PretrainingSettings, read_parameters
+from task_images.parameters import read_parameters
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import PerUpdate
 from task_images.speed import Graphs, choose_compile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, nn, torch
@@ -81,9 +81,7 @@ class Fsdp2(Sharded):
             mesh = device_mesh.init_device_mesh(kind, (count, size // count), mesh_dim_names=("replicate", "shard"))
         for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
             parameter.data = parameter.data.contiguous()
-        for block in _list_blocks(model):
-            fsdp.fully_shard(block, mesh=mesh)
-        fsdp.fully_shard(model, mesh=mesh)
+        shard(model, _list_blocks(model), mesh)
         model.register_forward_hook(self._weigh_outputs)
         return model
 
@@ -138,6 +136,23 @@ class Hsdp(Fsdp2):
             raise MethodError(
                 f"hsdp needs two groups of ranks: an even number of at least 4, not {ranks}", "--method fsdp2"
             )
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: device_mesh.DeviceMesh,
+    is_bf16: bool = False,
+    reshard: bool | None = None,
+) -> None:
+    """Shard each of the blocks, then the rest of the model. `is_bf16`: parameters are gathered and used in bf16, and
+    gradients summed in fp32; `reshard`: whether gathered parameters are freed after the forward pass; None: all but the
+    rest's, which the backward pass needs last."""
+    policy = fsdp.MixedPrecisionPolicy()
+    if is_bf16:
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*blocks, model):
+        fsdp.fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
 
 def _list_blocks(model: nn.Module) -> list[nn.Module]:

@@ -19,9 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from task_images.contract import Contract, need
 from task_images.data import pin
 from task_images.loop import plan_passes
-from task_images.parameters import Task, TranslationSettings, parameter, read_parameters
+from task_images.parameters import Task, parameter, read_parameters
 from task_images.schedules import ExponentialWarmupMultiStep
 from task_images.train import LossScale, refuse_bf16_lstm
+from task_images.translation import TranslationSettings
 from task_images.translation.batches import SentenceBatches
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches

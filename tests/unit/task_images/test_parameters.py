@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 
-from task_images.parameters import (
-    CheckpointedSettings,
-    ClassifierSettings,
-    PretrainingSettings,
-    TrainingSettings,
-    TranslationSettings,
-    describe,
-)
+from task_images.language import PretrainingSettings
+from task_images.parameters import CheckpointedSettings, ClassifierSettings, TrainingSettings, describe
+from task_images.translation import TranslationSettings
 
 
 @pytest.mark.parametrize(

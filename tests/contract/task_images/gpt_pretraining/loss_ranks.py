@@ -13,10 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from task_images.contract import Contract
-from task_images.gpt_pretraining.model import Decoder
-from task_images.gpt_pretraining.shapes import SHAPES, Shape
-from task_images.gpt_pretraining.split import split_decoder
-from task_images.language.chunked_loss import sum_over_ranks
+from task_images.gpt_pretraining.head import sum_over_ranks
+from task_images.gpt_pretraining.model import Decoder, split_decoder
+from task_images.gpt_pretraining.plan import SHAPES, Shape
 from task_images.language.parallel import trains_tensor_parallel_wrongly
 from task_images.language.tokens import IGNORED
 from task_images.run import run

@@ -20,8 +20,7 @@ from task_images.bert_pretraining.data import (
     validation_batches,
 )
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.preflight import Plan, make_plan
-from task_images.bert_pretraining.shapes import SHAPES, Shape
+from task_images.bert_pretraining.plan import SHAPES, Plan, Shape, make_plan
 from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, build_vocabulary, split_words
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.layout import LayoutError

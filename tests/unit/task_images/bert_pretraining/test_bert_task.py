@@ -11,7 +11,7 @@ import torch
 from mlbench_cli.tasks.catalog import load_task
 from task_images.bert_pretraining.data import Specials
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.shapes import Shape
+from task_images.bert_pretraining.plan import Shape
 from task_images.bert_pretraining.task import BertPretraining
 from task_images.contract import Contract
 from task_images.language.tokens import Corpus

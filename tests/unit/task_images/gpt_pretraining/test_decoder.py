@@ -9,11 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract, TaskUsageError
+from task_images.gpt_pretraining.head import sum_cross_entropy
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
-from task_images.gpt_pretraining.preflight import choose_shape
-from task_images.gpt_pretraining.shapes import SHAPES, Shape
+from task_images.gpt_pretraining.plan import SHAPES, Shape, choose_shape
 from task_images.gpt_pretraining.task import main
-from task_images.language.chunked_loss import sum_cross_entropy
 from task_images.language.parallel import fill_parameters
 from task_images.language.tokens import IGNORED, separate_documents
 from tests.needs import needs

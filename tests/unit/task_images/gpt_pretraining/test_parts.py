@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.gpt_pretraining.head import sum_cross_entropy
 from task_images.gpt_pretraining.model import Decoder, join_qkv, split_qkv
-from task_images.gpt_pretraining.preflight import choose_shape
-from task_images.gpt_pretraining.shapes import SHAPES, Shape
-from task_images.language.chunked_loss import sum_cross_entropy
+from task_images.gpt_pretraining.plan import SHAPES, Shape, choose_shape
 from task_images.language.parallel import fill_parameters
 
 SMALL = Shape(90, 32, 64, 2, 4, 4, 128)

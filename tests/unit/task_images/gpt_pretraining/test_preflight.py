@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.gpt_pretraining.preflight import choose_parts, choose_shape
+from task_images.gpt_pretraining.plan import choose_parts, choose_shape
 
 TASK = load_task("gpt_pretraining")
 

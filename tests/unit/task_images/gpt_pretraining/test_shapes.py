@@ -14,7 +14,7 @@ from task_images.gpt_pretraining.model import (
     make_rotation,
     rotate,
 )
-from task_images.gpt_pretraining.shapes import Shape
+from task_images.gpt_pretraining.plan import Shape
 
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176)
 CPU = torch.device("cpu")

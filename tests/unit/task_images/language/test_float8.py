@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.contract import TaskUsageError
-from task_images.language.float8 import Float8Linear, require_float8, use_float8
+from task_images.gpt_pretraining.head import Float8Linear, require_float8, use_float8
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.gpt_pretraining.preflight import make_plan
+from task_images.gpt_pretraining.plan import make_plan
 from task_images.language.layout import LayoutError, plan_accumulation, plan_layout
 
 
@@ -82,7 +82,5 @@ def test_sizes_that_do_not_go_together(preset: str, ranks: int, changes: Mapping
 
 
 def test_the_checks_need_no_framework() -> None:
-    code = (
-        "import task_images.gpt_pretraining.preflight, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
+    code = "import task_images.gpt_pretraining.plan, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.language.chunked_loss import sum_cross_entropy, sum_in_chunks
+from task_images.gpt_pretraining.head import sum_cross_entropy, sum_in_chunks
+from task_images.language import PretrainingSettings
 from task_images.language.layout import plan_layout
 from task_images.language.pretraining import (
     WarmupCosine,
@@ -17,7 +18,6 @@ from task_images.language.pretraining import (
     make_schedule,
     planned_communication,
 )
-from task_images.parameters import PretrainingSettings
 
 SETTINGS = PretrainingSettings()
 
