@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from task_images import Lazy
 from task_images.clock import Tracker
-from task_images.contract import DivergedError, TaskUsageError
+from task_images.contract import TaskUsageError
 from task_images.data import load_lasting_states, read_lasting_states, seed_device
 from task_images.loop import Loop, Update, Values, make_divergence_error
-from task_images.methods.base import MakeOptimizer, Method
+from task_images.methods.base import LossScale, MakeOptimizer, Method
 from task_images.parameters import CUDNN, CudaSettings
 from task_images.world import World, average_buffers, sample_gpu
 
@@ -325,38 +325,6 @@ def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
             "on GPUs, torch computes LSTMs in fp16 if bf16 is requested, without loss scaling",
             "--set precision=fp32, with --set tf32=true for speed; or fp16, if the task has it",
         )
-
-
-@dataclass
-class LossScale:
-    """The factor on the loss that prevents small fp16 gradients from vanishing.
-
-    Multiplied by `factor` after `window` consecutive updates without overflow, up to `largest`; divided by `factor`
-    after an overflow, whose update is skipped.
-    """
-
-    value: float = 1.0
-    factor: float = 2.0
-    window: int = 2000
-    largest: float = 2.0**24
-    smallest: float = 1e-4
-    good: int = field(default=0, init=False)  # updates since the scale last changed
-
-    def observe(self, finite: bool) -> None:
-        """Record one update. Raises DivergedError when the scale falls below `smallest`."""
-        if not finite:
-            self.value /= self.factor
-            self.good = 0
-            if self.value < self.smallest:
-                raise DivergedError(
-                    f"the gradients overflow even at a loss scale of {self.value:g}: the training has diverged",
-                    "A lower learning rate may help, or the precision bf16 or fp32.",
-                )
-            return
-        self.good += 1
-        if self.good == self.window:
-            self.value = min(self.value * self.factor, self.largest)
-            self.good = 0
 
 
 class Precision:

@@ -1,5 +1,6 @@
 """L2-regularized logistic regression on epsilon: 2000 parameters, so a benchmark of the network's latency."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ from task_images.parameters import (
     read_parameters,
 )
 from task_images.report import made_up, make_accuracy_goal
-from task_images.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
+from task_images.schedules import PerUpdate, Schedule, follow_plateaus
 from task_images.train import F1, Dice, TopK
 from task_images.world import training_session
 
@@ -214,8 +215,7 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
     """Plateau from learning_rate x workers (at most scale_limit of them), or alpha / sqrt(t) with t from 1."""
     if settings.schedule == "sqrt":
         alpha = settings.alpha or ALPHA_2018[max(tuned for tuned in ALPHA_2018 if tuned <= workers)]
-        decay = InverseSqrt(alpha)
-        return PerUpdate(lambda update: decay(update + 1))
+        return PerUpdate(lambda update: alpha / math.sqrt(update + 1))
     scaled = settings.learning_rate * min(workers, settings.scale_limit or workers)
     return follow_plateaus(settings, settings.learning_rate, scaled, warmup=0)
 

@@ -128,8 +128,8 @@ TASK = Task(
         "when": {"data": "imagenet"},
         "folders": [".", "imagenet"],
         "wanted": [
-            ["train", "ILSVRC2012_img_train.tar", "imagenet-packed"],
-            ["val", "ILSVRC2012_img_val.tar", "imagenet-packed"],
+            ["train", "ILSVRC2012_img_train.tar"],
+            ["val", "ILSVRC2012_img_val.tar"],
         ],
         "imports": ["ILSVRC2012_devkit_t12.tar.gz"],
         "default_folder": True,

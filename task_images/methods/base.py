@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
-from task_images.contract import TaskUsageError
+from task_images.contract import DivergedError, TaskUsageError
 from task_images.methods import Lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from task_images import world as replicas
     from task_images.clock import Tracker
     from task_images.methods import link as links
-    from task_images.train import LossScale
     from task_images.world import World
 else:
     links, replicas = Lazy("task_images.methods.link"), Lazy("task_images.world")
@@ -54,6 +53,38 @@ class Round(NamedTuple):
     kind: str
     size: float
     times: float = 1.0
+
+
+@dataclass
+class LossScale:
+    """The factor on the loss that prevents small fp16 gradients from vanishing.
+
+    Multiplied by `factor` after `window` consecutive updates without overflow, up to `largest`; divided by `factor`
+    after an overflow, whose update is skipped.
+    """
+
+    value: float = 1.0
+    factor: float = 2.0
+    window: int = 2000
+    largest: float = 2.0**24
+    smallest: float = 1e-4
+    good: int = field(default=0, init=False)  # updates since the scale last changed
+
+    def observe(self, finite: bool) -> None:
+        """Record one update. Raises DivergedError when the scale falls below `smallest`."""
+        if not finite:
+            self.value /= self.factor
+            self.good = 0
+            if self.value < self.smallest:
+                raise DivergedError(
+                    f"the gradients overflow even at a loss scale of {self.value:g}: the training has diverged",
+                    "A lower learning rate may help, or the precision bf16 or fp32.",
+                )
+            return
+        self.good += 1
+        if self.good == self.window:
+            self.value = min(self.value * self.factor, self.largest)
+            self.good = 0
 
 
 class NormWatch:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import plans, torch
-from task_images.methods.base import Method
+from task_images.methods.base import LossScale, Method
 from task_images.methods.plans import Cost, Groups
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from task_images.train import LossScale
 
 Finish = Callable[[], None]
 # Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from task_images.contract import DivergedError, WrongResultError
-from task_images.methods.base import Method
+from task_images.methods.base import LossScale, Method
 from task_images.methods.buckets import MEASURED_UPDATES, SKIPPED_UPDATES
 from task_images.methods.catalog import read_method
 from task_images.methods.compressed import Compressed
-from task_images.train import LossScale
 
 if TYPE_CHECKING:
     from task_images.world import World

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import plans, torch
+from task_images.methods.base import LossScale
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import BUCKET
@@ -15,7 +16,6 @@ from task_images.methods.scheduled import BUCKET
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.train import LossScale
 
 State = dict[str, dict[str, "Tensor"]]  # by kind and name of the parameter
 BITS = 8

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, dist
-from task_images.methods.base import MakeOptimizer, Method, MethodState, StrategyState, size_option
+from task_images.methods.base import LossScale, MakeOptimizer, Method, MethodState, StrategyState, size_option
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.nn import parallel
     from torch.nn.parallel import DistributedDataParallel
 
-    from task_images.train import LossScale
 else:
     parallel, optim = Lazy("torch.nn.parallel"), Lazy("torch.distributed.optim")
 

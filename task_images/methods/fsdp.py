@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, nn, torch
-from task_images.methods.base import Method, MethodError, MethodState, StrategyState
+from task_images.methods.base import LossScale, Method, MethodError, MethodState, StrategyState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from task_images import world as distributed
     from task_images.language import layout
-    from task_images.train import LossScale
 else:
     device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
     states = Lazy("torch.distributed.checkpoint.state_dict")
@@ -146,8 +145,8 @@ def shard(
     reshard: bool | None = None,
 ) -> None:
     """Shard each of the blocks, then the rest of the model. `is_bf16`: parameters are gathered and used in bf16, and
-    gradients summed in fp32; `reshard`: whether gathered parameters are freed after the forward pass; None: all but the
-    rest's, which the backward pass needs last."""
+    gradients summed in fp32; `reshard`: whether gathered parameters are freed after the forward pass; None: only those
+    of the blocks."""
     policy = fsdp.MixedPrecisionPolicy()
     if is_bf16:
         policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from task_images.methods import torch
-from task_images.methods.base import Option
+from task_images.methods.base import LossScale, Option
 from task_images.methods.compressed import join, split
 from task_images.methods.local import Drifting
 from task_images.methods.topk import find_largest
@@ -14,7 +14,6 @@ from task_images.methods.topk import find_largest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.train import LossScale
 
 # Consensus step size of CHOCO: its upper limit, and its value per density. Of the values tried on 2, 4 and 8 ranks
 # these gave the smallest distance after 60 exchanges; larger ones diverge at small densities.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from task_images.methods import nn, plans, torch
-from task_images.methods.base import NOTHING, set_rate, size_option
+from task_images.methods.base import NOTHING, LossScale, set_rate, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.plans import Groups
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from task_images.methods.link import Pending
-    from task_images.train import LossScale
 
 BUCKET = size_option("25MiB", "a message is sent once its tensors have so many bytes")
 

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
 from task_images.loop import Plan, Unit, Update, Values
-from task_images.methods.base import Bsp, MakeOptimizer, prepare_method
+from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
 from task_images.report import DataIdentity, GoalWatch, Reporter, made_up
 from task_images.schedules import PerUpdate
-from task_images.train import LossScale, Mean, PassLoss, Precision, Trainer, collect, count_parameters
+from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Search, beam_search

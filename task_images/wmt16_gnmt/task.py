@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from task_images.contract import Contract, need
 from task_images.data import pin
 from task_images.loop import plan_passes
+from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
-from task_images.schedules import ExponentialWarmupMultiStep
-from task_images.train import LossScale, refuse_bf16_lstm
+from task_images.train import refuse_bf16_lstm
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import SentenceBatches
 from task_images.translation.beam import Search
@@ -335,6 +335,37 @@ def write_prepared_sample(folder: Path, seed: int) -> Path:
         (folder / f"test.{language}").rename(folder / f"newstest2014.{language}")
     prepare(folder, folder / "prepared", SAMPLE_MERGES)
     return folder / "prepared"
+
+
+@dataclass(frozen=True)
+class ExponentialWarmupMultiStep:
+    """Exponential warm-up from target/100, then up to `decays` multiplications by `factor`.
+
+    warmup, remain, interval: in steps, or as fractions of `total` if they are floats up to 1. The first decay is at
+    `remain`, the others follow every `interval` (None: evenly spaced to the end). The warm-up ends at `remain` at the
+    latest.
+    """
+
+    target: float
+    total: int
+    warmup: float
+    remain: float
+    decays: int
+    factor: float
+    interval: float | None = None
+
+    def __call__(self, t: float) -> float:
+        remain = self._steps(self.remain)
+        warmup = min(self._steps(self.warmup), remain)
+        interval = self._steps(self.interval) if self.interval is not None else (self.total - remain) // self.decays
+        if t <= warmup:
+            return self.target * (0.01 ** ((warmup - t) / warmup) if warmup else 1.0)
+        if t < remain:
+            return self.target
+        return self.target * self.factor ** min(self.decays, int((t - remain) // max(1, interval)) + 1)
+
+    def _steps(self, value: float) -> int:
+        return int(value * self.total) if isinstance(value, float) and value <= 1 else int(value)
 
 
 @dataclass(frozen=True)

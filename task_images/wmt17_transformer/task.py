@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from task_images.contract import Contract, need
 from task_images.loop import plan_passes
+from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
-from task_images.schedules import WarmupInverseSqrt
-from task_images.train import LossScale
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import TokenBatches
 from task_images.translation.beam import Search
@@ -384,6 +383,17 @@ def main(contract: Contract) -> None:
         return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
 
     train(contract, p, Source("WMT17", write, read, Corpus.identify), make_task)
+
+
+@dataclass(frozen=True)
+class WarmupInverseSqrt:
+    """Linear from 0 to `target` at t = warmup, then target sqrt(warmup / t)."""
+
+    target: float
+    warmup: float
+
+    def __call__(self, t: float) -> float:
+        return self.target * t / self.warmup if t <= self.warmup else self.target * math.sqrt(self.warmup / t)
 
 
 def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:

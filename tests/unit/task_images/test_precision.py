@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from task_images.train import LossScale, Precision
+from task_images.methods.base import LossScale
+from task_images.train import Precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

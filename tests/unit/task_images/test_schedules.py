@@ -7,16 +7,15 @@ import pytest
 from task_images.schedules import (
     Constant,
     Cosine,
-    ExponentialWarmupMultiStep,
-    InverseSqrt,
     LinearWarmup,
     MultiStep,
     PerEpoch,
     PerUpdate,
     Plateau,
-    WarmupInverseSqrt,
     log2_warmup,
 )
+from task_images.wmt16_gnmt.task import ExponentialWarmupMultiStep
+from task_images.wmt17_transformer.task import WarmupInverseSqrt
 
 
 def test_linear_warmup() -> None:
@@ -79,10 +78,6 @@ def test_the_original_logistic_regression_falls_after_one_bad_epoch_to_its_floor
         schedule.after_epoch(0.5)
         rates.append(schedule.rate(0))
     assert rates == [8, 6, 4.5, 4, 4]
-
-
-def test_the_rate_of_2018_falls_with_the_square_root() -> None:
-    assert [InverseSqrt(6)(t) for t in (0, 1, 4, 9)] == [6, 6, 3, 2]
 
 
 def test_transformer_warms_up_and_decays_with_the_square_root() -> None:

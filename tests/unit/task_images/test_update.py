@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from task_images.checkpoint import load_checkpoint, save_checkpoint
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.loop import Plan, Update
-from task_images.methods.base import Bsp
+from task_images.methods.base import Bsp, LossScale
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import LossScale, PassLoss, Precision, Trainer
+from task_images.train import PassLoss, Precision, Trainer
 from task_images.world import World, open_world
 
 CPU = torch.device("cpu")

@@ -16,14 +16,13 @@ from torch.distributed.tensor import DTensor
 
 from task_images.contract import Contract
 from task_images.methods import FILES
-from task_images.methods.base import Method, MethodError
+from task_images.methods.base import LossScale, Method, MethodError
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.catalog import find_class, load_file
 from task_images.methods.check import MethodWrongError, check_method
 from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors
 from task_images.run import run
-from task_images.train import LossScale
 from task_images.world import World, check_identical, open_world
 from tests.contract.task_images.methods.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
 from tests.documentation import ROOT, read_blocks

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from task_images.contract import Contract
 from task_images.methods import FILES
-from task_images.methods.base import Method
+from task_images.methods.base import LossScale, Method
 from task_images.methods.catalog import find_class
 from task_images.run import run
-from task_images.train import LossScale
 from task_images.world import World, open_world
 from tests.contract.task_images.methods import references as papers
 from tests.contract.task_images.methods.references import Array, Setting, Tensors
