@@ -30,7 +30,7 @@ def split_command(command: str) -> tuple[str, ...]:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
-    is_shell = bool(words) and os.path.basename(words[0]) in _SHELLS
+    is_shell = any(os.path.basename(word) in _SHELLS for word in words)  # also in "timeout 60 sh -c ..."
     if (found := _find_shell_syntax(command, is_shell)) is not None:
         raise UsageError(
             f"--command is not run by a shell, so {found} has no effect.",
@@ -80,15 +80,24 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
 
 
 def find_interpreter(argv: tuple[str, ...]) -> str | None:
-    """The program of a command that starts a Python of the user's PATH; None if it starts another program."""
-    return shutil.which(argv[0]) if argv and _PYTHONS.fullmatch(os.path.basename(argv[0])) else None
+    """The Python that a command starts, or a program that only mlbench's own environment has; None for others."""
+    if not argv:
+        return None
+    found = shutil.which(argv[0])
+    if found is None:
+        return shutil.which(argv[0], path=_own_folder())
+    return found if _PYTHONS.fullmatch(os.path.basename(argv[0])) else None
+
+
+def _own_folder() -> str:
+    """The folder of mlbench's own Python, which the agent adds to the end of the PATH."""
+    return os.path.dirname(sys.executable)
 
 
 def check_scripts(argv: tuple[str, ...]) -> None:
     """Reject programs and scripts on this machine that no operating system could start. Raises UsageError that names
     the file."""
-    # The agent adds the folder of its own Python to the end of the PATH.
-    searched = os.pathsep.join((os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)))
+    searched = os.pathsep.join((os.environ.get("PATH", os.defpath), _own_folder()))
     if argv and argv[0] and "{" not in argv[0] and shutil.which(argv[0], path=searched) is None:
         if os.path.isfile(argv[0]):
             raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
@@ -102,8 +111,20 @@ def check_scripts(argv: tuple[str, ...]) -> None:
         try:
             with open(path, "rb") as file:
                 line = file.readline(512)
+                is_text = b"\0" not in line and b"\0" not in file.read(4096)
         except (OSError, ValueError):
             continue
+        if number == 0 and is_text and not line.startswith(b"#!"):
+            is_marked = line.startswith(b"\xef\xbb\xbf#!")
+            runs_it = "python" if path.suffix == ".py" else "sh"
+            raise UsageError(
+                f"{word} begins with a byte order mark, not with #!, so no system can start it."
+                if is_marked
+                else f"{word} has no first line that names its program, such as #!/usr/bin/env {runs_it}.",
+                hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(str(path))}"
+                if is_marked
+                else f"--command {shlex.quote(f'{runs_it} {word}')}",
+            )
         is_script = line.startswith(b"#!") and number == 0
         is_for_shell = number == 1 and os.path.basename(argv[0]) in _SHELLS
         if line.endswith(b"\r\n") and (is_script or is_for_shell):

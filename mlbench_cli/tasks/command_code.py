@@ -22,6 +22,10 @@ MAX_FILES = 2000
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SHELL_LINE = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b")
 _OPERATORS = re.compile(r"[;&|()<>`]")
+_PYTHONS = re.compile(r"python([23](\.\d+)?)?")
+_CHANGE_FOLDER = ("-C", "--chdir", "--directory")  # of env, make, uv, poetry
+# Named files of these kinds do not tell what the program does: "my-train --config a.yaml" has no known code.
+_SETTINGS = ("", ".cfg", ".conf", ".csv", ".env", ".ini", ".json", ".npz", ".toml", ".tsv", ".txt", ".yaml", ".yml")
 _VARIABLE = re.compile(r"^(?:.*[)}]|\$\w+)/")  # "$(dirname "$0")/train.py", "$HERE/train.py"
 
 
@@ -34,19 +38,24 @@ class CommandCode:
 
 
 def collect_code(argv: Sequence[str], include: Iterable[str] = (), folder: Path | None = None) -> CommandCode | None:
-    """The code of a command that runs in `folder` (None: the current one); None if it names no file.
+    """The code of a command that runs in `folder` (None: the current one); None if it names none, or only settings.
 
     Raises NotFoundError for a file of `include` that does not exist.
     """
     folder = Path(os.path.abspath(folder or Path()))
     found: dict[Path, None] = {}
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    roots = [folder, *(Path(entry) for entry in own if Path(entry).is_relative_to(folder))]
-    for path in [*_named_files(argv, folder), *_included_files(include, folder)]:
-        _add(path, (path.parent, *roots), found)
-    files = _name_files(found, folder)
-    if not files:
+    roots = [folder, folder / "src", *(Path(entry) for entry in own if Path(entry).is_relative_to(folder))]
+    included = list(_included_files(include, folder))
+    for path in [*_named_files(argv, folder), *included]:
+        # Python looks beside the file that a link means, people beside the link.
+        _add(path, (path.resolve().parent, path.parent, *roots), found)
+    for name in _imports_of_text(argv):
+        for path in _module_files(name, folder):
+            _add(path, (path.parent, *roots), found)
+    if not included and not any(_is_program(path) for path in found):
         return None
+    files = _name_files(found, folder)
     sums = "".join(f"{_digest(path)}  {name}\n" for name, path in sorted(files.items()))
     return CommandCode(hashlib.sha256(sums.encode("utf-8", "surrogateescape")).hexdigest(), files)
 
@@ -68,17 +77,37 @@ def reads_parameters(code: CommandCode | None) -> bool:
 def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
     words = list(argv)
     for number, word in enumerate(words):
-        if number and words[number - 1] == "-m":
+        before = words[number - 1] if number else ""
+        if before == "-m":
             yield from _module_files(word, folder)
-        elif number and words[number - 1] == "-c" and os.path.basename(words[0]) in _SHELLS:
+        elif word.startswith("-m") and _PYTHONS.fullmatch(os.path.basename(words[0])):
+            yield from _module_files(word[2:], folder)
+        elif before in _CHANGE_FOLDER and os.path.isdir(folder / word):
+            yield from _named_files(["", *words[number + 1 :]], folder / word)
+        elif before == "-c" and os.path.basename(words[0]) in _SHELLS:
             try:
-                yield from _named_files(["sh", *shlex.split(_OPERATORS.sub(" ", word))], folder)
+                named = ["sh", *shlex.split(_OPERATORS.sub(" ", word))]
             except ValueError:
                 continue
+            for place in _folders_of(named, (folder,)):
+                yield from _named_files(named, place)
         elif number and os.path.isfile(folder / word / "__main__.py"):  # False for what can be no path, such as a text
             yield from sorted(path for path in (folder / word).rglob("*.py") if _is_code(path))
-        elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_script(path)):
+        elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_own_program(word, path, folder)):
             yield path
+
+
+def _folders_of(words: Sequence[str], roots: tuple[Path, ...]) -> Iterable[Path]:
+    """The folders in which a shell may look for the files of `words`: `roots`, and those that it may change to."""
+    named = (folder for word in words[1:] for root in roots if word and os.path.isdir(folder := root / word))
+    return dict.fromkeys((*roots, *named))
+
+
+def _imports_of_text(argv: Sequence[str]) -> set[str]:
+    """The modules that `python -c TEXT` imports."""
+    if not argv or "-c" not in argv[:-1] or not _PYTHONS.fullmatch(os.path.basename(argv[0])):
+        return set()
+    return _imported_names(argv[list(argv).index("-c") + 1])
 
 
 def _included_files(include: Iterable[str], folder: Path) -> Iterator[Path]:
@@ -111,7 +140,14 @@ def _add(path: Path, roots: tuple[Path, ...], found: dict[Path, None]) -> None:
         for other in _files_of_shell_script(path, roots):
             _add(other, (other.parent, *roots), found)
         return
-    for name in _imported_names(path):
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return
+    for other in (root / name for name in _named_scripts(text) for root in roots):
+        if _is_code(other):
+            _add(other, (other.parent, *roots), found)
+    for name in _imported_names(text):
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             for folder in dict.fromkeys((*roots, path.parent)):
@@ -136,24 +172,36 @@ def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path
         except ValueError:
             words += line.split()
     words = [word if word.startswith("-") else _VARIABLE.sub("", word) for word in words]
-    folders = [folder for word in words[1:] for root in roots if word and os.path.isdir(folder := root / word)]
-    for folder in dict.fromkeys((*roots, *folders)):
+    for folder in _folders_of(words, roots):
         yield from _named_files(words, folder)
 
 
-def _imported_names(path: Path) -> set[str]:
+def _nodes(text: str | bytes) -> Iterator[ast.AST]:
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return set()
+        yield from ast.walk(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+
+
+def _named_scripts(text: bytes) -> set[str]:
+    """The programs that a Python file names, for example to start them."""
+    texts = (node.value for node in _nodes(text) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {text for text in texts if text.endswith((".py", ".sh")) and len(text) < 256 and "\0" not in text}
+
+
+def _imported_names(text: str | bytes) -> set[str]:
     names = set()
-    for node in ast.walk(tree):
+    for node in _nodes(text):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if called in ("import_module", "__import__", "run_module") and isinstance(node.args[0].value, str):
+                names.add(node.args[0].value.lstrip("."))
     return {name for name in names if all(part.isidentifier() for part in name.split("."))}
 
 
@@ -168,13 +216,20 @@ def _name_files(found: Iterable[Path], folder: Path) -> dict[str, Path]:
     return files
 
 
-def _is_script(path: Path) -> bool:
-    """Whether the program of a command is a script, and no compiled one."""
+def _is_own_program(word: str, path: Path, folder: Path) -> bool:
+    """Whether the first word of a command is a program of the user, not one on the PATH or of an environment."""
+    if "/" not in word or (path.parent.parent / "pyvenv.cfg").exists() or _PYTHONS.fullmatch(path.name):
+        return False
     try:
         with open(path, "rb") as file:
-            return file.read(2) == b"#!"
+            is_script = file.read(2) == b"#!"
     except OSError:
         return False
+    return is_script or path.is_relative_to(folder)
+
+
+def _is_program(path: Path) -> bool:
+    return path.suffix.lower() not in _SETTINGS or os.access(path, os.X_OK)
 
 
 def _is_code(path: Path) -> bool:

@@ -388,7 +388,8 @@ class _Evidence:
         ):
             return "in the image"
         experiment = self._provenance.get("experiment") or name_experiment(str(self._name))
-        return f"{UNKNOWN} (the command of {shorten(str(experiment), 60)} names no file){f', {state}' if state else ''}"
+        suffix = f", {state}" if state else ""
+        return f"{UNKNOWN} (the command of {shorten(str(experiment), 60)} names no file of its code){suffix}"
 
     def framework(self) -> str | None:
         for rank in self._ranks[:1]:

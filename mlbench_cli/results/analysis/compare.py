@@ -273,6 +273,11 @@ def find_metric(rows: Iterable[str], asked: str | None, option: str = "--metric"
     matches = lasts if len(lasts) == 1 else matches  # "acc" means the last value of accuracy, not its best or mean
     if len(matches) == 1:
         return matches[0]
+    if not names:
+        raise UsageError(
+            f'{option} "{asked[:60]}": these results have no figures, because no run succeeded on both sides.',
+            hint="mlbench status RUN says why a run failed",
+        )
     problem = f"names {len(matches)} figures" if matches else "is not a figure of these results"
     near = "" if matches else did_you_mean(asked, names)
     raise UsageError(f'{option} "{asked[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or names)}.")

@@ -118,6 +118,7 @@ def _describe_failed(found: Comparison) -> str:
 
 def parse_limit(text: str, what: str) -> float:
     """The factor in "1.2" or "+20%". Raises UsageError that names `what`, also for what can be read in two ways."""
+    text = "".join(text.split())  # "5 %" is "5%"
     share = text.removeprefix("+").removesuffix("%")
     if text.endswith("%") and not text.startswith(("+", "-")) and _is_number(share):
         raise UsageError(
@@ -130,6 +131,8 @@ def parse_limit(text: str, what: str) -> float:
             hint=f"Write {float(share):g}, or +{float(share):g}%.",
         )
     try:
+        if "_" in text:
+            raise ValueError("Python's digit separator")
         factor = 1 + float(share) / 100 if text.endswith("%") else float(text)
     except ValueError:
         factor = 0.0
@@ -171,6 +174,7 @@ class Wanted:
         """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
         # A limit is at least 1, so that "10%" can only mean 10 % more.
+        limit = "".join(limit.split())
         limit = f"+{limit}" if _SMALL_SHARE.fullmatch(limit) else limit
         factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
         if not name or factor < 1:

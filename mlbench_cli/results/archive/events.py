@@ -20,7 +20,12 @@ MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 MAX_AMOUNT = 1e100  # of an amount: larger ones are not measurements, and their sums would not be numbers
 _MARK = contract.PREFIX.encode() + b"{"
-_SPECIAL = ("nan", "inf", "-inf")
+# What reporters write for values that are not finite -> the words of metrics.jsonl.
+_SPECIAL = {
+    **dict.fromkeys(("nan", "+nan", "-nan"), "nan"),
+    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), "inf"),
+    **dict.fromkeys(("-inf", "-infinity"), "-inf"),
+}
 
 
 @dataclass
@@ -266,14 +271,16 @@ class GoalWatcher:
 def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """A metric event for metrics.jsonl: rank, time (RFC 3339), name, value, and if reported epoch, step, seconds, unit.
 
-    None if name, value or time is missing or malformed. A value is a number or one of "nan", "inf", "-inf".
+    None if name, value or time is missing or malformed. A value is a number, or one of _SPECIAL in any case.
     """
     name, value, moment = event.get("name"), event.get("value"), event["time"]
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value)  # bare NaN and Infinity, as Python's json and most reporters print them
+    if isinstance(value, str):
+        value = _SPECIAL.get(value.strip().lower())
     if not isinstance(name, str) or not name or not 0 <= moment <= MAX_SECONDS:
         return None
-    if not is_finite_number(value) and value not in _SPECIAL:
+    if not is_finite_number(value) and not isinstance(value, str):
         return None
     metric = {"rank": event["rank"], "time": timestamp(moment), "name": name, "value": value}
     for key in ("epoch", "step", "seconds"):

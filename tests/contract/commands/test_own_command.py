@@ -71,6 +71,7 @@ FOR_A_SHELL = [
     *("python a.py &", "python a.py # fast", "source v/bin/activate", "cd /tmp", "export A=1", "module load cuda"),
 ]
 QUOTED = [
+    *('env A=1 sh -c "echo $A"', "timeout 60 bash -c 'echo $RANK'"),
     *("python -c 'print(1); print(2 > 1)'", "sh -c 'echo $RANK | cat'", 'sh -c "echo $RANK"', "echo '*' '~' a=b"),
     *("echo \\&\\& \\$HOME", 'echo "a|b" "100$"', "echo lr=[0.1,0.2] x?"),
 ]
@@ -92,7 +93,9 @@ def test_what_only_a_shell_understands_is_refused_with_the_way_out_and_quoted_wo
 def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
     (project / "crlf.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
     (project / "lost.sh").write_bytes(b"#!/no/such/interpreter\necho hi\n")
-    for name in ("crlf.sh", "lost.sh"):
+    (project / "unmarked.py").write_bytes(b"print(1)\n")
+    (project / "mark.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\necho hi\n")
+    for name in ("crlf.sh", "lost.sh", "unmarked.py", "mark.sh"):
         (project / name).chmod(0o755)
     for command, words in (
         ("./crlf.sh", "Windows line ends"),
@@ -100,6 +103,8 @@ def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
         ("./lost.sh", "/no/such/interpreter"),
         ("pyton train.py", 'There is no program "pyton" on the PATH'),
         ("./plain.sh", "chmod +x ./plain.sh"),
+        ("./unmarked.py", "--command 'python ./unmarked.py'"),
+        ("./mark.sh", "byte order mark"),
     ):
         (project / "plain.sh").touch(mode=0o644)
         done = mlbench("run", "x", "1", "--command", command)
@@ -203,12 +208,14 @@ WAYS = [
     "python -m pack.deep.start",
     "bash -c 'cd pack && sh ../run.sh'",
     "env DEBUG=1 python src/first.py",
+    "python -c 'import starts' settings.yaml",
+    *("sh -c 'cd src && python first.py'", "env -C src python first.py", "python link.py", "python starts.py"),
     *("python -m pack.train", "python pack", f"python ../project/pack/ {'x' * 300}"),
     *("sh run.sh", "./run.sh --fast", "sh inside.sh"),
 ]
 
 
-@pytest.mark.parametrize("command", WAYS if NIGHTLY else WAYS[:3])
+@pytest.mark.parametrize("command", WAYS if NIGHTLY else WAYS[:4])
 def test_code_is_known_however_a_command_reaches_it(
     command: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +237,8 @@ def test_code_is_known_however_a_command_reaches_it(
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     (project / "run.sh").chmod(0o755)
+    (project / "link.py").symlink_to("src/first.py")
+    (project / "starts.py").write_text("import runpy\nrunpy.run_path('src/first.py')\n")
     digests = []
     for name, value in (("old", 1), ("same", 1), ("new", 2)):
         (project / "src/work.py").write_text(f"VALUE = {value}\n")
@@ -242,13 +251,14 @@ def test_code_is_known_however_a_command_reaches_it(
 
 
 def test_runs_of_unknown_code_are_repeats_only_within_their_experiment(project: Path) -> None:
-    command = f"{sys.executable} -c pass"
+    (project / "a.yaml").write_text("lr: 1\n")
+    command = f"{sys.executable} -c pass a.yaml"  # only settings
     for name in ("one", "two"):
         assert mlbench("run", name, "1", "--repeat", "2", "--command", command).returncode == 0
     within = mlbench("compare", "one-1-r1", "one-1-r2")
     across = mlbench("compare", "one-1-r1", "two-1-r1")
     assert "digests of the code" not in within.stdout + within.stderr
-    assert "names no file" in across.stdout + across.stderr
+    assert "names no file of its code" in across.stdout + across.stderr
 
 
 def test_further_files_belong_to_the_code_and_travel(project: Path) -> None:
@@ -301,14 +311,15 @@ for name, value, moment in (("acc", 0.5, int(1000 * time.time())), ("loss", 0.25
 
 
 def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
-    script = emitting('"loss","value":1.9', '"loss","value":NaN', '"only","value":Infinity', '"loss","value":"12 ms"')
+    values = ('"loss","value":1.9', '"loss","value":NaN', '"only","value":Infinity', '"loss","value":"12 ms"')
+    script = emitting(*values, '"text","value":"NaN"', '"low","value":"-Infinity"')
     (project / "report.py").write_text(script + "print('@mlbench {broken')\n")
     assert mlbench("run", "nan", "1", "--command", "python report.py").returncode == 0
     shown = json.loads(mlbench("status", "nan-1", "-o", "json").stdout)
-    assert shown["metrics"] == {"loss": "nan", "only": "inf"}
+    assert shown["metrics"] == {"loss": "nan", "only": "inf", "text": "nan", "low": "-inf"}
     assert "nan" in mlbench("status", "nan-1").stdout
     rows = (folder_of(os.environ["MLBENCH_HOME"], "nan-1") / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["value"] for row in rows] == [1.9, "nan", "inf"]
+    assert [json.loads(row)["value"] for row in rows] == [1.9, "nan", "inf", "nan", "-inf"]
     assert (
         "2 events of rank 0 were ignored. The first: the value of loss is 12 ms"
         in findings_of("nan-1")["event_ignored"]

@@ -119,7 +119,9 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
     assert "no archive" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("limit", "readings"), [("110%", "1.1, or +110%"), ("+10", "10, or +10%")])
+@pytest.mark.parametrize(
+    ("limit", "readings"), [("110%", "1.1, or +110%"), ("+10", "10, or +10%"), ("110 %", "1.1, or +110%")]
+)
 def test_a_limit_with_two_readings_is_refused_with_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, readings: str
 ) -> None:
