@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.util.text import counted, rough_duration
+from mlbench_cli.util.text import counted, duration, rough_duration
 from task_images.certify import rules
 from task_images.certify.rules import TESTS
 
-_DISK_MBPS = 400.0  # assumed
+_DISK_MBPS = 400.0  # assumed, like the others
+_GPU_RATE, _CPU_RATE, _LOCAL_RATE = 2e10, 1e9, 3e8  # of collectives, in bytes per second
 _RESERVE = 1.25  # of the time of the plan
 _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
@@ -54,15 +55,15 @@ class Plan:
 
     def describe(self, cluster: str, level: str) -> str:
         """For people."""
-        hours, minutes, named = self.devices * self.seconds / 3600, self.seconds / 60, self.seconds + self.name
+        hours, named = self.devices * self.seconds / 3600, self.seconds + self.name
         parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in self.stages.items())
         price = ""
         if self.per_hour is not None:
             whole, slow = (f"${self.per_hour * seconds / 3600:.2f}" for seconds in (self.seconds, named))
             price = f", {whole}, or {slow} with a slow node"
         lines = [
-            f"Plan for {counted(self.nodes, 'node')} of {cluster}, level {level}: {minutes:.1f} min ({parts}), "
-            f"{hours:.2f} device-hours{price}.",
+            f"Plan for {counted(self.nodes, 'node')} of {cluster}, level {level}: {duration(self.seconds)} "
+            f"(minutes: {parts}), {hours:.2f} device-hours{price}.",
             *self._describe_comparison(),
         ]
         if cluster == "local":
@@ -77,7 +78,7 @@ class Plan:
         if self.nodes < rules.LEAST_FLEET:
             return [f"{self.nodes} nodes are too few to name one of them: at least {rules.LEAST_FLEET} are needed."]
         shortfalls = (rules.smallest_shortfall(TESTS[test].fail, _SCALE, _NOISE) for test in tests)
-        least = ", ".join(f"{TESTS[t].title} {100 * short:.1f} %" for t, short in zip(tests, shortfalls, strict=True))
+        least = ", ".join(f"{100 * short:.1f} % ({TESTS[t].title})" for t, short in zip(tests, shortfalls, strict=True))
         clear, name, longest = (f"{seconds / 60:.0f} min" for seconds in (self.clear, self.name, self.longest))
         text = f"A node that looks slow is measured again beside others: {clear} usually clear it"
         if self.longest < self.name:
@@ -95,13 +96,14 @@ def make_plan(
     node = (8 if gpu else 4) * burst + float(parameters["sustained_seconds"])
     node += 2 * float(parameters["disk_bytes"]) / _DISK_MBPS / 1e6 + (3.0 if gpu else 0.5)
     rounds, group = nodes - 1 + nodes % 2, 3.0 if gpu else 0.1
+    calls, rate = float(parameters["samples"]), _GPU_RATE if gpu else _LOCAL_RATE if one_machine else _CPU_RATE
     if nodes > 16 and parameters["matchings"]:
         rounds = min(rounds, int(parameters["matchings"]))
     stages = {
         "drift": 8.0 + 1.5 * nodes if one_machine else 30.0,  # libraries are loaded; on one machine in turns
         "node": float(parameters["rounds"]) * node * (nodes if one_machine else 1),
         "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
-        "collectives": 4 * len(parameters["sizes"]) * (group + 0.05 * float(parameters["samples"])),
+        "collectives": 4 * sum(group + calls * (0.01 + size / rate) for size in parameters["sizes"]),
         "training": float(parameters["training_seconds"]) + group + 3,
         "soak": 3600 * float(parameters["soak_hours"]),
     }
