@@ -27,7 +27,7 @@ from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.runs.request import Request, equivalent_command
+from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util.durations import parse_duration
 from task_images.certify import STAGES
@@ -109,7 +109,8 @@ def certify(
         raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
     if unknown := [stage for stage in only or () if stage not in STAGES]:
         raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
-    if level != "soak" and (hours is not None or "soak" in (only or ())):
+    soaks = level == "soak" and "soak" in (only or STAGES)
+    if not soaks and (hours is not None or "soak" in (only or ())):
         raise UsageError("Only --level soak repeats the other stages for --hours.", hint="--level soak --hours 24")
     if hours is not None and not 0 < hours <= 720:
         raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
@@ -166,9 +167,10 @@ def certify(
                 raise
     except MlbenchError as error:
         own = {option for parameter in context.command.params for option in parameter.opts}
-        if set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", error.hint or "")) - own:
-            words = f"{equivalent_command(request)} ..., then: mlbench certify --archive {name}"
-            error.hint = f"{error.hint} That is an option of mlbench run: {words}"
+        others = {f"--{item.name.replace('_', '-')}" for item in OPTIONS} - own - {"--cluster"}
+        if named := [word for word in re.findall(r"--[a-z-]+", error.hint or "") if word in others]:
+            words = f"{equivalent_command(request)} {named[0]} ..., then: mlbench certify --archive {name}"
+            error.hint = f"{error.hint} Only mlbench run has that option: {words}"
         raise
     return report.write(run.folder, just_measured=True)
 
@@ -187,10 +189,10 @@ def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: i
     if earlier is None:
         raise UsageError(
             "--recheck needs the certificate in which the node was a suspect.",
-            hint=f"mlbench certify {cluster} --recheck {node} --like certificate/archive.zip",
+            hint=f"mlbench certify {cluster} --recheck {shlex.quote(node)} --like certificate/archive.zip",
         )
     if nodes is not None:
-        raise UsageError("--recheck measures the node and three others: leave out --nodes.")
+        raise UsageError("--recheck measures the node and three others.", hint="Leave out --nodes.")
     if earlier.run["spec"]["cluster"] != cluster:
         own = earlier.run["spec"]["cluster"]
         raise UsageError(

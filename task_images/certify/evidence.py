@@ -70,9 +70,9 @@ class Evidence:
 
     @cached_property
     def explanation(self) -> pairs.Explanation | None:
-        """What explains the rates of pairs; None for fewer than three nodes."""
+        """What explains the rates of pairs; None for fewer than LEAST_FLEET nodes."""
         best = {(unit[0], unit[1]): max(rates) for unit, rates in self.rounds.get("network", {}).items()}
-        few = len({node for pair in best for node in pair}) < 3
+        few = len({node for pair in best for node in pair}) < rules.LEAST_FLEET
         return None if few else pairs.explain(best, TESTS["network"].fail)
 
     @cached_property

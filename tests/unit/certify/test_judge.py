@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 
 from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
-from mlbench_cli.certify.samples import Collective, Inventory, Rates, Samples, Training, read_samples
+from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Training, read_samples
 from task_images.certify import rules
 from task_images.certify.evidence import Evidence, Sample
 from task_images.certify.pairs import explain, make_rounds
@@ -108,6 +108,14 @@ def test_what_was_not_measured_blocks_accepted() -> None:
     document = certify(samples)
     assert (document["verdict"], document["reason"]) == ("cannot_tell", "not tested: training")
     samples = healthy()
+    samples.failed = [Failed(tuple(range(8)), "timed out", "all_to_all")]
+    assert certify(samples)["reason"] == "all_to_all failed: timed out"
+    samples.silent[7] = "collectives"  # that is why, and the others were measured without it
+    samples.together = [changed(item, ranks=tuple(range(7))) for item in samples.together]
+    assert certify(samples)["verdict"] == "accepted_without"
+    unmeasured = Figure("all_to_all", 1 << 34, 8, 79.0, "somebody")
+    assert certify(healthy(), expected=[unmeasured])["verdict"] == "cannot_tell"
+    samples = healthy()
     samples.ended = None
     assert certify(samples)["is_partial"]
     assert certify(samples)["verdict"] == "cannot_tell"
@@ -120,7 +128,7 @@ def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
         slow_down(samples, 0.5, test, {0})
     document = certify(samples)
     assert document["verdict"] == "cannot_tell"
-    assert not any(node["state"] in ("slow", "failed") for node in document["nodes"])
+    assert all(node["state"] == "not_tested" for node in document["nodes"])
 
 
 def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_rest_accepted() -> None:
