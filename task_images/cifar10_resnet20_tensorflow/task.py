@@ -185,8 +185,6 @@ def _check(settings: Settings, parts: int, device: str) -> None:
 # Which images a step sees, and how each of them is cropped and mirrored, are functions of seed, epoch and image alone.
 
 PADDING = 4
-
-
 VALIDATION_BATCH = 500
 
 

@@ -252,11 +252,7 @@ def _strategy(contract: Contract, seconds: float) -> Any:
 # models.resnet; images are [n, height, width, channels].
 
 WIDTHS = (16, 32, 64)
-
-
 EPSILON = 1e-5
-
-
 MOMENTUM = 0.1  # of the running statistics: what a batch adds
 
 

@@ -8,7 +8,7 @@ import os
 
 from task_images.allreduce import measure
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, Buffers
-from task_images.allreduce.sizes import in_parts
+from task_images.allreduce.task import in_parts
 from task_images.allreduce.task import main as task
 from task_images.clock import Tracker
 from task_images.contract import Contract

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.allreduce.fit import fit
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES
-from task_images.allreduce.pattern import Pattern, summands
-from task_images.allreduce.sizes import from_bytes, grid, in_parts
-from task_images.allreduce.table import size
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES, Pattern, summands
+from task_images.allreduce.table import fit, size
+from task_images.allreduce.task import from_bytes, grid, in_parts
 from tests import NIGHTLY
 
 CPU = torch.device("cpu")
