@@ -52,11 +52,14 @@ MEMORY, ROOM = "/dev/shm", 4 << 30  # bytes; all tests leave 0.2 GB there, of th
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load torch once for all workers of pytest-xdist, while they collect the tests: ranks are forked from there."""
+    """Load torch once for all workers of pytest-xdist, while they collect the tests: ranks are forked from there. And
+    the double of AWS, when the first of them asks for it."""
     if config.getoption("numprocesses", None) and not config.getoption("collectonly"):
         from tests.contract.task_images.ranks import share_forks
+        from tests.fakes import aws_process
 
         share_forks()
+        aws_process.share()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,7 +89,7 @@ def pytest_sessionfinish() -> None:
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 
 # Before torch is imported. Workers, doubles and ranks are forks: one of a process in which OpenMP has started a team of
-# threads waits for them for ever. And three workers share a core.
+# threads waits for them for ever. And workers share a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -1,18 +1,15 @@
 """Starts the AWS double in a process of its own, and gives it orders."""
 
+import atexit
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import urllib.request
-from pathlib import Path
 from typing import Any
 
+from tests.fakes import aws_process
 from tests.fakes.aws_kube import SECRET
 
-ROOT = Path(__file__).parents[2]
 LOADING_SECONDS = 280  # at most, on a busy machine, until a new double answers
 
 
@@ -88,12 +85,20 @@ class AwsServer(AwsClient):
     """A double of one's own. While it loads moto, requests wait."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            descriptor = listener.fileno()
-            command = [sys.executable, "-m", "tests.fakes.aws", str(descriptor)]
-            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
-            super().__init__(listener.getsockname()[1], self._process.pid)
+        listener = aws_process.listen()
+        port = listener.getsockname()[1]
+        self._process = aws_process.start(listener)
+        super().__init__(port, self._process.pid)
 
     def stop(self) -> None:
         super().stop()
         self._process.wait(60)
+
+
+def find_aws() -> AwsClient:
+    """The double of the session, or one of this process."""
+    if port := os.environ.get(aws_process.SHARED):
+        return AwsClient(int(port), 0)  # only its copies are stopped
+    server = AwsServer()
+    atexit.register(server.stop)
+    return server

@@ -1,6 +1,5 @@
 """A world of stand-ins for `docker` and `kind`, and a data directory of its own."""
 
-import atexit
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from mlbench_cli.app import run
 from providers.aks import api as aks_api
 from providers.gke import api
 from tests.contract.providers.eks_world import become_for_a_test, forget
-from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.aws_server import AwsClient, find_aws
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.azure_web import AzureDouble
 from tests.fakes.gke import Google
@@ -24,7 +23,7 @@ from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.registry import FakeRegistry
 
-_aws: list[AwsServer] = []  # none or one: moto takes seconds to load
+_aws: list[AwsClient] = []  # none or one: moto takes seconds to load
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
 
@@ -73,16 +72,11 @@ def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def _start_aws() -> None:
-    _aws.append(AwsServer())
-    atexit.register(_aws[0].stop)
-
-
 @pytest.fixture(scope="module")
 def aws_server() -> Iterator[AwsClient]:
     """A double of AWS for all tests of a file, a copy of an empty one. Who leaves things in it makes another copy."""
     if not _aws:
-        _start_aws()
+        _aws.append(find_aws())
     server = _aws[0].copy()
     yield server
     server.stop()

@@ -74,26 +74,15 @@ def test_what_a_task_cannot_take_is_refused_before_anything_starts(task: str, me
 
 
 TRAINED = [(name, method) for name in SHORT for method in METHODS if (name, method) not in REFUSED]
-# Each task with one method, and each method with one task or two.
+# By day each method with a task of another training loop; test_golden.py trains each task with its own method.
 SAMPLE = [
     ("cifar10_resnet20", "eftopk"),
-    ("cifar10_resnet20_ddp", "dear"),
-    ("digits_resnet", "fsdp2"),
     ("epsilon_logistic_regression", "dear"),
     ("imagenet_resnet", "zero1"),
     ("mnist", "fsdp2"),
     ("gpt_pretraining", "slowmo"),
-    ("bert_pretraining", "eftopk"),
     ("wikitext2_awd_lstm", "localsgd"),
-    ("wmt16_gnmt", "slowmo"),
-    ("wmt17_transformer", "localsgd"),
 ]
-
-
-def test_the_sample_has_every_task_and_every_method() -> None:
-    assert [name for name, _ in SAMPLE] == list(SHORT)
-    methods = [method for _, method in SAMPLE]
-    assert set(methods) == set(METHODS)
 
 
 @pytest.mark.slow
