@@ -276,7 +276,9 @@ def main() -> None:
     prefer_loopback(contract)
     device = Device(contract)
     # Groups of which this is the first rank meet in it.
-    _OWN_STORE = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    _OWN_STORE = TCPStore(
+        "0.0.0.0", int(sys.argv[2]), is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
     jobs: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "node": lambda job: node(device, job),
         "all_reduce": lambda job: all_reduce(device, job),

@@ -46,6 +46,7 @@ class Child:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
+        self._port = 0  # of its store, which the next process must take again: the other ranks know no other
 
     @property
     def is_dead(self) -> bool:
@@ -58,11 +59,13 @@ class Child:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._pipe, end = Pipe()
         with end:
-            words = [sys.executable, "-m", "task_images.certify.measure", str(end.fileno())]
+            words = [sys.executable, "-m", "task_images.certify.measure", str(end.fileno()), str(self._port)]
             environment = {**os.environ, "PYTHONPATH": path}
             # What libraries print must not cut lines of evidence.
             self._process = subprocess.Popen(words, stdout=sys.stderr, pass_fds=[end.fileno()], env=environment)
-        return self._read(START_SECONDS)
+        hello = self._read(START_SECONDS)
+        self._port = hello.get("port", self._port)
+        return hello
 
     def ask(self, job: Job) -> dict[str, Any]:
         """The child's answer, or {"error": why there is none}."""
