@@ -91,6 +91,9 @@ class _Judge:
                 "shares_machine": self.samples.scope is not None and self.samples.scope.turns,
                 "measured": [stage for stage in STAGES if stage in measured],
                 "not_tested": [stage for stage in STAGES if stage not in measured],
+                "soak_cycles": max(
+                    (len(some) for rates in evidence.cycles.values() for some in rates.values()), default=0
+                ),
                 "seconds": self.samples.ended,
             },
             "method": {

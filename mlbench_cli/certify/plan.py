@@ -105,9 +105,11 @@ def make_plan(
         "pairs": float(parameters["rounds"]) * rounds * group * (nodes // 2 if one_machine else 1),
         "collectives": 4 * sum(group + calls * (0.01 + size / rate) for size in parameters["sizes"]),
         "training": float(parameters["training_seconds"]) + group + 3,
-        "soak": 3600 * float(parameters["soak_hours"]),
     }
     used = {name: seconds for name, seconds in stages.items() if name in asked or name == "drift"}
+    if "soak" in asked:  # the last cycle begins within the hours
+        cycle = stages["node"] / float(parameters["rounds"]) + used.get("collectives", 0.0) + used.get("training", 0.0)
+        used["soak"] = 3600 * float(parameters["soak_hours"]) + cycle
     span, most = rules.span_needed(float(parameters["least_dip_seconds"]), 1), max(rules.LOOKS)
     clear = rules.moment_due(most - rules.need(most, rules.ERROR / len(rules.LOOKS)), span)
     return Plan(used, nodes, nodes * per_node, clear, span, float(parameters["confirm_seconds"]), per_hour)

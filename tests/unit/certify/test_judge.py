@@ -219,7 +219,7 @@ def soaked(slow: dict[int, set[int]]) -> Samples:
 
 def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
     document = certify(soaked({3: {2, 5, 6, 11}}))
-    assert states(document) == {"n3": ("watch", ["flapping"])}
+    assert (states(document), document["scope"]["soak_cycles"]) == ({"n3": ("watch", ["flapping"])}, 12)
     assert document["verdict"] == "accepted"
     assert states(certify(soaked({rank: {rank + 1, rank + 2, rank + 4} for rank in range(8)}))) == {}
 
