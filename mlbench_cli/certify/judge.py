@@ -371,27 +371,33 @@ class _Judge:
 
     def _fleet(self) -> dict[str, Document]:
         """Test -> the median of the fleet, its spread, and the smallest shortfall that would have been found."""
-        found = {}
+        found: dict[str, Document] = {}
         for test, screen in self.evidence.screens.items():
-            rates = self.evidence.rounds[test].values()
-            repeats = sum(map(len, rates)) / len(screen.levels)
+            repeats = sum(map(len, self.evidence.rounds[test].values())) / len(screen.levels)
             least = rules.smallest_shortfall(TESTS[test].fail, screen.scale, screen.noise, repeats)
-            found[test] = _describe_fleet(test, screen.median, len(screen.levels), screen.scale, least)
+            found[test] = {
+                "median": _round(math.exp(screen.median)),
+                "scale": _round(screen.scale),
+                "units": len(screen.levels),
+                "smallest_shortfall": _round(least),
+            }
         if (explanation := self.evidence.explanation) is not None:
-            pairs = len(self.evidence.rounds["network"])
-            found["network"] = _describe_fleet("network", explanation.typical, pairs)
-        return found
+            found["network"] = {
+                "median": _round(math.exp(explanation.typical)),
+                "scale": None,
+                "units": len(self.evidence.rounds["network"]),
+                "smallest_shortfall": None,
+            }
+        margins = {test: TESTS[test]._asdict() for test in found}
+        return {test: {**margins[test], **facts} for test, facts in found.items()}
 
     def _relative(self) -> dict[int, dict[str, float]]:
         """Node -> test -> the level of its worst unit, relative to the fleet's median."""
         found: dict[int, dict[str, float]] = {}
         for test, screen in self.evidence.screens.items():
             for unit in screen.levels:
-                row, value = (
-                    found.setdefault(self.samples.node_of(unit[0]), {}),
-                    _round(math.expm1(-screen.short(unit))),
-                )
-                row[test] = min(value, row.get(test, value))
+                row, value = found.setdefault(self.samples.node_of(unit[0]), {}), math.expm1(-screen.short(unit))
+                row[test] = min(_round(value), row.get(test, math.inf))
         if self.evidence.explanation is not None:
             for node, level in self.evidence.explanation.levels.items():
                 found.setdefault(node, {})["network"] = _round(math.expm1(-level))
@@ -407,24 +413,19 @@ class _Judge:
                     others.setdefault(keys.get(key, ""), []).append(self.names[number])
             if others:
                 found.append({"key": key, "usual": usual, "others": others})
-        clocks = self.samples.scope.clocks if self.samples.scope is not None else {}
-        late = {rank: seconds for rank, seconds in clocks.items() if abs(seconds) > CLOCK_SECONDS}
-        if others := {
-            f"{seconds:+.1f} s": [self.names[self.samples.node_of(rank)]]
-            for rank, seconds in late.items()
-            if rank < self.samples.ranks
-        }:
-            found.append({"key": "clock", "usual": "as rank 0", "others": others})
+        late: dict[str, list[str]] = {}
+        for rank, seconds in self.samples.scope.clocks.items() if self.samples.scope is not None else ():
+            if abs(seconds) > CLOCK_SECONDS and rank < self.samples.ranks and rank % self.evidence.per_node == 0:
+                late.setdefault(f"{seconds:+.1f} s", []).append(self.names[self.samples.node_of(rank)])
+        if late:
+            found.append({"key": "clock", "usual": "as rank 0", "others": late})
         return found
 
     def _hardware(self) -> dict[str, str]:
         """The usual processor, memory and devices of the fleet."""
         rows = [row.keys for row in self.samples.inventories.values()]
-        return {
-            key: _most_common(row[key] for row in rows if key in row)
-            for key in _HARDWARE
-            if any(key in row for row in rows)
-        }
+        values = {key: [row[key] for row in rows if key in row] for key in _HARDWARE}
+        return {key: _most_common(some) for key, some in values.items() if some}
 
     def _measured(self) -> set[str]:
         """The stages that were measured. A node that was compared with no others, or missed a stage, was not tested."""
@@ -473,23 +474,6 @@ class _Judge:
         if bad:
             return Verdict.ACCEPTED_WITHOUT, f"without {list_some(bad, 8)}"
         return Verdict.ACCEPTED, f"no node of {len(self.names)} is to be returned"
-
-
-def _describe_fleet(
-    test: str, median: float, units: int, scale: float | None = None, least: float | None = None
-) -> Document:
-    margin = TESTS[test]
-    return {
-        "title": margin.title,
-        "unit": margin.unit,
-        "median": _round(math.exp(median)),
-        "scale": None if scale is None else _round(scale),
-        "units": units,
-        "warn": margin.warn,
-        "fail": margin.fail,
-        "source": margin.source,
-        "smallest_shortfall": None if least is None else _round(least),
-    }
 
 
 def _bandwidth(row: Collective) -> float:
