@@ -45,7 +45,8 @@ and further, by kind of event,
     phase        phase: loading | training | validation | finished | a word of the task's own; optional epoch,
                  epochs, step, steps, goal (object: metric, comparison, threshold, value)
     environment  any facts: framework and its version, device, threads, host, libraries (object: name -> version),
-                 cpu, cores, cpu_quota, gpus, gpu_driver; from rank 0 code_digest and packages (name -> version)
+                 cpu, cores, cpu_quota, gpus, gpu_driver; from rank 0 code_digest, method_digest, and packages (name
+                 -> version)
     network      from rank 0, what a probe among the ranks measured: stage (before | after), form, links (list of
                  objects: from, to, rtt_p50_seconds, rtt_p90_seconds, *_bits_per_second), counters, seconds, error
     result       outcome: goal_reached | goal_missed | completed | budget_spent (training ended at its time budget,

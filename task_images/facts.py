@@ -24,15 +24,21 @@ _NOT_CODE = ("Dockerfile", "__pycache__")
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
-def digest_task_code(task: str, root: Path = ROOT, method: str = "") -> str:
-    """Hex SHA-256 of the code of a catalog task and of the communication method with this name; the same code has the
-    same digest on every machine and in an image.
+def digest_code(task: str, method: str = "", root: Path = ROOT) -> tuple[str, str]:
+    """Hex SHA-256 of the code of a catalog task, and of what the communication method with this name adds to it, empty
+    for the task's own method; the same code has the same digests on every machine and in an image.
 
-    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder and
-    for all modules in task_images that they import, directly or not. Raises OSError for an unknown task.
+    Each is the digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name: for the files of the task's
+    folder and all modules in task_images that they import, directly or not; and for the further modules that the method
+    needs. Raises OSError for an unknown task.
     """
-    used = ["methods/check.py", f"methods/{FILES.get(method, 'check')}.py"] if method else []
-    contents = _collect_code(root / "task_images", task, used)
+    package, used = root / "task_images", ["methods/check.py", f"methods/{FILES.get(method, 'check')}.py"]
+    own = _collect_code(package, task, ())
+    added = {name: data for name, data in _collect_code(package, task, used).items() if name not in own}
+    return _digest(own), _digest(added) if method else ""
+
+
+def _digest(contents: Mapping[str, bytes]) -> str:
     lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -164,11 +170,12 @@ def machine_facts() -> dict[str, Any]:
 
 
 def code_facts(method: str = "") -> dict[str, Any]:
-    """Facts that rank 0 reports for all ranks: the digest of the code of the task and of the communication method with
+    """Facts that rank 0 reports for all ranks: the digests of the code of the task and of the communication method with
     this name, and the installed packages."""
     task = running_task()
     with suppress(OSError):
-        return {"packages": list_packages(), **({"code_digest": digest_task_code(task, method=method)} if task else {})}
+        digests = dict(zip(("code_digest", "method_digest"), digest_code(task, method), strict=True)) if task else {}
+        return {"packages": list_packages(), **digests}
     return {}
 
 

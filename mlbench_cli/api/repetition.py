@@ -446,15 +446,16 @@ def _require_same_task(spec: RunSpec, document: Any) -> None:
 
 
 def _require_same_code(spec: RunSpec, document: Any) -> None:
-    """Reject a catalog task whose installed code, with all methods, differs from that of the original run."""
-    then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
+    """Reject a catalog task whose installed code, or that of the method, differs from that of the original run."""
+    code = (document.get("provenance") or {}).get("code") or {}
+    then = code.get("digest")
     if then is None:
         return
     now = collect_provenance(spec).code
-    if now is None or now.digest != then:
+    if now is None or (now.digest, now.method_digest) != (then, code.get("method_digest", "")):
+        what = "method" if now is not None and now.digest == then else f'task "{spec.task}"'
         raise _refusal(
-            f'the code of the task "{spec.task}" has changed since: its digest was {then[:12]}, now '
-            f"{now.digest[:12] if now else 'unknown'}",
+            f"the code of the {what} has changed since",
             hint=f"Install mlbench {document.get('mlbench')}, which made the archive.",
         )
 

@@ -29,10 +29,11 @@ GIT_SECONDS = 5.0  # timeout of git; a large repository on a slow disk is left o
 
 @dataclass(frozen=True)
 class TaskCode:
-    """The code of a catalog task on this machine. `digest`: environment.digest_task_code, hex SHA-256."""
+    """The code of a catalog task, and what the method adds to it, on this machine: see environment.digest_code."""
 
     task: str
     digest: str
+    method_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def parse_provenance(document: object) -> Provenance:
 
 def _task_code(task: str, method: str) -> TaskCode | None:
     with suppress(OSError):
-        return TaskCode(task, environment.digest_task_code(task, Path(isolation.ROOT), method))
+        return TaskCode(task, *environment.digest_code(task, method, Path(isolation.ROOT)))
     return None
 
 
@@ -230,10 +231,10 @@ def _machine() -> MachineRecord:
 
 def _parse_code(value: object) -> TaskCode:
     fields = _fields(value, "code")
-    digest = _text(fields, "digest")
-    if len(digest) != 64 or not _is_hex(digest):
-        raise ValueError('"digest" is not a SHA-256 digest')
-    return TaskCode(_text(fields, "task"), digest)
+    digest, added = _text(fields, "digest"), _text(fields, "method_digest") if "method_digest" in fields else ""
+    if not all(len(one) == 64 and _is_hex(one) for one in (digest, added or digest)):
+        raise ValueError('"digest" or "method_digest" is not a SHA-256 digest')
+    return TaskCode(_text(fields, "task"), digest, added)
 
 
 def _parse_command(value: object) -> CommandRecord:

@@ -16,7 +16,7 @@ from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec
 from task_images.contract import parse_event
-from task_images.facts import digest_task_code
+from task_images.facts import digest_code
 from tests import NIGHTLY
 
 TOOL = Path(sys.executable).with_name("mlbench")
@@ -118,7 +118,7 @@ def test_a_task_of_the_catalog_runs_the_installed_code(project: Path) -> None:
     events = [event for line in (folder / "logs/rank-0.log").read_text().splitlines() if (event := parse_event(line))]
     [reported] = [event for event in events if event["event"] == "environment"]
     provenance = json.loads((folder / "run.json").read_text())["provenance"]
-    assert reported["code_digest"] == provenance["code"]["digest"] == digest_task_code(TASK)
+    assert reported["code_digest"] == provenance["code"]["digest"] == digest_code(TASK)[0]
     assert reported["packages"] == provenance["packages"]
     assert reported["framework_version"].startswith(provenance["packages"]["torch"].partition("+")[0])
     assert provenance["source"] is None

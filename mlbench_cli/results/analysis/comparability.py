@@ -126,6 +126,7 @@ class ComparisonKey:
     cpus: float | None = _fact("cpus", "CPUs per rank")
     image: str | None = _fact("image", "images")
     code: str | None = _fact("code", "digests of the code")
+    method_code: str | None = _fact("code", "digests of the method's code")
     framework: str | None = _fact("framework", "versions of the framework", reported=True)
     command: str = _fact("command", "commands")
     label: str = _fact("label", "labels")
@@ -149,6 +150,8 @@ class ComparisonKey:
         found: list[Difference] = []
         for item in fields(self):
             a, b = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "method_code" and self.method.split()[:1] != other.method.split()[:1]:
+                continue  # the code of two methods differs
             if item.name in _MAPPINGS:
                 found += _entry_differences(item.metadata["word"], dict(a), dict(b))
             elif a != b:
@@ -219,6 +222,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         cpus=found.cpus_per_rank(),
         image=found.image(),
         code=found.code(),
+        method_code=found.method_code(),
         framework=found.framework(),
         command=_shorten(command) if is_command(spec) else "",
         label="functional only" if spec.get("functional_only") else "",
@@ -391,6 +395,12 @@ class _Evidence:
         suffix = f", {state}" if state else ""
         return f"{UNKNOWN} (the command of {shorten(str(experiment), 60)} names no file of its code){suffix}"
 
+    def method_code(self) -> str | None:
+        """The digest of what the method adds to the code of a task."""
+        code = _mapping(self._provenance.get("code"))
+        found = code.get("method_digest") or next((str(rank.get("method_digest") or "") for rank in self._ranks), "")
+        return str(found)[:16]
+
     def framework(self) -> str | None:
         for rank in self._ranks[:1]:
             version = rank.get("framework_version") or rank.get("version")
@@ -428,6 +438,7 @@ def describe(name: str, value: str) -> str:
         "preset": f"preset {value}" if value != "custom" else "",
         "cluster": "on this machine" if value == "local" else value,
         "code": f"code {value}",
+        "method_code": f"code of the method {value}",
         "image": f"image {shorten(value, 40)}",
         "data": f"data {value}",
         "division": f"{value} division" if value != "none" else "no division",

@@ -85,7 +85,7 @@ def _title_of(groups: Sequence[Group]) -> str:
 # Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
 # difference.
 _TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
-_LAST = ("machine", "framework", "image", "code", "judge", "data", "division")
+_LAST = ("machine", "framework", "image", "code", "method_code", "judge", "data", "division")
 
 
 def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -321,7 +321,8 @@ def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measurement], min_runs: int) -> Group:
     facts = key.facts()
-    shown = [name for name in facts if name != "task" and (name in varying or name == "backend")]
+    said = {"task", "method_code"} if "method" in varying else {"task"}  # the code of two methods differs
+    shown = [name for name in facts if name not in said and (name in varying or name == "backend")]
     points = []
     for workers in sorted({run.workers for run in runs}):
         here = [run for run in runs if run.workers == workers]

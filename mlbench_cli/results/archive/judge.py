@@ -287,10 +287,19 @@ def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool
     return same and reported["kind"] in (None, asked["kind"])
 
 
-def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[Any, Any]:
-    """The digests of the task's code: recorded by the mlbench that started the run, and reported by rank 0."""
-    code = evidence.provenance.get("code") or {}
-    return code.get("digest"), reported.environments.get(0, {}).get("code_digest")
+def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[str | None, str | None]:
+    """The digests of the code of task and method: recorded by the mlbench that started the run, and reported by rank 0;
+    None if unknown."""
+    code, facts = evidence.provenance.get("code") or {}, reported.environments.get(0, {})
+    recorded, executed = (
+        (code.get("digest"), code.get("method_digest")),
+        (facts.get("code_digest"), facts.get("method_digest")),
+    )
+    return _joined(recorded), _joined(executed)
+
+
+def _joined(digests: tuple[Any, Any]) -> str | None:
+    return " ".join(str(one) for one in digests if one) if digests[0] else None
 
 
 def _compare_code(evidence: Evidence, reported: ReportedFacts) -> Code:

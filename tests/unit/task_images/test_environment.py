@@ -12,7 +12,7 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images import facts as environment
-from task_images.facts import digest_task_code, gpu_driver, gpu_models, list_packages
+from task_images.facts import digest_code, gpu_driver, gpu_models, list_packages
 from tests import NIGHTLY
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def test_every_task_has_a_digest_that_its_image_has_too(task: str, tmp_path: Pat
                 shutil.copytree(ROOT / source, place, dirs_exist_ok=True) if whole else shutil.copy(
                     ROOT / source, place
                 )
-    assert digest_task_code(task, tmp_path) == digest_task_code(task)
+    assert digest_code(task, "powersgd", tmp_path) == digest_code(task, "powersgd")
 
 
 def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
@@ -60,11 +60,11 @@ def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
     late |= {"checkpoint.py", "elastic.py", "peak.py", "speed.py", "methods/catalog.py", "methods/link.py"}
     names = loaded | own | late
     lines = subprocess.run(["sha256sum", *sorted(names)], cwd=package, capture_output=True, check=True).stdout
-    assert digest_task_code("mnist", copy) == hashlib.sha256(lines).hexdigest()
+    assert digest_code("mnist", "", copy) == (hashlib.sha256(lines).hexdigest(), "")
 
 
 def test_only_code_that_runs_changes_the_digest(copy: Path) -> None:
-    before = digest_task_code("mnist", copy)
+    before = digest_code("mnist", "", copy)
     folder = copy / "task_images" / "mnist"
     for name in (".task.py.swp", "task.py~", "task.pyc", "Dockerfile", "__pycache__/task.py"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -72,27 +72,29 @@ def test_only_code_that_runs_changes_the_digest(copy: Path) -> None:
     with open(copy / "task_images" / "methods" / "powersgd.py", "a") as file:
         file.write("# changed\n")
     (copy / "task_images" / "wmt16_gnmt" / "bpe.py").write_text("changed")
-    assert digest_task_code("mnist", copy) == before
-    digests = {before, digest_task_code("mnist", copy, "powersgd")}
+    assert digest_code("mnist", "", copy) == before
+    assert digest_code("mnist", "powersgd", copy)[0] == before[0]  # what a method adds has a digest of its own
+    assert digest_code("mnist", "powersgd", copy)[1] != digest_code("mnist", "powersgd")[1]
+    digests = {before}
     own = ("mnist/__init__.py", "mnist/task.py", "mnist/new.py")
     names = (*own, "train.py", "methods/base.py", "contract.py")
-    for number, name in enumerate(names, 3):
+    for number, name in enumerate(names, 2):
         with open(copy / "task_images" / name, "a") as file:
             file.write("# changed\n")
-        digests.add(digest_task_code("mnist", copy))
+        digests.add(digest_code("mnist", "", copy))
         assert len(digests) == number
 
 
 def test_a_task_that_another_imports_counts(copy: Path) -> None:
-    before = digest_task_code("cifar10_resnet20_ddp", copy)
+    before = digest_code("cifar10_resnet20_ddp", "", copy)
     with open(copy / "task_images" / "cifar10_resnet20" / "data.py", "a") as file:
         file.write("# changed\n")
-    assert digest_task_code("cifar10_resnet20_ddp", copy) != before
+    assert digest_code("cifar10_resnet20_ddp", "", copy) != before
 
 
 def test_a_task_that_does_not_exist_has_none() -> None:
     with pytest.raises(OSError, match="nothing_like_it"):
-        digest_task_code("nothing_like_it")
+        digest_code("nothing_like_it")
 
 
 def test_packages_are_those_of_importlib() -> None:

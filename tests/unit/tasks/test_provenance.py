@@ -25,7 +25,7 @@ from mlbench_cli.tasks.provenance import (
     find_commit,
     parse_provenance,
 )
-from task_images.facts import digest_task_code, list_packages
+from task_images.facts import digest_code, list_packages
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -62,7 +62,7 @@ def fake_git(folder: Path, script: str) -> str:
 
 def test_a_task_of_the_catalog_is_known_by_its_code() -> None:
     known = collect_provenance(spec(task="mnist", preset="tiny", argv=("python", "-m", "task_images.run", "mnist")))
-    assert known.code == TaskCode("mnist", digest_task_code("mnist"))
+    assert known.code == TaskCode("mnist", *digest_code("mnist"))
     assert known.source is None
     assert known.mlbench == __version__
     assert known.packages == list_packages()

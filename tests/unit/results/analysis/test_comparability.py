@@ -111,6 +111,23 @@ def test_runs_of_different_code_are_kept_apart(sealed: Path) -> None:
         assert "code" in {each.word for each in left.differences(right)}
 
 
+def test_two_methods_differ_in_one_thing_and_two_versions_of_a_method_in_its_code(sealed: Path) -> None:
+    keys = []
+    for name, code, method_code in (
+        ("powersgd", "a", "c"),
+        ("eftopk", "a", "d"),
+        ("powersgd", "a", "e"),
+        ("eftopk", "b", "d"),
+    ):
+        with Archive.open(sealed) as archive:
+            archive.run["spec"] = spec(method={"name": name}).to_dict()
+            archive.run["provenance"] = {"code": {"digest": code * 64, "method_digest": method_code * 64}}
+            keys.append(key_of(archive))
+    first, *others = keys
+    found = [{each.word for each in first.differences(other)} for other in others]
+    assert found == [{"method"}, {"code"}, {"method", "code"}]
+
+
 def test_a_renamed_parameter_keeps_its_value_comparable(sealed: Path) -> None:
     old, new = (spec(task="mnist", parameters={name: 0.5}) for name in ("rate", "learning_rate"))
     assert _key_with(sealed, old).parameters == _key_with(sealed, new).parameters == (("learning_rate", "0.5"),)
