@@ -166,6 +166,11 @@ class _CredentialHook:
 
     def __call__(self, settings: Any) -> None:
         credential = self._source.credential() if self._source else self._static
+        if credential.token and not (credential.token.isascii() and credential.token.isprintable()):
+            raise CredentialError(
+                f"The token for {settings.host} has a line break, or another character that no header can have.",
+                hint="Correct the token in the kubeconfig, or what its exec plugin prints.",
+            )
         settings.api_key = {"BearerToken": f"Bearer {credential.token}"} if credential.token else {}
         pem = credential.pem or self._static.pem
         if pem is not None:

@@ -90,6 +90,12 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
         if key == "server" or cluster.get(key):
             _text(cluster, key, f'cluster "{chosen["cluster"]}"')
     user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
+    for key in ("insecure-skip-tls-verify", "disable-compression"):  # "false" is a text, and not false
+        if not isinstance(cluster.get(key, False), bool):
+            raise UsageError(
+                f'"{key}" of the kubeconfig {_listed(files)} is {cluster[key]!r}, neither true nor false.',
+                hint=f"Write it without quotes:   {key}: false",
+            )
     for section, entry in (("clusters", cluster), ("users", user)):
         _check_keys(section, entry, files)
         _check_base64(entry, files)

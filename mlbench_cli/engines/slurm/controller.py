@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.machines.details import PartitionRecord
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UnreachableError, UsageError
 
 COMMAND_SECONDS = 45.0  # a controller that is down answers after 9 to 18 s
 SEPARATOR = "|"
@@ -124,12 +124,13 @@ _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|timed out|zero bytes|controller not responding|"
     r"resource temporarily unavailable|"
     r"standby mode|authentication error|munge|connection refused|connection reset|unable to accept job|"
+    r"fetch_config|configuration source|resolve_ctls|protocol version|"
     r"unexpected (?:message|missing socket)|transport endpoint|no route to host",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)(?:Max|Min|Grp|Time)\w*|accounting/QOS policy|MaxJobCount|too many jobs")
 _PERMISSION = re.compile(
-    r"not permitted|permission denied|invalid account|invalid qos|invalid wckey|invalid user|not allowed|"
+    r"not permitted|permission denied|access denied|invalid account|invalid qos|invalid wckey|invalid user|not allowed|"
     r"account or account/partition",
     re.IGNORECASE,
 )
@@ -146,6 +147,8 @@ def explain_refusal(answer: Answer) -> MlbenchError:
     text = " ".join(answer.err.split())
     words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "") or "no reason given"
     attach = "mlbench attach-slurm NAME"
+    if answer.code == 127:
+        return NotFoundError(f"The login node has no sbatch: {text or 'it was not found'}", hint="mlbench doctor slurm")
     if answer.code is None or _UNREACHABLE.search(text):
         return no_controller(answer)
     if _LIMIT.search(text):
@@ -167,9 +170,10 @@ def explain_refusal(answer: Answer) -> MlbenchError:
 
 
 def find_number(text: str) -> str | None:
-    """The job's number in the output of `sbatch --parsable`: the last line that is NUMBER or NUMBER;CLUSTER. Sites
-    print their own lines before and after it."""
+    """The job's number in the output of `sbatch --parsable`: the last line that is NUMBER or NUMBER;CLUSTER, or what a
+    wrapper without that option prints. Sites print their own lines before and after it."""
     found = re.findall(r"^\s*([0-9]+)(?:;[^\s;]+)?\s*$", text, re.MULTILINE)
+    found = found or re.findall(r"^Submitted batch job ([0-9]+)\b", text, re.MULTILINE)
     return str(found[-1]) if found else None
 
 

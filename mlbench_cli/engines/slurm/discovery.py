@@ -153,6 +153,22 @@ def _user(channel: Channel) -> str:
     return controller.ask(channel, ["id", "-un"]).out.strip()
 
 
+# What sinfo puts behind a state.
+_MARKS = {
+    "~": "powered down",
+    "#": "powering up",
+    "%": "powering down",
+    "!": "powering down",
+    "$": "reserved",
+    "*": "not responding",
+    "@": "to be rebooted",
+    "^": "rebooting",
+    "-": "planned for another job",
+    "+": "in use",
+}
+_SHORT = {"drng": "draining", "drain": "drained", "comp": "completing", "plnd": "planned", "resv": "reserved"}
+
+
 @dataclass(frozen=True)
 class NodeCount:
     """The nodes of a partition that can run a job now, by Slurm's own states; `others`: state -> how many.
@@ -167,10 +183,11 @@ class NodeCount:
     @property
     def phrase(self) -> str:
         """ "1 is drained, 8 are powered down"; empty if there are no others."""
-        words = {"~": "powered down", "#": "powering up", "%": "powering down", "!": "powering down", "$": "reserved"}
         found: dict[str, int] = {}
         for state, count in self.others.items():
-            name = words.get(state[-1:], state.rstrip("*@^-+").replace("_", " "))
+            base, marks = state.rstrip("".join(_MARKS)), state[len(state.rstrip("".join(_MARKS))) :]
+            told = [_MARKS[mark] for mark in marks if mark in "~#%!$" or base == "idle"]
+            name = told[0] if told else _SHORT.get(base, base).replace("_", " ")
             found[name] = found.get(name, 0) + count
         return ", ".join(f"{count} {'is' if count == 1 else 'are'} {name}" for name, count in sorted(found.items()))
 

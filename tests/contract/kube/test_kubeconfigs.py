@@ -86,6 +86,21 @@ def test_what_might_change_who_one_is_is_refused(server: KubeApi, tmp_path: Path
     assert words in caught.value.message
 
 
+def test_values_that_only_look_right_are_refused(server: KubeApi, tmp_path: Path) -> None:
+    """A quoted "false" had switched the check of the server off; a token with a line end is no header."""
+    data = {"insecure-skip-tls-verify": "false"}
+    path = write(tmp_path / "config", server.url, {"token": "t"}, **data)
+    with pytest.raises(UsageError) as caught:
+        Access.from_kubeconfig(path)
+    assert "neither true nor false" in caught.value.message
+    with (
+        Access.from_kubeconfig(write(tmp_path / "config", server.url, {"token": "t\n"})).client() as api,
+        pytest.raises(CredentialError) as refused,
+    ):
+        api.get(VERSION)
+    assert "line break" in refused.value.message
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

@@ -28,6 +28,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
         (2, FAILED + "Requested time limit is invalid (missing or exceeds some limit)"),
         (2, "sbatch: error: invalid partition specified: fast\n" + FAILED + "Invalid partition name specified"),
         (10, FAILED + "Zero Bytes were transmitted or received"),
+        (10, "sbatch: fatal: Could not establish a configuration source"),
+        (3, FAILED + "Reservation access denied"),
         (
             10,
             "sbatch: error: Slurm controller not responding, sleeping and retrying.\n"
@@ -54,6 +56,7 @@ def test_a_refusal_has_the_exit_code_of_its_cause(code: int, text: str) -> None:
         ("519605\n", "519605"),
         ("--> Verifying valid submit host ...OK\n519605;cluster1\n", "519605"),
         ("12\nYour job will be charged 3 hours\n", "12"),
+        ("Submitted batch job 12 on cluster b\n", "12"),  # of a wrapper that drops --parsable
         ("2 checks passed\n", None),
         ("", None),
     ],
@@ -68,6 +71,8 @@ def test_only_nodes_that_can_run_a_job_now_are_counted() -> None:
     found = parse_nodes(lines)
     assert (found.idle, found.not_idle) == (3, "n3,dy[1-8],n4,n5,n6")
     assert "8 are powered down" in found.phrase
+    assert "1 is not responding" in found.phrase
+    assert "idle" not in parse_nodes("1|idle-|n1|\n2|idle@|n2|\n1|idle~*|n3|\n").phrase
     assert parse_nodes(lines, "a&b").idle == 2
     assert parse_nodes(lines, "b|c").idle == 3
     assert parse_nodes(lines, "[rack1*2&rack2*2]").idle == 0
