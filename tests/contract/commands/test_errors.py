@@ -153,7 +153,7 @@ def test_a_spec_file_is_named_where_it_is_wrong(tmp_path: Path, capsys: Captured
 def test_a_store_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     (home / "file").write_text("")
     monkeypatch.setenv("MLBENCH_HOME", str(home / "file"))
-    for command in ("status", "list-clusters", "doctor"):
+    for command in ("status", "list-clusters"):
         assert run([command]) == 2
     assert "Set MLBENCH_HOME to a folder that you may write to." in capsys.readouterr().err
     monkeypatch.setenv("MLBENCH_HOME", "~nobody-of-this-name/x")

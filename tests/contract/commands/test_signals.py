@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
 from tests.contract import clients
 from tests.contract.local_runs import until
 
@@ -64,20 +65,22 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize(
-    "place",
-    [
-        "mlbench_cli.storage.store:Store.record_experiment",
-        "mlbench_cli.engines.local.engine:LocalEngine.submit",
-        "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
-        "mlbench_cli.engines.local.engine:LocalEngine.logs",
-        "mlbench_cli.runs.supervise:finalize",
-        "mlbench_cli.results.archive.seal:seal",
-        "mlbench_cli.results.archive.layout:write_sums",
-        "mlbench_cli.storage.run_folder:_wait_for_lock",
-    ],
-)
+PLACES = [
+    "mlbench_cli.storage.store:Store.record_experiment",
+    "mlbench_cli.engines.local.engine:LocalEngine.submit",
+    "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
+    "mlbench_cli.engines.local.engine:LocalEngine.logs",
+    "mlbench_cli.runs.supervise:finalize",
+    "mlbench_cli.results.archive.seal:seal",
+]
+# By day one signal at each place, and in each command that only looks.
+ALL_MOMENTS = [(place, number) for place in PLACES for number in SIGNALS]
+MOMENTS = [(place, SIGNALS[index % 2]) for index, place in enumerate(PLACES)]
+LOOKS = [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]]
+ALL_LOOKS = [(command, number) for command in LOOKS for number in SIGNALS]
+
+
+@pytest.mark.parametrize(("place", "number"), ALL_MOMENTS if NIGHTLY else MOMENTS)
 def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number: int) -> None:
     process = start(home, place, str(int(number)), *SHORT, program=PROGRAM)
     code, errors = end(process)
@@ -98,8 +101,7 @@ def _handles_sigterm(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("command", [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]])
+@pytest.mark.parametrize(("command", "number"), ALL_LOOKS if NIGHTLY else ALL_LOOKS[::3] + ALL_LOOKS[4:5])
 def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
     assert end(start(home, "run", "a", "1", "--command", "sleep 600", "--detach"))[0] == 0
     process = start(home, *command)

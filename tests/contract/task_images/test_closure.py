@@ -10,7 +10,10 @@ from tests.contract.task_images.ranks import launch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "ranks", "most"), [("digits_resnet", 2, 23), ("gpt_pretraining", 1, 38)])
+@pytest.mark.parametrize(
+    ("task", "ranks", "most"),
+    [("digits_resnet", 2, 23), pytest.param("gpt_pretraining", 1, 38, marks=pytest.mark.nightly)],
+)
 def test_a_rank_imports_what_it_uses_and_little_else(task: str, ranks: int, most: int, tmp_path: Path) -> None:
     parameters = load_task(task).resolve("tiny", {"budget_seconds": 0.1})
     for rank in launch(f"tests.contract.task_images.closure {task}", ranks, tmp_path, parameters):

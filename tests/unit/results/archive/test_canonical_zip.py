@@ -64,6 +64,7 @@ def test_two_folders_with_equal_contents_give_equal_bytes(tmp_path: Path) -> Non
     assert (tmp_path / "first.zip").read_bytes() == (tmp_path / "second.zip").read_bytes()
 
 
+@pytest.mark.nightly  # 65,536 files
 def test_more_files_than_a_plain_zip_counts() -> None:
     names = [f"{index:05d}" for index in range(0x10000)]
     zipped = Zip(write_zip((name, b"") for name in names), "x.zip")
