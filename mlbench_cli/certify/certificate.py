@@ -172,15 +172,11 @@ def choose_peers(earlier: Certificate, node: str) -> tuple[str, ...]:
     return tuple(healthy[:PEERS])
 
 
-def require_same_hardware(old: Certificate, new: Certificate) -> None:
-    """Raises UsageError if the fleets have other processors, memory or devices."""
+def find_other_hardware(old: Certificate, new: Certificate) -> str | None:
+    """In which of processor, memory or devices the fleets differ."""
     was, now = old.document["hardware"], new.document["hardware"]
-    for key in sorted({*was, *now}):
-        if was.get(key) != now.get(key):
-            raise UsageError(
-                f"The earlier certificate is of other hardware: {key} was {was.get(key)} and is {now.get(key)}.",
-                hint="Leave out --like.",
-            )
+    keys = (key for key in sorted({*was, *now}) if was.get(key) != now.get(key))
+    return next((f"{key} was {was.get(key)} and is {now.get(key)}" for key in keys), None)
 
 
 def write_files(

@@ -3,7 +3,7 @@
 import re
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,8 @@ from mlbench_cli.certify.certificate import (
     ARCHIVE,
     Certificate,
     choose_peers,
+    find_other_hardware,
     read_certificate,
-    require_same_hardware,
     write_files,
 )
 from mlbench_cli.certify.expectations import read_expectations
@@ -100,9 +100,9 @@ def certify(
     client = Client(notice=console.note)
     if key is not None and not key.is_file():
         raise UsageError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
-    report = _Report(out, key, None if like is None else read_certificate(like), output)
+    earlier = None if like is None else read_certificate(like)
     if archive is not None:
-        return report.write(_find_archive(client, archive))
+        return _present(_find_archive(client, archive), out, key, earlier, output)
     if cluster is None:
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
     if level not in LEVELS:
@@ -116,10 +116,10 @@ def certify(
         raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
     found, request = client.store.cluster(cluster), Request(absent=f"{ABSENT_SECONDS}s", gpu=gpu or None)
-    if report.earlier is not None:
-        changes["earlier"] = report.earlier.digest
+    if earlier is not None:
+        changes["earlier"] = earlier.digest
     if recheck is not None:
-        measured = _plan_recheck(recheck, report.earlier, cluster, nodes)
+        measured = _plan_recheck(recheck, earlier, cluster, nodes)
         changes["recheck"], only, nodes = recheck, only or list(RECHECKED), len(measured)
         request = replace(request, nodes=",".join(measured))
     if only:
@@ -161,7 +161,7 @@ def certify(
                     with suppress(MlbenchError):
                         run.wait(PARTIAL_SECONDS)
                 if run.is_finished:
-                    report.write(run.folder, just_measured=True)
+                    _present(run.folder, out, key, earlier, output)
                 else:
                     stopped.hint = f"{stopped.hint}; when it has ended: mlbench certify --archive {name}"
                 raise
@@ -172,7 +172,7 @@ def certify(
             words = f"{equivalent_command(request)} {named[0]} ..., then: mlbench certify --archive {name}"
             error.hint = f"{error.hint} Only mlbench run has that option: {words}"
         raise
-    return report.write(run.folder, just_measured=True)
+    return _present(run.folder, out, key, earlier, output)
 
 
 # --- before the run -------------------------------------------------------------------------------------------------
@@ -228,53 +228,39 @@ def _free_name(client: Client, cluster: str) -> str:
 # --- after the run --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Report:
-    """Where and how a certificate is presented, and what it is compared with."""
-
-    out: Path | None
-    key: Path | None
-    earlier: Certificate | None
-    output: Format
-
-    def write(self, source: Path, *, just_measured: bool = False) -> int:
-        """Write the certificate and print its verdict. Returns the exit code."""
-        certificate, earlier = read_certificate(source), self.earlier
-        name = str(certificate.run["name"])
-        folder = self.out or Path(f"certificate-{name}")
-        if earlier is not None:
-            try:
-                require_same_hardware(earlier, certificate)
-            except UsageError as error:
-                if not just_measured:
-                    raise
-                console.warn(f"{error.message} The certificate is written without the comparison.")
-                earlier = None
-        write_files(certificate, source, folder, self.key, earlier)
-        document = certificate.document
-        if self.output is Format.json:
-            console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
-        else:
-            rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
-            console.out(certificate.headline)
-            shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
-            console.out_table(["NODE", "STATE", "REASONS"], shown)
-        for found in document["findings"]:
-            console.note(f"{found['reason']}: {found['summary']}")
-        for drift in document["drift"]:
-            others = "; ".join(f"{value or 'absent'} on {', '.join(some)}" for value, some in drift["others"].items())
-            console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
-        console.note(certificate.sureness)
-        unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
-        for node in unsure if certificate.run["spec"]["engine"] != "local" else ():
-            archive = shlex.quote(str(folder / ARCHIVE))
-            spec = certificate.run["spec"]
-            words = f"mlbench certify {spec['cluster']}{' --gpu' * (spec['device'] == 'gpu')}"
-            words += f" --recheck {shlex.quote(node['node'])} --like {archive}"
-            console.note(f"To see whether {node['node']} is still slow in two hours: {words}")
-        for command in certificate.commands():
-            console.note(f"For you to run: {command}")
-        console.next_step(f"mlbench verify {shlex.quote(str(folder / ARCHIVE))}")
-        if certificate.exit_code == NeverStartedError.exit_code:
-            console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
-        return certificate.exit_code
+def _present(source: Path, out: Path | None, key: Path | None, earlier: Certificate | None, output: Format) -> int:
+    """Write the files of a certificate and print its verdict. Returns the exit code."""
+    certificate = read_certificate(source)
+    if earlier is not None and (other := find_other_hardware(earlier, certificate)):
+        console.warn(f"The earlier certificate is of other hardware: {other}. Nodes are not compared with it.")
+        earlier = None
+    name = str(certificate.run["name"])
+    folder = out or Path(f"certificate-{name}")
+    write_files(certificate, source, folder, key, earlier)
+    document = certificate.document
+    if output is Format.json:
+        console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
+    else:
+        rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
+        console.out(certificate.headline)
+        shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
+        console.out_table(["NODE", "STATE", "REASONS"], shown)
+    for found in document["findings"]:
+        console.note(f"{found['reason']}: {found['summary']}")
+    for drift in document["drift"]:
+        others = "; ".join(f"{value or 'absent'} on {', '.join(some)}" for value, some in drift["others"].items())
+        console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
+    console.note(certificate.sureness)
+    unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
+    for node in unsure if certificate.run["spec"]["engine"] != "local" else ():
+        archive = shlex.quote(str(folder / ARCHIVE))
+        spec = certificate.run["spec"]
+        words = f"mlbench certify {spec['cluster']}{' --gpu' * (spec['device'] == 'gpu')}"
+        words += f" --recheck {shlex.quote(node['node'])} --like {archive}"
+        console.note(f"To see whether {node['node']} is still slow in two hours: {words}")
+    for command in certificate.commands():
+        console.note(f"For you to run: {command}")
+    console.next_step(f"mlbench verify {shlex.quote(str(folder / ARCHIVE))}")
+    if certificate.exit_code == NeverStartedError.exit_code:
+        console.warn(" ".join(["No node could start.", *certificate.obstacles[:3]]))
+    return certificate.exit_code
