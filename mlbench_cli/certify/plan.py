@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlbench_cli.errors import UsageError
@@ -12,21 +12,20 @@ from task_images.certify.rules import TESTS
 
 _DISK_MBPS = 400.0  # assumed, like the others
 _GPU_RATE, _CPU_RATE, _LOCAL_RATE = 2e10, 1e9, 3e8  # of collectives, in bytes per second
-_RESERVE = 1.25  # of the time of the plan
 _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds of the stages of a cluster without suspects, and how long it takes to clear a suspect, to name it, and at
-    most."""
+    """Seconds of the stages of a cluster without suspects; how long it takes to clear a suspect, and to name it; and
+    when the confirmation ends at last, since the stage drift."""
 
     stages: Mapping[str, float]
     nodes: int
     devices: int
     clear: float
     name: float
-    longest: float
+    confirmed: float
     per_hour: float | None = None  # dollars
 
     @property
@@ -35,13 +34,18 @@ class Plan:
         return math.fsum(self.stages.values())
 
     @property
+    def longest(self) -> float:
+        """How long a confirmation may take."""
+        return max(0.0, self.confirmed - self.stages.get("node", 0.0) - self.stages.get("pairs", 0.0))
+
+    @property
     def timeout(self) -> float:
         """After which the run is ended: the plan twice for slow machines, and its confirmation."""
-        return 2 * self.seconds + self.longest + 600
+        return 2 * self.seconds + self.confirmed + 600
 
-    def confirmation_within(self, budget: float) -> float:
-        """How long a confirmation may take so that the run ends in time, slow machines included. Raises UsageError for
-        a budget that the stages do not fit in, naming the first one that does not."""
+    def within(self, budget: float) -> "Plan":
+        """The plan with a confirmation that ends so early that twice the time for what follows is left. Raises
+        UsageError for a budget that the stages do not fit in, naming the first one that does not."""
         spent = 0.0
         for name, needed in self.stages.items():
             spent += needed
@@ -51,7 +55,9 @@ class Plan:
                     f"{rough_duration(spent)}, and {rough_duration(self.seconds)} in all.",
                     hint="Raise --budget, choose --level quick, or measure one stage with --only.",
                 )
-        return max(0.0, min(self.longest, budget - _RESERVE * self.seconds))
+        kept = math.fsum(2 * self.stages.get(name, 0.0) for name in ("drift", "collectives", "training"))
+        kept += self.stages.get("soak", 0.0)  # has a clock of its own
+        return replace(self, confirmed=float(round(max(0.0, min(self.confirmed, budget - kept)))))
 
     def describe(self, cluster: str, level: str) -> str:
         """For people."""

@@ -141,8 +141,8 @@ def certify(
     limit = plan.timeout
     if budget is not None:
         limit = parse_duration(budget, "--budget")
-        plan = replace(plan, longest=round(plan.confirmation_within(limit)))
-        changes["confirm_seconds"] = plan.longest
+        plan = plan.within(limit)
+        changes["confirm_seconds"] = plan.confirmed
     name, timeout = _free_name(client, cluster), f"{max(1, round(limit))}s"
     program: dict[str, Any] = {"task": "certify", "preset": LEVELS[level], "set": changes}
     request = replace(request, name=name, workers=(nodes,), cluster=cluster, timeout=timeout, **program)

@@ -39,7 +39,7 @@ class Settings:
         max=86400,
     )
     confirm_seconds: float = parameter(
-        3600.0, "longest confirmation of suspects; who is not decided by then is on watch", min=0, max=864000
+        3600.0, "when the confirmation ends, since the start; who is not decided by then is on watch", min=0, max=864000
     )
     soak_hours: float = parameter(0.0, "how long the stage soak repeats the others", min=0, max=720)
     recheck: str = parameter("", "the node that is measured again, beside others that were ok")
@@ -56,6 +56,7 @@ _STANDARD = {
     "sizes": "1MiB:128MiB:x2",
     "samples": 20,
     "training_seconds": 600.0,
+    "confirm_seconds": 7200.0,
 }
 TASK = Task(
     settings=Settings,

@@ -264,7 +264,7 @@ class Coordinator:
         for moment in range(max(rules.LOOKS)):
             due = self.seconds + evidence.pause(self.seconds, moment)
             while (left := due - self.seconds) > 0 and (numbers := self._undecided(moment)):
-                if self.seconds - evidence.screened > self.settings.confirm_seconds:
+                if self.seconds > self.settings.confirm_seconds:
                     return
                 self._progress("confirming", moment, max(rules.LOOKS))
                 watch = max(_WATCH_SECONDS, evidence.span / 100)
