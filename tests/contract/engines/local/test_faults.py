@@ -87,6 +87,18 @@ def test_an_agent_that_is_killed_leaves_nothing_stopped(lab: Lab, moment: str) -
     until(lambda: not any(Path(f"/proc/{pid}").exists() and is_stopped(pid) for pid in stopped))
 
 
+def test_ranks_start_again_from_the_last_checkpoint_that_is_whole(lab: Lab) -> None:
+    """Of update 3 there is all; of update 6 each rank has written its part, but rank 0 not yet what all share."""
+    script = (
+        'test -n "$MLBENCH_RESUME" && echo $MLBENCH_RESUME && exit; cd $MLBENCH_CHECKPOINT_DIR; mkdir -p 3 6; '
+        "test $RANK = 0 && touch 3/main.pt; touch 3/rank-$RANK.pt 6/rank-$RANK.pt; "
+        "until test -e 6/rank-0.pt && test -e 6/rank-1.pt; do sleep 0.01; done; exit 3"
+    )
+    run = lab.start(shell(script), workers=2, on_failure="restart")
+    assert lab.end(run).ended == "exited"
+    assert [lab.log(run, rank).decode().strip().rpartition("/")[2] for rank in range(2)] == ["3", "3"]
+
+
 def test_a_fault_that_was_not_injected_makes_the_run_no_result(lab: Lab) -> None:
     # Links of a run without a network of its own: the client refuses that, and the agent cannot do it.
     run = lab.start(shell("sleep 2"), workers=2, faults="at 0.2s link 0 down")
