@@ -16,7 +16,6 @@ from mlbench_cli.agent import link
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import make_plan
-from mlbench_cli.model.run import Ending
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
@@ -114,5 +113,3 @@ def test_a_courier_that_is_killed_ends_its_ranks_and_a_stranger_is_not_listened_
     courier = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(courier, signal.SIGKILL)
     until(lambda: not lab.processes(run))
-    lab.engine.cancel(run)
-    assert lab.end(run).ended in (Ending.CANCELLED, Ending.LOST)
