@@ -20,7 +20,6 @@ from task_images.certify import rules
 from task_images.certify.evidence import Evidence, Suspect
 from task_images.certify.rules import TESTS
 
-TASK = "certify"
 STAGES = ("drift", "node", "pairs", "collectives", "training")
 CLOCK_SECONDS = 1.0
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
@@ -30,10 +29,8 @@ _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 Document = dict[str, Any]
 
 
-def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable[[], BinaryIO]]) -> Document | None:
-    """certificate.json of a run; None for a run of another task."""
-    if spec.task != TASK:
-        return None
+def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable[[], BinaryIO]]) -> Document:
+    """certificate.json of a run of the task certify."""
     workers = {spec.unit_of(worker.rank): worker for worker in observation.workers}
     places = [None if number not in workers else workers[number].node for number in range(spec.workers)]
     are_nodes = None not in places and len(set(places)) == len(places)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli.certify.judge import certify
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import OPEN, RunSpec
@@ -58,6 +57,7 @@ from mlbench_cli.util.times import timestamp
 # The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
 # evidence needs a new version.
 JUDGE_VERSION = 1
+CERTIFY = "certify"  # the task whose runs are judged to a certificate, too
 
 # Tasks may report environment variables; only these are kept, because others may contain secrets.
 KEPT_VARIABLES = {
@@ -167,10 +167,16 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
         result["network"] = network["summary"]
     environment = environment_document(reported.environments)
     result["official_line"] = official_line(result)
-    certificate = certify(spec, evidence.observation, evidence.logs)
+    certificate = _certify(evidence) if spec.task == CERTIFY else None
     return Judgement(
         decision.outcome, result, official_text(result), environment, decision.findings, network, certificate
     )
+
+
+def _certify(evidence: Evidence) -> Mapping[str, Any]:
+    from mlbench_cli.certify.judge import certify  # for its own runs alone: at the top it would delay all others
+
+    return certify(evidence.spec, evidence.observation, evidence.logs)
 
 
 # --- the outcome ----------------------------------------------------------------------------------------------------
