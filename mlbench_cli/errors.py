@@ -197,5 +197,6 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     """' Did you mean "x"?' for the known word nearest to `word`, or an empty string."""
     import difflib
 
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    plain = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.5)
+    return f' Did you mean "{plain[near[0]]}"?' if near else ""

@@ -69,6 +69,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["compare", "nope", "demo-1"], 4, 'There is no run or experiment "nope"'),
     (["compare", "demo-1", "demo-2"], 2, "no results yet"),
     (["tasks", "digit_resnet"], 4, 'Did you mean "digits_resnet"?'),
+    (["methods", "DDP"], 4, 'Did you mean "ddp"?'),
     (["set-cluster", "lokal"], 4, 'Did you mean "local"?'),
     (["set-cluster", "gcloud", "local"], 2, '"local" is a local cluster, not gcloud'),
     (["set-cluster", "a", "b", "c"], 2, "3 words"),
