@@ -83,7 +83,7 @@ def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int,
     assert run(["run", "x"]) == 2
     assert 'The experiment "x" is running: ' in capsys.readouterr().err
     client.send_signal(number)
-    _, err = client.communicate(timeout=30)
+    _, err = client.communicate(timeout=120)
     assert client.returncode == code
     assert "Not started: x-2, x-3" in err
     assert "mlbench run x" in err

@@ -122,7 +122,7 @@ def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     slowed, stopped = read_record(run)["events"]
     assert (slowed["problem"], stopped["problem"]) == (None, None)
     assert 0.4 <= slowed["stopped_share"] <= 0.8  # 0.7 on an idle machine
-    assert 1 <= stopped["until"] - stopped["at"] < 10
+    assert 1 <= stopped["until"] - stopped["at"] < 30
 
 
 def test_a_cancelled_run_is_not_started_again(lab: EngineLab) -> None:

@@ -212,7 +212,7 @@ def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world
         assert client.poll() is None, client.communicate()[1]
         time.sleep(0.05)
     client.send_signal(2)
-    said = client.communicate(timeout=60)[1]
+    said = client.communicate(timeout=180)[1]
     assert client.returncode == 130, said
     assert "The cluster big-2 stays for its runs" in said
     assert finish("delete-cluster", "big-2", "--yes").returncode == 2  # results that were not fetched

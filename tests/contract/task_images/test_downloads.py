@@ -88,7 +88,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         ended = fetcher(
             server, tmp_path, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))"
         )
-        _, stderr = ended.communicate(timeout=60)
+        _, stderr = ended.communicate(timeout=180)
     assert ended.returncode == 78
     assert "data.tar.part: File too large" in stderr
     assert "--data-dir" in stderr
@@ -100,7 +100,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 def test_ranks_that_come_together_download_once(tmp_path: Path) -> None:
     with serving(FileServer(CONTENT, break_off_after=[100])) as server:
         both = [fetcher(server, tmp_path, "") for _ in range(3)]
-        assert [process.communicate(timeout=60)[1] for process in both] == [""] * 3
+        assert [process.communicate(timeout=180)[1] for process in both] == [""] * 3
     assert [process.returncode for process in both] == [0] * 3
     assert server.asked == [None, "bytes=100-"]
 
@@ -113,7 +113,7 @@ import json, sys
 from pathlib import Path
 from task_images.cache import hold_lock
 from task_images.fetch import Archive, fetch
-from task_images.errors import TaskError
+from task_images.contract import TaskError
 folder, *archive = json.loads(sys.argv[1])
 try:
     with hold_lock(Path(folder, "lock")):

@@ -26,7 +26,7 @@ def run_places(folder: Path, failing: str, *places: str) -> tuple[subprocess.Com
         (folder / name).chmod(0o755)
     given = {**os.environ, "PYTHON": "python", "MACHINES": "./machines", "FAILING": failing}
     command = ["sh", str(folder / "results" / "places.sh"), *places]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=180, check=False)
     return done, (folder / "calls").read_text().splitlines()
 
 

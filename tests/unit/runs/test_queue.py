@@ -91,7 +91,7 @@ class Rendezvous(FakeEngine):
     barrier: threading.Barrier
 
     def submit(self, run: Run, submission: object) -> None:
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=120)
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

@@ -211,7 +211,7 @@ def test_two_processes_open_a_store_of_the_first_edition_at_once(tmp_path: Path)
     _write_first_edition(tmp_path)
     clients = [writer(tmp_path, prefix, 3) for prefix in ("a", "b", "c")]
     for client in clients:
-        _, err = client.communicate(timeout=60)
+        _, err = client.communicate(timeout=180)
         assert (client.returncode, err) == (0, "")
     assert len(Store(tmp_path).clusters()) == 4
 
@@ -257,14 +257,14 @@ def writer(home: Path, prefix: str, count: int) -> subprocess.Popen[str]:
 def test_two_clients_at_once(tmp_path: Path) -> None:
     clients = [writer(tmp_path, prefix, 15) for prefix in ("a", "b", "c")]
     for client in clients:
-        _, err = client.communicate(timeout=60)
+        _, err = client.communicate(timeout=180)
         assert (client.returncode, err) == (0, "")
     assert len(Store(tmp_path).runs()) == 45
 
 
 def test_two_clients_want_one_name(tmp_path: Path) -> None:
     clients = [writer(tmp_path, "same", 1) for _ in range(3)]
-    errors = [client.communicate(timeout=60)[1] for client in clients]
+    errors = [client.communicate(timeout=180)[1] for client in clients]
     assert sorted(client.returncode for client in clients) == [0, 1, 1]
     assert sum('already a run "same-0"' in error for error in errors) == 2
 

@@ -133,4 +133,4 @@ def test_a_process_that_waits_says_so(tmp_path: Path) -> None:
     second = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
     assert "waiting for another process" in second.stdout.readline()
     digest = first.communicate("\n", timeout=60)[0]
-    assert second.communicate(timeout=60)[0] == digest
+    assert second.communicate(timeout=180)[0] == digest

@@ -40,7 +40,7 @@ def test_a_fault_of_the_second_attempt_comes_in_its_time(lab: Lab) -> None:
     run = lab.start(shell("exec sleep 3"), workers=2, faults=script, on_failure="restart")
     assert lab.end(run).ended == "exited"
     record = record_of(run)
-    assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 10
+    assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 30
     assert [event["planned"]["kind"] for event in record["events"]] == ["kill", "stop"]
     assert record["missed"] is None
 

@@ -183,7 +183,7 @@ def test_a_run_that_waits_can_be_cancelled(lab: Lab, other: Lab, tmp_path: Path)
     assert waiting.stdout is not None
     assert waiting.stdout.readline()
     other.engine.cancel(run)
-    _, problem = waiting.communicate(timeout=30)
+    _, problem = waiting.communicate(timeout=120)
     assert waiting.returncode != 0
     assert "was canceled before it started" in problem
     assert read_state(run.folder) is None
@@ -296,7 +296,7 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     assert waiting.stderr is not None
     assert f"mine-1 is waiting for this machine: {first.name} of user" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
-    waiting.communicate(timeout=30)
+    waiting.communicate(timeout=120)
     assert waiting.returncode == 130
     assert read_state(Store().run("mine-1").run.folder) is None
 
@@ -311,11 +311,11 @@ def test_runs_that_wait_say_their_place_in_line_and_when_it_changes(lab: Lab) ->
         assert place in _next_sentence(waiting[-1], f"{name}-1 is waiting for this machine: {first.name} of user")
     early, late = waiting
     early.send_signal(signal.SIGINT)
-    early.communicate(timeout=60)
+    early.communicate(timeout=180)
     assert "next in line" in _next_sentence(late, f"late-1 is waiting for this machine: {first.name} of user")
     lab.engine.cancel(first)
     lab.end(first)
-    late.communicate(timeout=60)
+    late.communicate(timeout=180)
     assert (early.returncode, late.returncode) == (130, 0)
 
 

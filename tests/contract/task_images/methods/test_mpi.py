@@ -114,7 +114,7 @@ def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
         for environment in environments(2, tmp_path, {}, {"MLBENCH_BACKEND": "mpi"})
     ]
     for rank, process in enumerate(both):
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=180)
         assert process.returncode == 78
         assert f"rank {rank}: MPI says rank 0 of 1, the run says rank {rank} of 2" in stderr
         assert "Traceback" not in stderr

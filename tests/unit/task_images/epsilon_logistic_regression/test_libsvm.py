@@ -108,7 +108,7 @@ def test_processes_that_come_together_convert_once(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     # The one that comes second says that it waits.
-    said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in both]
+    said = [process.communicate(timeout=180)[0].splitlines()[-1] for process in both]
     assert said[0] == said[1]
     assert said[0].startswith("40000 120000.0 ")
 

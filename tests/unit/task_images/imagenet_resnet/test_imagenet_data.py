@@ -170,7 +170,7 @@ def test_a_full_disk_while_unpacking_is_named(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
-from task_images.errors import TaskError
+from task_images.contract import TaskError
 from task_images.imagenet_resnet.folders import load
 from tests.unit.task_images.imagenet_resnet.imagenet_files import as_official
 folder = Path(sys.argv[1])
@@ -182,7 +182,7 @@ except TaskError as error:
     sys.exit((sys.stderr.write(f"{error} {error.hint}"), error.exit_code)[1])
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 78
     assert "File too large" in ended.stderr
     assert "--data-dir" in ended.stderr
