@@ -1,5 +1,7 @@
 """Parse untrusted YAML quickly. Every problem is reported as a UsageError."""
 
+import re
+from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError
@@ -26,7 +28,11 @@ def read_yaml(
         """Rejects keys that no message can quote: Python does not format integers of more than 4300 digits."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, form) for tag, form in resolvers if not (dates_as_text and tag.endswith(":timestamp"))]
+            first: [
+                (tag, _without_base_60(form) if tag.endswith((":int", ":float")) else form)
+                for tag, form in resolvers
+                if not (dates_as_text and tag.endswith(":timestamp"))
+            ]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
@@ -51,6 +57,12 @@ def read_yaml(
     ) as error:
         is_not = f"{subject} is not valid YAML" if subject else "Not valid YAML"
         raise UsageError(f"{is_not}: {' '.join(str(error).split())[:200]}") from None
+
+
+@cache
+def _without_base_60(form: re.Pattern[str]) -> re.Pattern[str]:
+    """The form of numbers without 1:30, which is 90 for YAML 1.1 only, and a text for its successors and for Go."""
+    return re.compile(f"(?!.*:)(?:{form.pattern})", re.VERBOSE)
 
 
 def _check_events(events: Any, repeated_keys: bool) -> None:

@@ -129,6 +129,7 @@ def test_the_equivalent_command() -> None:
         ("num_cpus: 9223372036854775807", {"num_cpus": 2**63 - 1}),
         ("gpu: true\nlight: false", {"gpu": True, "light": False}),
         ("timeout: 90", {"timeout": "90"}),
+        ("timeout: 1:30", {"timeout": "1:30"}),  # no number, so that it is refused as a duration
         ("env: {A: 1, B: x}", {"env": {"A": "1", "B": "x"}}),
         ("set: {a: 1.5, b: [1, 2], c: true}", {"set": {"a": 1.5, "b": [1, 2], "c": True}}),
         ("command: python a.py", {"command": "python a.py"}),
