@@ -12,6 +12,7 @@ from task_images.certify.rules import TESTS
 
 _DISK_MBPS = 400.0  # assumed, like the others
 _GPU_RATE, _CPU_RATE, _LOCAL_RATE = 2e10, 1e9, 3e8  # of collectives, in bytes per second
+_START_RESERVE = 30.0  # seconds of a budget, for libraries that load slowly
 _NOISE, _SCALE = 0.005, 0.01  # of repeats, and among healthy nodes: Primus #712
 
 
@@ -56,7 +57,7 @@ class Plan:
                     hint="Raise --budget, choose --level quick, or measure one stage with --only.",
                 )
         kept = math.fsum(2 * self.stages.get(name, 0.0) for name in ("drift", "collectives", "training"))
-        kept += self.stages.get("soak", 0.0)  # has a clock of its own
+        kept += self.stages.get("soak", 0.0) + _START_RESERVE
         return replace(self, confirmed=float(round(max(0.0, min(self.confirmed, budget - kept)))))
 
     def describe(self, cluster: str, level: str) -> str:
