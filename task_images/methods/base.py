@@ -234,6 +234,7 @@ class Method:
     exact         integers arrive as their exact sum, which the self-check verifies
     hooks         takes single gradients while the backward pass goes on
     replays       its passes may be replayed as CUDA graphs: it leaves the model's layers and parameters as they are
+    settling      updates after which it works as it will, because it measures them first
     gates         a layer's forward pass waits for its own gradients only, so there is no norm of all gradients
     wraps         one of torch's engines wraps or changes the model
     mixed         phases in which messages are sent, so that their time cannot be told from computing
@@ -253,6 +254,7 @@ class Method:
     exact: ClassVar[bool] = False
     hooks: ClassVar[bool] = False
     replays: ClassVar[bool] = True
+    settling: ClassVar[int] = 0
     gates: ClassVar[bool] = False
     wraps: ClassVar[bool] = False
     mixed: ClassVar[tuple[str, ...]] = ()

@@ -8,16 +8,14 @@ a full bucket waits for those that come before it.
 from __future__ import annotations
 
 import contextlib
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from task_images.methods import plans, torch
+from task_images.methods import torch
 from task_images.methods.base import LossScale, Method
-from task_images.methods.plans import Cost, Groups
+from task_images.methods.plans import Groups
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 
 Finish = Callable[[], None]
-# Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and
-# selected, are skipped; medians of the others are used.
-SKIPPED_UPDATES, MEASURED_UPDATES = 3, 5
 
 
 @dataclass
@@ -78,10 +73,9 @@ class Bucketed(Method):
     """Averages gradients over ranks in buckets. Subclasses say how tensors are grouped, and how a message is sent."""
 
     hooks = True
-    measures: ClassVar[bool] = False  # whether `plan` or `arrange` depends on measured backward passes
 
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """Which tensors share a bucket: see `plans`. While `is_measuring`, `ready` are only numbers in the order."""
+        """Which tensors share a bucket: see `plans`. `ready`: when each is ready, or just numbers in the order."""
         raise NotImplementedError
 
     def cut(self, flat: Tensor) -> Sequence[Tensor]:
@@ -101,17 +95,9 @@ class Bucketed(Method):
     def start(self) -> None:
         """Make the plan and hook the parameters."""
         self._armed = self._open = False
-        self._started: Any = 0.0
-        self._times: dict[str, Any] = {}  # when gradients of this update became ready
-        self._seconds: list[dict[str, float]] = []  # of earlier updates, since the first gradient
         self._next = 0  # message to be sent next
         named = [(name, item) for name, item in self.model.named_parameters() if item.requires_grad]
         self._named = named[::-1]  # about the order in which gradients become ready
-        self.is_measuring = self.measures
-        self.cost = Cost(0.0, 0.0)
-        if self.measures:
-            found = plans.fit(self.link.measure_cost())
-            self.cost = Cost(self.world.agree(found.alpha), self.world.agree(found.beta))
         self._build([float(number) for number in range(len(self._named))])
         for name, parameter in self._named:
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
@@ -174,16 +160,12 @@ class Bucketed(Method):
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
                 slot.has_arrived = False
-        if self.is_measuring:
-            self._times, self._started = {}, self._now()
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         if not self._armed:
             return
         if not self._open:
             self.open_update()
-        if self.is_measuring:
-            self._times[name] = self._now()
         self._take(self._slots[name])
         self._send_ready()
 
@@ -228,46 +210,6 @@ class Bucketed(Method):
             if message.finish is not None:
                 message.finish()
                 message.finish = None
-        if self.is_measuring:
-            self.plan_again()
-
-    # --- measured plans -----------------------------------------------------------------------------------------------
-
-    def _now(self) -> Any:
-        """The current time of the device: on a GPU hooks run when kernels are launched, not when they finish."""
-        if self.world.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.world.device))
-        return event
-
-    def plan_again(self) -> None:
-        """Note this backward pass. Once enough are measured, make the final plan from rank 0's times."""
-        self.world.synchronize()
-        started = self._started
-        if isinstance(started, float):
-            self._seconds.append({name: moment - started for name, moment in self._times.items()})
-        else:
-            self._seconds.append({name: started.elapsed_time(event) / 1e3 for name, event in self._times.items()})
-        if len(self._seconds) < SKIPPED_UPDATES + MEASURED_UPDATES:
-            return
-        self.is_measuring = False
-        names, counted = [name for name, _ in self._named], self._seconds[SKIPPED_UPDATES:]
-        medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
-        late = max(medians.values(), default=0.0)  # for parameters without a gradient
-        own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
-        ready = self.world.broadcast(own.to(self.world.device)).tolist()
-        order = sorted(range(len(names)), key=lambda number: (ready[number], number))
-        self._named = [self._named[number] for number in order]
-        self._rebuild([ready[number] for number in order])
-
-    def _rebuild(self, ready: list[float]) -> None:
-        """Make the final plan while gradients keep this update's values."""
-        gradients = {name: slot.view.clone() for name, slot in self._slots.items()}
-        self._build(ready)
-        for name, slot in self._slots.items():
-            slot.view.copy_(gradients[name])
-            slot.parameter.grad = slot.view
 
     def stats(self) -> dict[str, float]:
         """The common figures, and the number of buckets."""

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from task_images.contract import DivergedError, WrongResultError
 from task_images.methods.base import LossScale, Method
-from task_images.methods.buckets import MEASURED_UPDATES, SKIPPED_UPDATES
 from task_images.methods.catalog import read_method
 from task_images.methods.compressed import Compressed
 
@@ -125,7 +124,7 @@ def check_method(world: World, method: Method, prepare: Callable[[Method], None]
     module = short.attach(world, model, lambda probe: make(probe.parameters(), 1.0))
     if prepare is not None:
         prepare(short)
-    steps = STEPS + (SKIPPED_UPDATES + MEASURED_UPDATES if getattr(short, "is_measuring", False) else 0)
+    steps = STEPS + short.settling
     sums = {name: torch.zeros(shape, device=world.device) for name, (shape, _) in LAYERS.items()}
     # Equal weights, so that the sum of integers arrives, which is exact in any order of summing.
     total = 1.0 if short.identical else float(world.size)

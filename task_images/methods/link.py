@@ -11,9 +11,6 @@ from task_images.methods import dist, torch
 if TYPE_CHECKING:
     from task_images.world import World
 
-COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
-BURSTS = (2, 12)  # messages of a short and a long burst
-
 
 class Booked(NamedTuple):
     """When a message was given to the link, and when it may arrive at the earliest (`time.perf_counter`)."""
@@ -152,36 +149,6 @@ class Link:
             return [place.to(tensor.device) for place in received]
 
         return finish
-
-    def measure_cost(self) -> list[tuple[float, float]]:
-        """Bytes and seconds that one more all-reduce adds to a burst, for each of COST_SIZES. Collective.
-
-        Comparing a short burst with a long one removes the fixed cost of a burst (until all ranks have started, and
-        until all are done), which is as long as several messages if there are more ranks than cores.
-        """
-        before = self.messages, self.bytes, self.wire_bytes, self.exposed, self.busy
-        short, long = BURSTS
-        found = []
-        for size in COST_SIZES:
-            extra = self._measure_burst(size, long) - self._measure_burst(size, short)
-            found.append((4.0 * size, extra / (long - short)))
-        self.messages, self.bytes, self.wire_bytes, self.exposed, self.busy = before
-        return found
-
-    def _measure_burst(self, size: int, count: int) -> float:
-        tensors = [torch.zeros(size, device=self.device) for _ in range(count + 2)]
-        for tensor in tensors[:2]:  # warm-up
-            self.all_reduce(tensor)
-        self._synchronize()
-        begin = time.perf_counter()
-        for pending in [self.start_all_reduce(tensor) for tensor in tensors[2:]]:
-            pending.wait()
-        self._synchronize()
-        return time.perf_counter() - begin
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _follow(self, work: dist.Work | None, booked: Booked) -> Pending:
         assert work is not None

@@ -6,22 +6,29 @@ forward pass waits for all of them (`gates`).
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from task_images.methods import nn, plans, torch
 from task_images.methods.base import NOTHING, LossScale, set_rate, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.plans import Groups
+from task_images.methods.plans import Cost, Groups
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.methods.link import Pending
+    from task_images.methods.link import Link, Pending
 
+# Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and
+# selected, are skipped; medians of the others are used.
+SKIPPED_UPDATES, MEASURED_UPDATES = 3, 5
+COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
+BURSTS = (2, 12)  # messages of a short and a long burst
 BUCKET = size_option("25MiB", "a message is sent once its tensors have so many bytes")
 
 
@@ -52,14 +59,118 @@ class Fusion(Bucketed):
         return plans.threshold(sizes, self.values["bucket"])
 
 
-class MgWfbp(Bucketed):
+class Measured(Bucketed):
+    """Methods whose plan or order depends on measured backward passes, and on the measured cost of a message. Until
+    they are measured, `is_measuring` is set, and `ready` are just numbers in the order."""
+
+    settling = SKIPPED_UPDATES + MEASURED_UPDATES
+
+    def start(self) -> None:
+        """Measure the cost of messages."""
+        self.is_measuring = True
+        self._started: Any = 0.0
+        self._times: dict[str, Any] = {}  # when gradients of this update became ready
+        self._seconds: list[dict[str, float]] = []  # of earlier updates, since the first gradient
+        found = plans.fit(measure_cost(self.link))
+        self.cost = Cost(self.world.agree(found.alpha), self.world.agree(found.beta))
+        super().start()
+
+    def open_update(self) -> None:
+        """Begin to measure the backward pass."""
+        super().open_update()
+        if self.is_measuring:
+            self._times, self._started = {}, self._now()
+
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        if self._armed and self.is_measuring:
+            if not self._open:
+                self.open_update()
+            self._times[name] = self._now()
+        super()._on_gradient(name, parameter)
+
+    def reduce(self) -> None:
+        """Wait for all messages, and plan again."""
+        super().reduce()
+        if self.is_measuring:
+            self.plan_again()
+
+    def _now(self) -> Any:
+        """The current time of the device: on a GPU hooks run when kernels are launched, not when they finish."""
+        if self.world.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.world.device))
+        return event
+
+    def plan_again(self) -> None:
+        """Note this backward pass. Once enough are measured, make the final plan from rank 0's times."""
+        self.world.synchronize()
+        started = self._started
+        if isinstance(started, float):
+            self._seconds.append({name: moment - started for name, moment in self._times.items()})
+        else:
+            self._seconds.append({name: started.elapsed_time(event) / 1e3 for name, event in self._times.items()})
+        if len(self._seconds) < SKIPPED_UPDATES + MEASURED_UPDATES:
+            return
+        self.is_measuring = False
+        names, counted = [name for name, _ in self._named], self._seconds[SKIPPED_UPDATES:]
+        medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
+        late = max(medians.values(), default=0.0)  # for parameters without a gradient
+        own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
+        ready = self.world.broadcast(own.to(self.world.device)).tolist()
+        order = sorted(range(len(names)), key=lambda number: (ready[number], number))
+        self._named = [self._named[number] for number in order]
+        self._rebuild([ready[number] for number in order])
+
+    def _rebuild(self, ready: list[float]) -> None:
+        """Make the final plan while gradients keep this update's values."""
+        gradients = {name: slot.view.clone() for name, slot in self._slots.items()}
+        self._build(ready)
+        for name, slot in self._slots.items():
+            slot.view.copy_(gradients[name])
+            slot.parameter.grad = slot.view
+
+
+def measure_cost(link: Link) -> list[tuple[float, float]]:
+    """Bytes and seconds that one more all-reduce adds to a burst, for each of COST_SIZES. Collective.
+
+    Comparing a short burst with a long one removes the fixed cost of a burst (until all ranks have started, and until
+    all are done), which is as long as several messages if there are more ranks than cores.
+    """
+    before = link.messages, link.bytes, link.wire_bytes, link.exposed, link.busy
+    short, long = BURSTS
+    found = []
+    for size in COST_SIZES:
+        extra = _measure_burst(link, size, long) - _measure_burst(link, size, short)
+        found.append((4.0 * size, extra / (long - short)))
+    link.messages, link.bytes, link.wire_bytes, link.exposed, link.busy = before
+    return found
+
+
+def _measure_burst(link: Link, size: int, count: int) -> float:
+    tensors = [torch.zeros(size, device=link.device) for _ in range(count + 2)]
+    for tensor in tensors[:2]:  # warm-up
+        link.all_reduce(tensor)
+    _synchronize(link.device)
+    begin = time.perf_counter()
+    for pending in [link.start_all_reduce(tensor) for tensor in tensors[2:]]:
+        pending.wait()
+    _synchronize(link.device)
+    return time.perf_counter() - begin
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class MgWfbp(Measured):
     """Merged-gradient WFBP."""
 
     name = "mgwfbp"
     summary = "merges tensors if that saves more startup time than it costs in waiting (greedy, from measured times)"
     source = "Shi et al. 2019, arXiv:1811.11141"
     exact = True
-    measures = True
     merge: Callable[..., Groups] = staticmethod(plans.merge_greedily)
 
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
@@ -120,9 +231,6 @@ class Gated(Bucketed):
         if self.world.size == 1:
             return super().apply(rate, clip)
         self._due = rate
-        if self.is_measuring:
-            self._drain()
-            self.plan_again()
         return True
 
     def consensus(self) -> AbstractContextManager[object]:
@@ -130,11 +238,6 @@ class Gated(Bucketed):
         if self.world.size > 1:
             self._drain()
         return NOTHING
-
-    def _rebuild(self, ready: list[float]) -> None:
-        super()._rebuild(ready)
-        for slot in self._slots.values():
-            slot.parameter.grad = None
 
     def _pass_first_gate(self, module: nn.Module, inputs: object) -> None:
         if self._due is not None and torch.is_grad_enabled():
@@ -174,7 +277,7 @@ class Gated(Bucketed):
         self._applied.update(slot.name for slot in wanted)
 
 
-class ByteScheduler(Gated):
+class ByteScheduler(Gated, Measured):
     """Priorities: all ranks send in the order in which one link would, that always takes the ready message closest to
     the input. It is simulated with rank 0's measured times."""
 
@@ -182,7 +285,19 @@ class ByteScheduler(Gated):
     summary = "splits tensors and sends those of the first layers first; a forward pass waits only for its own layer"
     source = "Peng et al. 2019, SOSP"
     options = {"partition": size_option("4MB", "messages are cut into parts of at most this size")}  # noqa: RUF012
-    measures = True
+
+    def apply(self, rate: float, clip: float | None) -> bool:
+        """Leave the update to the gates, unless its backward pass is measured."""
+        updated = super().apply(rate, clip)
+        if self.world.size > 1 and self.is_measuring:
+            self._drain()
+            self.plan_again()
+        return updated
+
+    def _rebuild(self, ready: list[float]) -> None:
+        super()._rebuild(ready)
+        for slot in self._slots.values():
+            slot.parameter.grad = None
 
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
         """Each tensor has its own messages."""
