@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -418,3 +419,17 @@ def test_waiting_for_several_runs_ends_with_the_worst_of_them() -> None:
     assert run(["run", "bad", "1", "--command", "false", "--detach"]) == 0
     assert run(["run", "good", "1", "--command", "true", "--detach"]) == 0
     assert run(["wait", "good-1", "bad-1"]) == 7
+
+
+def test_the_timeout_of_a_wait_is_for_all_of_its_runs(tmp_path: Path) -> None:
+    """The first run takes 8 of the 10 s, and the second would end after 16."""
+    assert run(["run", "b", "1", *shell("until test -e go; do sleep 0.1; done"), "--detach"]) == 0
+    assert run(["run", "a", "1", "--command", "sleep 8", "--detach"]) == 0
+    timer = threading.Timer(16, (tmp_path / "go").touch)
+    timer.start()
+    try:
+        assert run(["wait", "a-1", "b-1", "--timeout", "10s"]) == 124
+    finally:
+        timer.cancel()
+        (tmp_path / "go").touch()
+    assert run(["wait", "a-1", "b-1"]) == 0
