@@ -657,7 +657,10 @@ def _checked_axes(axes: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
 
 def _checked_point(entry: Any) -> dict[str, object]:
     if not isinstance(entry, Mapping) or not entry:
-        raise UsageError(f"{short(entry)} is not a point of a matrix: it must be a mapping of options to values.")
+        raise UsageError(
+            f"{short(entry)} is not a point of a matrix: it must be a mapping of options to values.",
+            hint="Files of your program belong to include-files.",
+        )
     checked = {_axis_key(key): value for key, value in entry.items()}
     return {key: _checked_scalar(key, value) for key, value in checked.items()}
 

@@ -11,6 +11,9 @@ MAX_HOSTS = 2048
 MAX_SLOTS = 64
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]+@)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SINGLE = re.compile(r"'([^']*)'\s*(?:\s#.*)?")
+_DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:\s#.*)?')
+_EXPANDED = re.compile(r"(?<!\\)(?:\$\w+|\$\{[^}]*\}?|\$\([^)]*\)?|`[^`]*`?)")
 _GIVEN_BY_ENGINE = re.compile(r"MLBENCH_|(LOCAL_)?(RANK|WORLD_SIZE)$|NODE_RANK$|MASTER_(ADDR|PORT)$")
 
 
@@ -25,7 +28,7 @@ class HostEntry:
 def parse_list(text: str) -> list[HostEntry]:
     """ "m1,m2:4": hosts with commas, each with its slots behind a colon as in `mpirun --host`. Raises UsageError."""
     entries = []
-    for part in text.split(","):
+    for part in text.strip().strip(",").split(","):
         name, _, slots = part.strip().partition(":")
         entries.append(HostEntry(_check_name(name, f'"{part.strip()[:80]}"'), _check_slots(slots or "1", part)))
     return _check_unique(entries)
@@ -63,8 +66,8 @@ def parse_environment(text: str) -> dict[str, str]:
     Variables that the engine sets are ignored; names that look like secrets are rejected. Raises UsageError.
     """
     found: dict[str, str] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip().removeprefix("export ").strip()
+    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        line = re.sub(r"^export\s+", "", raw.strip())
         if not line or line.startswith(("#", "[")):
             continue
         name, equals, value = line.partition("=")
@@ -76,13 +79,29 @@ def parse_environment(text: str) -> dict[str, str]:
                 f"Line {number} of the environment file sets {name}, which looks like a secret.",
                 hint="Its value would be stored in the results; set it on the hosts instead.",
             )
-        if value[:1] in ("'", '"') and (end := value.find(value[0], 1)) > 0:
-            value = value[1:end]
-        else:
-            value = re.split(r"\s#", value, maxsplit=1)[0].strip()
+        value = _read_value(value, f"Line {number} of the environment file")
         if not _GIVEN_BY_ENGINE.match(name):
             found[name] = value
     return found
+
+
+def _read_value(text: str, place: str) -> str:
+    """The value behind KEY=, as a shell reads it: quoted, or up to a comment. Raises UsageError for what only a shell
+    could replace."""
+    if quoted := _SINGLE.fullmatch(text):
+        return quoted[1]
+    double = _DOUBLE.fullmatch(text)
+    if double is None and text[:1] in ("'", '"'):
+        raise UsageError(f"{place}: the quotes of {text[:80]!r} do not end, or text follows them.")
+    value = double[1] if double else re.split(r"(?:^|\s)#", text, maxsplit=1)[0].strip()
+    if (found := _EXPANDED.search(value)) or "\0" in value:
+        raise UsageError(
+            f"{place}: no shell reads the file, so {found[0]!r} would stay as it is."
+            if found
+            else f"{place}: a NUL character is in the value.",
+            hint="Write the value itself, or put it into single quotes if it is meant literally.",
+        )
+    return re.sub(r'\\(["\\$`])', r"\1", value) if double else value
 
 
 def _check_name(name: str, place: str) -> str:

@@ -7,7 +7,7 @@ from mlbench_cli.errors import UsageError
 
 
 def test_a_list_has_hosts_with_or_without_slots() -> None:
-    assert parse_list("m1, me@m2:4") == [HostEntry("m1"), HostEntry("me@m2", 4)]
+    assert parse_list("m1, me@m2:4,") == [HostEntry("m1"), HostEntry("me@m2", 4)]
 
 
 def test_host_files_of_both_mpi_families_are_read() -> None:
@@ -54,11 +54,17 @@ def test_rubbish_in_a_host_file_is_refused_with_its_line(text: str) -> None:
 
 
 def test_an_environment_file_gives_variables_and_leaves_the_engines_own() -> None:
-    text = "[env]\n# comment\nexport NCCL_DEBUG=INFO\nA='b c'\nRANK=3\nMLBENCH_SEED=1\n"
-    assert parse_environment(text) == {"NCCL_DEBUG": "INFO", "A": "b c"}
+    text = '\ufeff[env]\n# comment\nexport\tNCCL_DEBUG=INFO\nA=\'$b c\' # $d\nB="e\\"\\$f"\nRANK=3\nMLBENCH_SEED=1\n'
+    assert parse_environment(text) == {"NCCL_DEBUG": "INFO", "A": "$b c", "B": 'e"$f'}
 
 
-@pytest.mark.parametrize("text", ["no equals\n", "1A=2\n", "AWS_SECRET_ACCESS_KEY=x\n", "=x\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("no equals\n", "1A=2\n", "AWS_SECRET_ACCESS_KEY=x\n", "=x\n", "A='b\n", "A='b'c\n", "A=\0\n"),
+        *("PATH=/x:$PATH\n", 'A="${B:-1}"\n', "A=$(date)\n", "A=`date`\n"),  # which only a shell replaces
+    ],
+)
 def test_a_bad_environment_file_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_environment(text)
@@ -86,9 +92,7 @@ def test_lines_of_a_host_file(line: str, entry: HostEntry) -> None:
         ("A=1", {"A": "1"}),
         (" export  A = 1 ", {"A": "1"}),
         ("A=", {"A": ""}),
-        ("A='1\"", {"A": "'1\""}),
         ('A="1"', {"A": "1"}),
-        ("A='", {"A": "'"}),
         ("A=b=c", {"A": "b=c"}),
         ("RANKS=3", {"RANKS": "3"}),
         *((f"{name}=3", {}) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")),
