@@ -2,12 +2,10 @@
 
 import math
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from mlbench_cli.agent.network.hub import NETEM, PACKET, choose_mtu
-from mlbench_cli.agent.network.shaped import _find_lateness
 from mlbench_cli.agent.network.switch import CREDIT_SECONDS, Packet, Scheduler
 
 RATE, DELAY = 1e8, 0.005  # 100 Mbit/s: 80 ns for a byte
@@ -111,13 +109,3 @@ def test_packets_are_large_for_python_and_small_for_slow_links() -> None:
     assert choose_mtu(1e8, PACKET) == 8333
     assert choose_mtu(1e7, PACKET) == 1500
     assert (choose_mtu(1e10, NETEM), choose_mtu(1e8, NETEM)) == (9000, 1500)
-
-
-@pytest.mark.parametrize(
-    ("packets", "late", "said"), [(0, 2, None), (100, 0, None), (10, 20, "100 %"), (100, 50, "50 %")]
-)
-def test_lateness_is_noted_of_the_tasks_packets_only(packets: int, late: int, said: str | None) -> None:
-    """A probe's last packet may be late when the task has sent none: that once ended the agent."""
-    task: Any = {"switch": {"packets": packets, "late_packets": late}, "sent_bytes": []}
-    found = _find_lateness(task)
-    assert found is None if said is None else said in (found or "")

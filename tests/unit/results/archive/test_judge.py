@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mlbench_cli.model.run import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.results.archive.judge import JUDGE_VERSION, Judgement, judge
 from mlbench_cli.runs.launch import resolve
@@ -334,21 +333,13 @@ def test_metric_lines_are_written_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "functional"), [(("a", "b"), None), (("a", "a"), None), (("a", "b"), "one machine")])
-def test_workers_are_alone_on_nodes_of_their_own(
-    nodes: tuple[str, str], functional: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-
-    def record(spec: RunSpec, provenance: Any, samples: Any, is_alone: bool, environments: Any) -> Conditions:
-        asked.append(is_alone)
-        return assess_conditions(spec, provenance, samples, is_alone, environments)
-
-    monkeypatch.setattr("mlbench_cli.results.archive.judge.assess_conditions", record)
+def test_workers_are_alone_on_nodes_of_their_own(nodes: tuple[str, str], functional: str | None) -> None:
     workers = tuple(
         WorkerState(rank, "succeeded", exit_code=0, started=1.0, node=node) for rank, node in enumerate(nodes)
     )
-    judge_run(Observation(10.0, workers, (), Ending.EXITED), spec=replace(SPEC, functional_only=functional))
-    assert asked == [nodes == ("a", "b") and functional is None]
+    spec, seen = replace(SPEC, functional_only=functional), Observation(10.0, workers, (), Ending.EXITED)
+    found = Evidence("id", "r-2", CREATED, spec, None, seen, {}, list, {})
+    assert found.is_alone is (nodes == ("a", "b") and functional is None)
 
 
 def test_figures_are_left_out_of_the_sentence_if_the_task_did_not_report_them() -> None:
