@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SHARED = "AWS_DOUBLE_OF_TESTS"  # a variable, which workers inherit: the port of the session's double
+SHARED = "DOUBLE_OF_AWS"  # a variable with its port, which workers inherit; tests remove those called AWS_...
 
 
 def listen() -> socket.socket:
