@@ -1,10 +1,10 @@
 """MNIST in its own format (idx, https://yann.lecun.com/exdb/mnist), plain or gzipped, from a folder, or its like.
 
-The folder, or its sub-folder `mnist` or `MNIST/raw`, may hold the four files; if it has none of them, they are
-downloaded.
+The folder, or one of PLACES in it, may hold the four files; if it has none of them, they are downloaded.
 """
 
 import gzip
+import re
 import zlib
 from collections.abc import Mapping
 from functools import partial
@@ -25,6 +25,8 @@ CLASSES, SIDE = 10, 28
 OFFICIAL = {"training images": 60_000, "validation images": 10_000}
 OFFICIAL_MEANS = (0.1306605,)  # of the training images
 LOCK = "mnist.lock"
+PLACES = (".", "mnist", "MNIST", "MNIST/raw", "raw")  # torchvision's is MNIST/raw
+_ALIKE = re.compile(r"(train|t10k|test|val).*(image|label)", re.IGNORECASE)  # whatever somebody has called the files
 MEAN, DEVIATION = 0.1307, 0.3081
 FILES = {
     "training": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -87,8 +89,13 @@ def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Pa
     An archive of the published size is checked against its published checksum.
     """
     names = [name for pair in FILES.values() for name in pair]
-    places = (folder, folder / "mnist", folder / "MNIST" / "raw")  # the last one is torchvision's
+    places = [folder / place for place in PLACES]
     place = next((place for place in places if any(_file(place, name).exists() for name in names)), None)
+    if place is None and (alike := [path for where in places for path in _list(where) if _ALIKE.search(path.name)]):
+        raise EnvironmentUnfitError(
+            f"{alike[0]} is not one of MNIST's own files, {', '.join(names)}",
+            "Rename the four files to these names (.gz may follow); into an empty folder, they are downloaded.",
+        )
     missing = [] if place is None else [name for name in names if not _file(place, name).exists()]
     # Beside the lock file a missing one is still to be downloaded, by another rank or after a run that was killed.
     if place is not None and missing and not (place / LOCK).exists():
@@ -129,10 +136,16 @@ def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """The file in one of its spellings: some tools unpack train-images-idx3-ubyte.gz as train-images.idx3-ubyte."""
+    """The file in one of its spellings: some tools unpack train-images-idx3-ubyte.gz as train-images.idx3-ubyte, or
+    into a folder of its own name."""
     dotted = name.replace("-idx", ".idx")
     spellings = (f"{name}.gz", name, f"{dotted}.gz", dotted)
-    return next((folder / each for each in spellings if (folder / each).exists()), folder / name)
+    known = (path for each in spellings for path in (folder / each, folder / each / each))
+    return next((path for path in known if path.is_file()), folder / name)
+
+
+def _list(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _read(path: Path) -> Bytes:

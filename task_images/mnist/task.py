@@ -9,7 +9,7 @@ from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract, TaskUsageError
 from task_images.data import seed_all
 from task_images.images import ImageData, synthetic_images
-from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
+from task_images.mnist.data import CLASSES, DEVIATION, FILES, MEAN, PLACES, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 from task_images.parameters import ClassifierSettings, Task, parameter, read_parameters
 from task_images.schedules import Constant, PerEpoch
@@ -49,12 +49,11 @@ TASK = Task(
     free=["loaders"],
     files={
         "when": {"data": "mnist"},
-        "folders": [".", "mnist"],
+        "folders": [*PLACES],
         "wanted": [
-            ["train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"],
-            ["train-labels-idx1-ubyte", "train-labels-idx1-ubyte.gz"],
-            ["t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"],
-            ["t10k-labels-idx1-ubyte", "t10k-labels-idx1-ubyte.gz"],
+            [name, f"{name}.gz", dotted, f"{dotted}.gz"]
+            for pair in FILES.values()
+            for name, dotted in ((name, name.replace("-idx", ".idx")) for name in pair)
         ],
         "download": "12 MB",
         "default_folder": True,

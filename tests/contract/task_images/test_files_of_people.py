@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
+from mlbench_cli.tasks.catalog import load_task
 from task_images import gpu as gpu_sampler
 from task_images import gpu as nccl
 from task_images.bert_pretraining.wordpiece import split_words
@@ -56,19 +57,42 @@ def test_an_incomplete_folder_alone_is_named(tmp_path: Path) -> None:
 # --- MNIST ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
+@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw", "raw"])
 @pytest.mark.parametrize("spelling", ["-idx", ".idx"])
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_is_found_in_every_spelling(tmp_path: Path, folder: str, spelling: str, zipped: bool) -> None:
-    place = tmp_path / folder
+    write_mnist(tmp_path / folder, spelling, zipped=zipped)
+    found = mnist.read(tmp_path, lambda text: None)
+    assert (found.training[0].shape, found.validation[1].tolist()) == ((3, 1, 28, 28), [0, 0, 0])
+    wanted = load_task("mnist").files
+    assert wanted is not None
+    assert not wanted.list_missing(str(tmp_path))
+
+
+def test_mnist_is_found_where_each_file_has_a_folder(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / "moved")
+        path.mkdir()
+        (tmp_path / "moved").rename(path / path.name)
+    assert len(mnist.read(tmp_path, lambda text: None).validation[1]) == 3
+
+
+def test_files_that_are_mnist_by_another_name_are_named_and_nothing_is_downloaded(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(tmp_path / path.name.partition("-idx")[0])
+    with pytest.raises(EnvironmentUnfitError, match="t10k-images is not one of MNIST's own files"):
+        mnist.read(tmp_path, lambda text: None, ())
+
+
+def write_mnist(place: Path, spelling: str = "-idx", *, zipped: bool = False) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for pair in mnist.FILES.values():
         for name, shape in zip(pair, ((3, 28, 28), (3,)), strict=True):
             raw = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
             path = place / name.replace("-idx", spelling)
             path.with_name(path.name + ".gz").write_bytes(gzip.compress(raw)) if zipped else path.write_bytes(raw)
-    found = mnist.read(tmp_path, lambda text: None)
-    assert (found.training[0].shape, found.validation[1].tolist()) == ((3, 1, 28, 28), [0, 0, 0])
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
