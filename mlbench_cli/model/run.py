@@ -194,18 +194,10 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class NodeClock:
-    """What is known about the wall clock of one node of a run.
-
-    `stepped_seconds` is the sum of the absolute adjustments while the ranks ran. `start_ahead` and `end_ahead` are its
-    offsets in seconds from the clock of node 0 (the node of rank 0), with the uncertainty `error`; None for node 0
-    itself, and if not measured.
-    """
+    """By how much the wall clock of a node was set while the ranks ran: the sum of the absolute adjustments."""
 
     node: str | None
     stepped_seconds: float
-    start_ahead: float | None = None
-    end_ahead: float | None = None
-    error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,6 @@ class ClockDocument(TypedDict):
 
     node: str | None
     stepped_seconds: Amount
-    start_ahead: float | None
-    end_ahead: float | None
-    error: Amount | None
 
 
 class ObservationDocument(TypedDict):
