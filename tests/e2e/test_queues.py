@@ -157,7 +157,7 @@ def test_a_second_run_starts_when_the_first_has_ended(
     """Until then it has no pod, where its workers alone would find room."""
     cluster, namespace = runs.cluster, runs.cluster.access.namespace
     set_quota("550m")
-    both = [store.record_run(_spec(cluster, name, seconds=15)) for name in ("one", "two")]
+    both = [store.record_run(_spec(cluster, name, seconds=60)) for name in ("one", "two")]
     for run in both:
         runs.started.append(run)
         cluster.engine.submit(run, cluster.engine.render(run.spec))

@@ -319,6 +319,21 @@ class Unwilling(LocalEngine):
         self.cancelled = True
 
 
+class Replacing(Unwilling):
+    """A cluster on which one rank's machine is replaced by one that cannot start it, while the other one runs."""
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
+        running = WorkerState(0, "running", started=1.0)
+        yield Observation(2.0, (running, WorkerState(1, "pending")), (self.finding,))
+        ended = tuple(WorkerState(rank, "succeeded", exit_code=0, started=1.0, finished=3.0) for rank in (0, 1))
+        yield Observation(3.0, ended, (), Ending.CANCELLED if self.cancelled else Ending.EXITED)
+
+
+def test_a_run_that_has_started_goes_on_whatever_one_of_its_ranks_waits_for(lab: Lab) -> None:
+    run = lab.record(("prog",), workers=2)
+    assert end_of(supervise.follow(run, Replacing(), lab.store)) == ("completed", 0, True)
+
+
 def test_waiting_is_given_up_where_it_cannot_help(lab: Lab) -> None:
     run = lab.record(("prog",))
     outcome = supervise.follow(run, Unwilling(), lab.store)
