@@ -100,7 +100,7 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     assert waiting.stdout is not None
     sentence = waiting.stdout.readline()
     assert f"{second.name} is waiting for this machine: {first.name} of user " in sentence
-    assert "Timeout 24 h (--timeout)" in sentence
+    assert "Timeout 24 h; mlbench run --share-machine" in sentence
     assert "--share-machine" in sentence
     assert read_state(second.folder) is None
     observation = other.engine.look(second)
