@@ -202,7 +202,7 @@ def test_missing_data_is_named_and_asked_for(home: Path, tmp_path: Path) -> None
     person.type("\n")
     person.answer(PRESET, "spec")
     person.answer("Folder with the data: ", str(tmp_path / "nowhere"))
-    person.expect("There is no train (or ILSVRC2012_img_train.tar or imagenet-packed) in")
+    person.expect("There is no train (or ILSVRC2012_img_train.tar) in")
     person.answer("Folder with the data: ", str(tmp_path / "sets"))
     person.answer(BACKEND, "")
     assert f"--data-dir {tmp_path}/sets" in same_command(person)

@@ -109,7 +109,7 @@ def test_crops_are_parts_of_the_padded_image_mirrored_or_not() -> None:
 
 
 def test_nothing_of_it_needs_torch() -> None:
-    names = ("run", "goals", "report", "clock", f"{NAME}.task")
+    names = ("run", "report", "clock", f"{NAME}.task")
     code = (
         "import sys; " + "; ".join(f"import task_images.{name}" for name in names) + "; print('torch' in sys.modules)"
     )
