@@ -183,6 +183,7 @@ def _parse_margin(text: str) -> float:
         share = float(text.removeprefix("+").removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = 0.0
+    share = 0.0 if "_" in text else share  # Python's digit separator
     if not 0 < share < 1:
         raise UsageError(f'--within "{text[:60]}" is not between 0 and 100 %.', hint="For example 5%, or 0.05.")
     return share

@@ -40,6 +40,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["stauts"], 2, 'Did you mean "status"?'),
     (["--verion"], 2, "--verion"),
     (["status", "--metrc", "x"], 2, "--metrc"),
+    (["reproduce", "x.zip", "--within", "1_0%"], 2, "is not between 0 and 100 %"),
     (["status", "demo-3"], 4, 'Did you mean "demo-'),
     (["status", "-m", "Prec@1"], 2, "--metric and --watch need one run."),
     (["logs", "demo"], 4, 'There is no run or experiment "demo"'),
