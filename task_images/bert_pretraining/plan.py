@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from task_images.language.layout import (
-    Layout,
     LayoutError,
+    PretrainingPlan,
     plan_batch,
     plan_layout,
 )
@@ -53,14 +53,10 @@ LEAST_LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What follows from parameters and number of ranks. `scored`: positions of a sequence that get logits."""
+class Plan(PretrainingPlan):
+    """The plan of BERT. `scored`: positions of a sequence that get logits."""
 
     shape: Shape
-    layout: Layout
-    global_batch: int
-    passes: int
-    micro_batch: int
     scored: int
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from task_images.language.layout import (
-    Layout,
     LayoutError,
+    PretrainingPlan,
     check_tensor_parallel,
     plan_batch,
     plan_layout,
@@ -133,14 +133,10 @@ FLOPS_FORMULA = "6 N_matmul + 12 L d T per token"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What follows from parameters and number of ranks."""
+class Plan(PretrainingPlan):
+    """The plan of a decoder."""
 
     shape: Shape
-    layout: Layout
-    global_batch: int
-    passes: int
-    micro_batch: int
 
 
 def choose_shape(parameters: Mapping[str, Any]) -> Shape:

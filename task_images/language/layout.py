@@ -130,6 +130,18 @@ def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> in
     return passes
 
 
+@dataclass(frozen=True)
+class PretrainingPlan:
+    """What follows from parameters and number of ranks: the model's shape, a dataclass with its number of `parameters`;
+    `global_batch` sequences per update, of which each rank takes `micro_batch` in each of its `passes`."""
+
+    shape: Any
+    layout: Layout
+    global_batch: int
+    passes: int
+    micro_batch: int
+
+
 def plan_batch(layout: Layout, parameters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Global batch, passes per update and micro batch, from the parameters batch_per_rank, global_batch, micro_batch.
 

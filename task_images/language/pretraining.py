@@ -6,6 +6,7 @@ is one epoch of `steps` updates.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from task_images.elastic import ElasticCheckpoints
 from task_images.language import PretrainingSettings
 from task_images.language.attention import choose_attention
 from task_images.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
-from task_images.language.layout import Layout, LayoutError
+from task_images.language.layout import Layout, LayoutError, PretrainingPlan
 from task_images.language.parallel import ShardedUpdate, SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.loop import Plan, Unit, Update, Values, check_finite
@@ -103,36 +104,12 @@ class Batch(Protocol):
         """The pass on a device."""
 
 
-class PretrainingPlan(Protocol):
-    """The plan computed from parameters and number of ranks, see the tasks' preflight. `shape` is a dataclass."""
-
-    @property
-    def shape(self) -> Any:
-        """The model's shape, with its number of `parameters`."""
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of ranks."""
-
-    @property
-    def global_batch(self) -> int:
-        """Sequences per update."""
-
-    @property
-    def passes(self) -> int:
-        """Passes per rank and update."""
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences per pass."""
-
-
 S = TypeVar("S", bound=PretrainingSettings)
 P = TypeVar("P", bound=PretrainingPlan)
 B = TypeVar("B", bound=Batch)
 
 
-class Pretraining(Generic[S, P, B]):
+class Pretraining(ABC, Generic[S, P, B]):
     """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`loop.Batches`,
     `train.Work` and the validator). Subclasses say what is special.
 
@@ -163,28 +140,28 @@ class Pretraining(Generic[S, P, B]):
 
     # --- what a task says -------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> P:
         """The plan. Raises LayoutError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_corpus(self) -> Corpus:
         """The tokens that the settings ask for. Raises EnvironmentUnfitError or TaskUsageError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def use_corpus(self, corpus: Corpus) -> None:
         """Prepare to draw this rank's passes from the corpus."""
-        raise NotImplementedError
 
     def check_options(self) -> None:
         """Raises TaskUsageError for settings that device or plan do not support."""
 
+    @abstractmethod
     def make_model(self) -> Any:
         """The model, on the meta device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self, model: Any) -> Iterable[nn.Module]:
         """The modules that are compiled, gathered and recomputed one at a time."""
-        raise NotImplementedError
 
     def compiled(self, model: Any) -> Iterable[nn.Module]:
         """Additional modules to compile."""
@@ -194,9 +171,9 @@ class Pretraining(Generic[S, P, B]):
         """Modules before and after the blocks that FSDP gathers separately."""
         return (), ()
 
+    @abstractmethod
     def deviation(self, name: str) -> float | None:
         """Standard deviation of the initial values of a parameter, see `parallel.Deviation`."""
-        raise NotImplementedError
 
     def split_tensor(self, model: Any, mesh: DeviceMesh) -> None:
         """Split the layers over tensor-parallel ranks."""
@@ -206,13 +183,13 @@ class Pretraining(Generic[S, P, B]):
         """Number of rows at the end of a parameter that stay 0, by parameter name."""
         return {}
 
+    @abstractmethod
     def flops(self) -> float:
         """FLOPs of one update of all ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unit(self) -> Unit:
         """The unit of throughput."""
-        raise NotImplementedError
 
     def details(self) -> Mapping[str, object]:
         """Additional facts for the result."""
@@ -224,25 +201,25 @@ class Pretraining(Generic[S, P, B]):
         groups = split_decay(model, p.weight_decay)
         return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), eps=p.epsilon, fused=True)
 
+    @abstractmethod
     def training(self, update: int) -> Iterator[B]:
         """This rank's passes of one update (from 0)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def validation(self) -> Iterator[B]:
         """This rank's passes over the validation set, the same number on all ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, model: nn.Module, data: B) -> Any:
         """The model's outputs of a pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sum_loss(self, outputs: Any, data: B) -> Tensor:
         """The sum of losses over this rank's terms, a scalar."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, outputs: Any, data: B) -> Mapping[str, tuple[Tensor | float, float]]:
         """name -> (mean, weight) of this pass, including "loss"; the same names on all ranks."""
-        raise NotImplementedError
 
     # --- from the contract to the result ----------------------------------------------------------------------------
 
