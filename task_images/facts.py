@@ -32,9 +32,9 @@ def digest_code(task: str, method: str = "", root: Path = ROOT) -> tuple[str, st
     folder and all modules in task_images that they import, directly or not; and for the further modules that the method
     needs. Raises OSError for an unknown task.
     """
-    package, used = root / "task_images", ["methods/check.py", f"methods/{FILES.get(method, 'check')}.py"]
-    own = _collect_code(package, task, ())
-    added = {name: data for name, data in _collect_code(package, task, used).items() if name not in own}
+    package = root / "task_images"
+    own = _collect_code(package, task)
+    added = _follow(package, _list_modules(method), own) if method else {}
     return _digest(own), _digest(added) if method else ""
 
 
@@ -46,23 +46,35 @@ def _digest(contents: Mapping[str, bytes]) -> str:
 def read_task_code(task: str, root: Path = ROOT) -> dict[str, bytes]:
     """What runs of a catalog task may need on a machine without mlbench, by names in task_images: its own code, that of
     all methods, and the program that prepares data. Raises OSError if there is no such task."""
-    return _collect_code(
-        root / "task_images", task, ["prepare.py", "methods/check.py", *(f"methods/{one}.py" for one in FILES.values())]
-    )
+    package = root / "task_images"
+    own = _collect_code(package, task)
+    return {**own, **_follow(package, ["prepare.py", *_list_modules(*FILES)], own)}
 
 
-def _collect_code(package: Path, task: str, more: Sequence[str]) -> dict[str, bytes]:
-    """The files of the task's folder, the modules `more`, and all modules of task_images that they import, directly or
-    not. Hidden files, compiled files and Dockerfiles are left out."""
-    contents = {path.relative_to(package).as_posix(): path.read_bytes() for path in _code_files(package / task)}
-    waiting = ["__init__.py", "contract.py", "run.py", *more, *(name for name in contents if name.endswith(".py"))]
-    read: set[str] = set()
+def _list_modules(*methods: str) -> list[str]:
+    """The modules that communication methods have beside the task's own."""
+    return ["methods/check.py", *(f"methods/{FILES.get(method, 'check')}.py" for method in methods)]
+
+
+def _collect_code(package: Path, task: str) -> dict[str, bytes]:
+    """The files of the task's folder, and all modules of task_images that they import, directly or not. Hidden files,
+    compiled files and Dockerfiles are left out."""
+    folder = {path.relative_to(package).as_posix(): path.read_bytes() for path in _code_files(package / task)}
+    names = ["__init__.py", "contract.py", "run.py", *(name for name in folder if name.endswith(".py"))]
+    return {**folder, **_follow(package, names)}
+
+
+def _follow(package: Path, names: Sequence[str], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    """The modules `names` and all that they import, directly or not, without those of `known`, which has all that its
+    own modules import."""
+    found: dict[str, bytes] = {}
+    waiting = list(names)
     while waiting:
         name = waiting.pop()
-        read.add(name)
-        contents[name] = (package / name).read_bytes()
-        waiting += [found for found in _list_imports(package, contents[name]) if found not in read]
-    return contents
+        if name not in found and name not in (known or ()):
+            found[name] = (package / name).read_bytes()
+            waiting += _list_imports(package, found[name])
+    return found
 
 
 def _list_imports(package: Path, code: bytes) -> set[str]:
