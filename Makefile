@@ -22,7 +22,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-again test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 
 test: install lint ssh browser actionlint shellcheck  ## lint, types and all tests that need no cluster
 	$(PYTEST)
+
+test-again:  ## those that failed last time, one after another: a test that passes now is a flake, to be mended
+	$(TESTED) $(BIN)/python -m pytest -m "$(MARKS)" -v --last-failed --last-failed-no-failures none
 
 # Signatures are tried with the real program.
 ssh:

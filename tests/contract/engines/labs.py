@@ -19,7 +19,7 @@ from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, Parti
 from mlbench_cli.engines.slurm.engine import SlurmEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Run
-from tests.contract.local_runs import Lab, processes_below
+from tests.contract.local_runs import Lab, processes_below, until
 from tests.fakes import slurm
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
@@ -75,10 +75,11 @@ class EngineLab(Lab):
         return [pid for place in self.places(run) for pid in processes_below(str(place))]
 
     def agents(self, run: Run) -> list[int]:
-        """The agents of the run, by node."""
+        """The agents of the run, by node, once all of them are known."""
         states = [run.folder / ".state/state.json"]
-        if self.kind != "local":  # the head has the states of all
+        if self.kind != "local":  # the head has the states of all, and the last may still be on its way
             place = pod_folder(f"{run.name}-head") / "nodes" if self.kind == "kubernetes" else self.places(run)[0]
+            until(lambda: len(list(place.glob("*/.state/state.json"))) == run.spec.workers)
             states = sorted(place.glob("*/.state/state.json"))
         return [json.loads(path.read_text())["pid"] for path in states]
 
