@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.needs import missing
 
-PATIENCE = 60.0  # seconds; only a broken page needs them
+PATIENCE = 150.0  # seconds; only a broken page needs them
 MISSING = "needs Debian's chromium and chromium-driver: apt-get install chromium chromium-driver"
 
 

@@ -349,7 +349,8 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._status(404, "NotFound", f'{kind} "{name}" not found')
         if self.command == "PATCH":
-            return self._json(200, self.api.put(kind, merge(found, self.document)))
+            with self.api.changed:  # as controllers change it, too
+                found = self.api.put(kind, merge(self.api.objects.get((kind, name), found), self.document))
         if self.command == "DELETE":
             self.api.remove(kind, name)
         return self._json(200, found)

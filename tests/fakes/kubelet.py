@@ -108,14 +108,14 @@ class Kubelet:
         done = {item["type"] for item in job.get("status", {}).get("conditions", ())}
         if spec.get("suspend") or done:
             for pod, container in own.items():
-                if container.code is None and container.kill_at is None:
-                    known = self.server.objects["pods", pod]
+                known = self.server.objects.get(("pods", pod))  # or somebody has deleted it
+                if container.code is None and container.kill_at is None and known is not None:
                     metadata = {**known["metadata"], "deletionTimestamp": self.server.now}
                     self.server.put("pods", {**known, "metadata": metadata})
                     self._end(container, float(spec["template"]["spec"].get("terminationGracePeriodSeconds", 30)))
             return
         if "startTime" not in job.get("status", {}):
-            job = self.server.put("jobs", {**job, "status": {**job.get("status", {}), "startTime": self.server.now}})
+            self._set_status(name, startTime=self.server.now)
         down = (self.folder / "down").read_text().split() if (self.folder / "down").exists() else []
         for index in range(spec["completions"]):
             tries = [pod for pod in own if pod.startswith(f"{name}-{index}-")]
@@ -126,15 +126,21 @@ class Kubelet:
                 self._start(job, pod, index)
         codes = {key: item.code for key, item in own.items() if item.code is not None}
         if "successPolicy" in spec and codes.get(f"{name}-0-x") == 0:
-            self._finish(job, "Complete", "SuccessPolicy")
+            self._finish(name, "Complete", "SuccessPolicy")
         elif any(codes.values()) and spec.get("backoffLimit", 6) == 0:
-            self._finish(job, "Failed", "PodFailurePolicy")
+            self._finish(name, "Failed", "PodFailurePolicy")
         elif len(codes) == spec["completions"] and not any(codes.values()):
-            self._finish(job, "Complete", "CompletionsReached")
+            self._finish(name, "Complete", "CompletionsReached")
 
-    def _finish(self, job: Mapping[str, Any], kind: str, reason: str) -> None:
+    def _finish(self, job: str, kind: str, reason: str) -> None:
         condition = {"type": kind, "status": "True", "reason": reason, "lastTransitionTime": self.server.now}
-        self.server.put("jobs", {**job, "status": {**job.get("status", {}), "conditions": [condition]}})
+        self._set_status(job, conditions=[condition])
+
+    def _set_status(self, job: str, **status: Any) -> None:
+        """Change the status alone: a client may have changed or deleted the Job since it was listed."""
+        with self.server.changed:
+            if (known := self.server.objects.get(("jobs", job))) is not None:
+                self.server.put("jobs", {**known, "status": {**known.get("status", {}), **status}})
 
     def _start(self, job: Mapping[str, Any], name: str, index: int) -> None:
         template = job["spec"]["template"]
@@ -143,7 +149,9 @@ class Kubelet:
         folder, mount = self.folder / name / "results", self.folder / name / "mlbench"
         folder.mkdir(parents=True, exist_ok=True)
         mount.mkdir(exist_ok=True)
-        config = self.server.objects["configmaps", run]
+        config = self.server.objects.get(("configmaps", run))
+        if config is None:  # the run was deleted since its Job was listed
+            return
         for key, text in config.get("data", {}).items():
             (mount / key).write_text(text)
         for key, text in config.get("binaryData", {}).items():

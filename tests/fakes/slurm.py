@@ -8,12 +8,15 @@ job starts at once; scancel sends TERM to all processes that have the job's SLUR
 Slurm may do so; `woken` then has a line for each kind that it had to start.
 """
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,14 @@ def install(folder: Path) -> None:
 
 def jobs_folder() -> Path:
     return Path(os.environ["SLURM_CONF"]).parent
+
+
+@contextmanager
+def controller() -> Iterator[None]:
+    """Change jobs one at a time, as slurmctld does."""
+    with open(jobs_folder() / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read_jobs() -> list[dict[str, Any]]:
@@ -53,11 +64,12 @@ def sbatch(words: list[str]) -> int:
         return 0
     written = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
     options = {**options_of(written), **options_of(words)}
-    job = {
-        "id": len(read_jobs()) + 1, "name": options["job-name"], "comment": options["comment"], "state": "RUNNING",
-        "submitted": time.time(), "started": time.time(), "ended": None,
-    }  # fmt: skip
-    write_job(job)
+    with controller():
+        job = {
+            "id": len(read_jobs()) + 1, "name": options["job-name"], "comment": options["comment"], "state": "RUNNING",
+            "submitted": time.time(), "started": time.time(), "ended": None,
+        }  # fmt: skip
+        write_job(job)
     print(job["id"], flush=True)
     if os.fork():
         return 0
@@ -72,9 +84,10 @@ def sbatch(words: list[str]) -> int:
         cwd=options["chdir"],
         env={**os.environ, "SLURM_JOB_ID": str(job["id"])},
     ).returncode
-    (now,) = [found for found in read_jobs() if found["id"] == job["id"]]
-    state = "CANCELLED" if now["state"] == "CANCELLED" else "FAILED" if code else "COMPLETED"
-    write_job({**now, "state": state, "ended": time.time()})
+    with controller():
+        (now,) = [found for found in read_jobs() if found["id"] == job["id"]]
+        state = "CANCELLED" if now["state"] == "CANCELLED" else "FAILED" if code else "COMPLETED"
+        write_job({**now, "state": state, "ended": time.time()})
     return 0
 
 
@@ -165,9 +178,10 @@ def squeue(words: list[str]) -> int:
 
 
 def scancel(words: list[str]) -> int:
-    jobs = [job for job in read_jobs() if str(job["id"]) == words[0] and job["ended"] is None]
-    for job in jobs:
-        write_job({**job, "state": "CANCELLED"})
+    with controller():
+        jobs = [job for job in read_jobs() if str(job["id"]) == words[0] and job["ended"] is None]
+        for job in jobs:
+            write_job({**job, "state": "CANCELLED"})
     for number in (signal.SIGTERM, signal.SIGKILL) if jobs else ():
         for pid in processes_of(words[0]):
             try:

@@ -383,7 +383,7 @@ def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path, seconds: 
     # Nobody listens there: rank 0 is not told to serve the store.
     own += f"dist.TCPStore('127.0.0.2', 1, 2, False, datetime.timedelta(seconds={seconds}))\n"
     (project / "far.py").write_text(own)
-    words = ("--share-machine", "--yes", "--timeout", "60s")
+    words = ("--share-machine", "--yes", "--timeout", "60s" if code == 124 else "250s")
     done = mlbench("run", "far", "2", *words, "--command", f"{sys.executable} far.py")
     assert done.returncode == code
     assert "cannot reach the other ranks at 127.0.0.2:1." in done.stderr
@@ -392,7 +392,7 @@ def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path, seconds: 
 
 def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(project: Path) -> None:
     program = "import os, time, torch.distributed as dist\nos.environ['WORLD_SIZE'] = '1'\n"
-    (project / "one.py").write_text(program + "dist.init_process_group('gloo')\ntime.sleep(60)\n")
+    (project / "one.py").write_text(program + "dist.init_process_group('gloo')\ntime.sleep(600)\n")
     done = mlbench("run", "one", "2", "--share-machine", "--yes", "--command", f"{sys.executable} one.py")
     assert done.returncode == 7
     assert "Rank 1 joined a world of 1 rank: its program counts processes itself" in done.stderr

@@ -360,7 +360,7 @@ def test_a_server_that_sends_too_slowly_or_something_else_is_given_up(
             self.end_headers()
             self.wfile.write(body)
             with suppress(OSError):
-                for _ in range(100):
+                for _ in range(2000):
                     self.wfile.write(b"x")
                     self.wfile.flush()
                     time.sleep(0.05)
@@ -374,7 +374,7 @@ def test_a_server_that_sends_too_slowly_or_something_else_is_given_up(
     server.server_close()
     assert code == (10 if body.startswith(b"PK") else 2)
     assert ("bytes/s" if code == 10 else "is not an archive") in capsys.readouterr().err
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 60  # of the 100 that the server takes
     assert not list((Store().folder / "fetched").iterdir())
 
 

@@ -183,6 +183,8 @@ def test_a_detached_run(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert out == "far-2\n"
     assert "Started far-2" in err
+    logs = [Store().run("far-2").run.folder / f"logs/rank-{rank}.log" for rank in (0, 1)]
+    until(lambda: all(log.read_bytes() for log in logs))
     assert answer(capsys, "status")["runs"][0]["state"] == "running"
     assert run(["download", "far-2"]) == 2
     assert "has not ended yet" in capsys.readouterr().err

@@ -155,12 +155,12 @@ def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
 
 
 def test_progress_is_one_line_on_a_terminal(home: Path, tmp_path: Path) -> None:
-    person = Terminal("run", "a", "1", "--command", "sleep 2.2", home=home, columns=60, cwd=tmp_path)
+    person = Terminal("run", "a", "1", "--command", "sleep 6", home=home, columns=60, cwd=tmp_path)
     code, printed = person.finish()
     assert code == 0
     shown = [plain(part) for part in printed.split("\r") if "a-1: 1 running" in plain(part)]
     assert len(shown) >= 2
-    assert "elapsed 0 s" in shown[0]
+    assert re.search(r"elapsed \d s", shown[0])
     assert max(map(len, shown)) < 60
 
 

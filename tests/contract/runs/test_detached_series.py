@@ -47,7 +47,10 @@ def background(experiment: str = "x") -> int:
 
 
 def has_ended(pid: int) -> bool:
-    return not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
 
 
 def start(capsys: Captured) -> None:
@@ -118,7 +121,7 @@ def test_an_experiment_is_cancelled_as_a_whole_and_resumed(capsys: Captured) -> 
     assert run(["cancel", "x"]) == 0
     out, _ = capsys.readouterr()
     assert "x-2 was not started." in out
-    assert has_ended(background())
+    until(lambda: has_ended(background()))
     assert status(capsys, "x")["experiments"][0]["queue"]["text"] == "ended: mlbench cancel stopped it"
     assert list_begun() == ["1 begins"]
     for size in (1, 2, 3):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.contract.clients import start
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 # Uses a part of a core: other tests run meanwhile.
 BUSY = "sh -c 'while :; do i=0; while [ $i -lt 4000 ]; do i=$((i+1)); done; sleep 0.1; done'"
 CODE = "import sys; from mlbench_cli.__main__ import main; sys.exit(main())"

@@ -43,7 +43,7 @@ def record(store: Store, script: str, **options: Any) -> Run:
 
 def head_of(server: KubeApi) -> str:
     """The pod of the head that runs now."""
-    pods = [item for (kind, _), item in server.objects.items() if kind == "pods"]
+    pods, _ = server.list_objects("pods", {}, "")
     heads = [pod for pod in pods if pod["metadata"]["labels"]["mlbench/role"] == "head"]
     return next((str(pod["metadata"]["name"]) for pod in heads if pod["status"]["phase"] == "Running"), "")
 
@@ -56,7 +56,7 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
         submit(server, run)
         engine = KubernetesEngine(server.access)
         assert next(engine.logs(run, 1, follow=True)).text == b"1\n"
-        first = head_of(server)
+        first = until(lambda: head_of(server))
         os.kill(kubelet.process_of(first), signal.SIGKILL)
         until(lambda: server.objects["pods", first]["status"]["phase"] == "Failed")
         gate.touch()

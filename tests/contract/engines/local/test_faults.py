@@ -37,7 +37,7 @@ def is_stopped(pid: int) -> bool:
 
 def test_a_fault_of_the_second_attempt_comes_in_its_time(lab: Lab) -> None:
     script = "at 0.3s kill rank 1; at 1s for 0.5s stop rank 0"
-    run = lab.start(shell("exec sleep 3"), workers=2, faults=script, on_failure="restart")
+    run = lab.start(shell("exec sleep 5"), workers=2, faults=script, on_failure="restart")
     assert lab.end(run).ended == "exited"
     record = record_of(run)
     assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 30
@@ -52,7 +52,7 @@ def test_a_usage_error_is_not_tried_again(lab: Lab) -> None:
 
 
 def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(lab: Lab) -> None:
-    burn = "import time; end = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass"
+    burn = "import time; end = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass\ntime.sleep(4)"
     run = lab.start(python(burn), workers=1, faults="at 0.3s for 1.5s slow rank 0 to 30% cpu", detect_seconds=1.0)
     assert lab.end(run).ended == "exited"
     (event,) = record_of(run)["events"]
@@ -101,7 +101,7 @@ def test_ranks_start_again_from_the_last_checkpoint_that_is_whole(lab: Lab) -> N
 
 def test_a_fault_that_was_not_injected_makes_the_run_no_result(lab: Lab) -> None:
     # Links of a run without a network of its own: the client refuses that, and the agent cannot do it.
-    run = lab.start(shell("sleep 2"), workers=2, faults="at 0.2s link 0 down")
+    run = lab.start(shell("sleep 5"), workers=2, faults="at 0.2s link 0 down")
     end = lab.end(run)
     assert end.ended == "exited"
     finalize(run, lab.engine, lab.store)

@@ -20,7 +20,7 @@ from mlbench_cli.engines.local.state import read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.store import Store
-from tests.contract.local_runs import SLEEP, Lab, processes_of, shell, until
+from tests.contract.local_runs import PATIENCE, SLEEP, Lab, processes_of, shell, until
 
 Captured = pytest.CaptureFixture[str]
 QUICK = shell("true")
@@ -106,7 +106,7 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     observation = other.engine.look(second)
     assert {worker.reason for worker in observation.workers} == {"waiting for the runs before it"}
     (tmp_path / "go").touch()
-    assert waiting.wait(30) == 0
+    assert waiting.wait(PATIENCE) == 0
     assert other.end(second).ended == "exited"
     first_end, second_start = (read_state(run.folder) for run in (first, second))
     assert first_end is not None
@@ -126,11 +126,11 @@ def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, oth
         runs.append(run)
         clients.append(client)
     clients[1].kill()  # its place is free at once
-    clients[1].wait(30)
+    clients[1].wait(PATIENCE)
     assert clients[2].stdout is not None
     assert "behind 1 other" in clients[2].stdout.readline()
     (tmp_path / "go").touch()
-    assert [client.wait(60) for client in (clients[0], clients[2], clients[3])] == [0, 0, 0]
+    assert [client.wait(PATIENCE) for client in (clients[0], clients[2], clients[3])] == [0, 0, 0]
     lab.end(first)
     for run in (runs[0], runs[2], runs[3]):
         assert other.end(run).ended == "exited"
@@ -144,7 +144,7 @@ def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, oth
 def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock: Path, victim: str) -> None:
     run = lab.record(SLEEP)
     client = start_in_another_process(run, lab.store.folder)
-    assert client.wait(30) == 0  # the client is gone; the run was detached
+    assert client.wait(PATIENCE) == 0  # the client is gone; the run was detached
     state = read_state(run.folder)
     assert state is not None
     assert not is_free(lock)
@@ -162,7 +162,7 @@ def test_a_client_killed_while_it_waits_leaves_no_lock(lab: Lab, other: Lab, loc
     assert waiting.stdout is not None
     assert waiting.stdout.readline()
     waiting.kill()
-    waiting.wait(30)
+    waiting.wait(PATIENCE)
     lab.engine.cancel(first)
     lab.end(first)
     until(lambda: is_free(lock))
@@ -293,8 +293,7 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     first = lab.start(SLEEP)
     words = [sys.executable, "-m", "mlbench_cli", "run", "mine", "1", "--command", "true"]
     waiting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    assert waiting.stderr is not None
-    assert f"mine-1 is waiting for this machine: {first.name} of user" in waiting.stderr.readline()
+    assert _next_sentence(waiting, f"mine-1 is waiting for this machine: {first.name} of user")
     waiting.send_signal(signal.SIGINT)
     waiting.communicate(timeout=120)
     assert waiting.returncode == 130

@@ -26,7 +26,7 @@ from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.snapshot import finished_snapshot, live_snapshot
 from mlbench_cli.storage.run_folder import RunFolder
 from task_images.contract import format_event
-from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
+from tests.contract.local_runs import PATIENCE, SLEEP, Lab, client, processes_of, python, shell, until
 
 GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": 81.5}
 
@@ -182,7 +182,7 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert (words, Counting.fetches) == (["goal_reached"] * 3, 1)
 
 
@@ -241,10 +241,10 @@ def test_a_run_deleted_while_it_is_followed_is_an_error_and_not_an_archive(lab: 
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert seen.wait(30)
+    assert seen.wait(PATIENCE)
     lab.store.forget_run(run)
     LocalEngine().delete(run, force=True)
-    thread.join(30)
+    thread.join(PATIENCE)
     assert "was deleted in the meantime" in str(caught[0])
     assert not RunFolder(run.folder).is_sealed
 
