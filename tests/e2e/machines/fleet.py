@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+PATIENCE = 150.0  # seconds; only a broken program, or a machine that others keep busy, needs them
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def parent_of(pid: int) -> int:
 
 def kill(pids: Sequence[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # it ended since it was listed
+            os.kill(pid, number)
 
 
 def all_running(client: Client, name: str, count: int) -> bool:

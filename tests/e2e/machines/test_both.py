@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,7 @@ def test_a_run_outlives_its_client_and_is_completed_by_another(machines: Client,
         assert (folder / f"output/rank-{rank}/file").read_text() == f"result {rank}\n"
         assert (folder / f"logs/rank-{rank}.log").read_text() == f"begun {rank}\ndone\n"
     other.ok("delete", "story-3", "--yes")
-    assert not agents("story-3")
-    assert not ranks("story-3")
+    until(lambda: not agents("story-3") and not ranks("story-3"))
 
 
 def test_one_experiment_spans_this_machine_and_the_cluster(machines: Client) -> None:
@@ -110,24 +108,23 @@ def test_cancelling_keeps_what_there_is(machines: Client) -> None:
         "stop",
         "2",
         "--command",
-        "sh -c 'echo kept > $MLBENCH_OUTPUT_DIR/f; exec sleep 600'",
+        "sh -c 'echo kept > $MLBENCH_OUTPUT_DIR/f; echo ready; exec sleep 600'",
         "--detach",
         "--yes",
     )
-    until(lambda: len(ranks("stop-2")) >= 2)
-    time.sleep(1)
+    until(lambda: machines.ok("logs", "stop-2").count("ready") == 2, every=1.0)
     machines.ok("cancel", "stop-2")
     machines.run("wait", "stop-2")
     assert machines.result("stop-2")["outcome"] == "cancelled"
     assert (machines.folder("stop-2") / "output/rank-1/f").read_text() == "kept\n"
-    assert not ranks("stop-2")
+    until(lambda: not ranks("stop-2"))
 
 
 def test_a_rank_that_ignores_term_is_killed_at_the_deadline(machines: Client) -> None:
     done = machines.shell("late", 2, 'trap "" TERM; while :; do sleep 1; done', "--timeout", "3s")
     assert done.returncode == 124, done.stderr
     assert machines.result("late-2")["outcome"] == "deadline"
-    assert not ranks("late-2")
+    until(lambda: not ranks("late-2"))
 
 
 def test_logs_are_exact_to_the_byte(machines: Client) -> None:

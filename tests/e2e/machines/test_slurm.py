@@ -89,7 +89,7 @@ def test_a_failed_node_is_no_success(slurm: Client, fleet: Fleet, broken_node: s
     assert done.returncode == 7, done.stderr
     assert slurm.result("node-3")["outcome"] == "lost"
     assert "node_failed" in codes(slurm, "node-3")
-    assert not ranks("node-3")
+    until(lambda: not ranks("node-3"))
 
 
 def test_a_job_that_slurm_forgot_ends_right_by_its_files(slurm: Client, fleet: Fleet) -> None:
@@ -212,7 +212,7 @@ def test_a_node_daemon_that_is_killed_and_started_again_changes_nothing(slurm: C
     slurm_command("slurmd", "-N", "n2")
     slurm.ok("wait", "daemon-3")
     assert slurm.result("daemon-3")["outcome"] == "completed"
-    assert not ranks("daemon-3")
+    until(lambda: not ranks("daemon-3"))
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_a_job_that_slurm_ends_at_its_time_limit_is_a_deadline(slurm: Client, fl
     assert slurm.run("wait", "limit-2").returncode == 124
     assert slurm.result("limit-2")["outcome"] == "deadline"
     assert "time_limit" in codes(slurm, "limit-2")
-    assert not ranks("limit-2")
+    until(lambda: not ranks("limit-2"))
 
 
 def test_a_folder_that_one_node_does_not_share_is_refused_with_its_name(client: Client, fleet: Fleet) -> None:
