@@ -279,14 +279,6 @@ class Provider(ABC):
 
     # --- changes
 
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
-        command = f"{delete_command(cluster)}, then mlbench create-cluster {self.name} {nodes} RELEASE"
-        raise UsageError(
-            f'The cluster "{cluster.name}" cannot be scaled: {self.name} has no machines that mlbench can add.',
-            hint=command if self.options else None,
-        )
-
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
         return ()

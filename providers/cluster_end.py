@@ -88,7 +88,7 @@ class WorkerHold(ClusterObjects):
 
     @abstractmethod
     def may_shrink(self) -> bool:
-        """Whether the pool may shrink, and grow to as many machines as it is to have, or is yet to be created so."""
+        """Whether the pool may shrink, or is yet to be created so."""
 
     @abstractmethod
     def poll_shrinking(self) -> Readiness:
@@ -109,23 +109,20 @@ class WorkerHold(ClusterObjects):
         return documents("kubernetes/worker-hold.yaml.j2", values)
 
     def find(self) -> ResourceStatus | None:
-        """Compare the Job with the end and the number of workers; None if it or the pool has to change."""
+        """Compare the Job with the end; None if it or the pool has to change."""
         wanted = self.documents()[-1]
         found = self.read(wanted)
         if found is None or any(is_true(condition(found, state)) for state in ("Failed", "Complete")):
             return None
-        same = [
-            (found["metadata"].get("annotations") or {}).get("mlbench/expires") == str(self._expires),
-            found["spec"].get("parallelism") == self._count,
-        ]
-        return ResourceStatus("holding") if all(same) and self.may_shrink() else None
+        same = (found["metadata"].get("annotations") or {}).get("mlbench/expires") == str(self._expires)
+        return ResourceStatus("holding") if same and self.may_shrink() else None
 
     def create(self) -> None:
         """Apply the Job, then let the pool shrink: pods that hold the machines come first."""
         job = self.documents()[-1]
         found: Mapping[str, Any] = self.read(job) or {}
         if any(is_true(condition(found, state)) for state in ("Failed", "Complete")):
-            # Its deadline has passed, or it was for no workers: a Job that has ended never runs again.
+            # Its deadline has passed: a Job that has ended never runs again.
             with open_young_cluster(self.connect) as api:
                 api.request("DELETE", path_of(job), params={"propagationPolicy": "Background"})
             raise BusyError("The Job that holds the workers had ended; creating it again.")

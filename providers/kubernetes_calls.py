@@ -130,7 +130,7 @@ class ReadyMachines(Part):
         """
         ready = list_ready_workers(self.connect)
         if len(ready) < self.count:
-            return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
+            return Readiness(False, f"{len(ready)} of {self.count} machines have joined")
         shown = sum(1 for node in ready if count_allocatable(node, GPU) >= self.gpus)
         return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
 

@@ -1,10 +1,10 @@
-"""What commands change of a cluster that exists: its size, its end, whether it exists.
+"""What commands change of a cluster that exists: its end, whether it exists.
 
 Each reads the cluster's record once it holds the cluster's lock. What a command read before, for example to ask its
-user, may be old by then: another command may have moved the end, changed the size or deleted the cluster.
+user, may be old by then: another command may have moved the end or deleted the cluster.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers import registry
-from providers.base import PartialSearchError, Provider, Resource
+from providers.base import PartialSearchError, Provider
 from providers.lifecycle import Report, down, hold_operation_lock, up
 from providers.workload_cleanup import WorkloadCleanup
 
@@ -106,25 +106,6 @@ def find_again(store: Store, cluster: Cluster) -> Cluster | None:
     return found[0] if found else store.find_cluster(cluster.identity)
 
 
-# --- change of size ---------------------------------------------------------------------------------------------------
-
-
-def plan_scaling(cluster: Cluster, nodes: int) -> Sequence[Resource]:
-    """The resources whose creation gives the cluster `nodes` workers. Raises UsageError if it cannot be scaled."""
-    provider = registry.load(cluster.provider)
-    clusters.require_account(provider, cluster)
-    return provider.scale(cluster, nodes)
-
-
-def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: Report) -> Cluster:
-    """Give the cluster `nodes` workers and return its record. Raises NotFoundError if it was deleted by now."""
-    with hold_operation_lock(store, cluster.name):
-        cluster = _require_record(store, cluster)
-        resources = plan_scaling(cluster, nodes)
-        scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
-        return up(scaled, resources, store, report=report, times="scaling")
-
-
 # --- end --------------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +113,7 @@ def set_end(store: Store, cluster: Cluster, report: Report) -> Cluster:
     """Set tag and timer in the cluster's cloud to the `expires` of its record, and record it."""
     provider = registry.load(cluster.provider)
     clusters.require_account(provider, cluster)
-    return up(cluster, provider.extend(cluster), store, report=report, times="scaling")
+    return up(cluster, provider.extend(cluster), store, report=report, times="extending")
 
 
 def describe_end(cluster: Cluster) -> str | None:

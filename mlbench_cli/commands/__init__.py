@@ -55,9 +55,6 @@ PANELS: dict[str, dict[str, Command]] = {
         "attach-hosts": Command("mlbench_cli.commands.attach_hosts", "attach_hosts", "Use a list of hosts over ssh"),
         "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "List clusters"),
         "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Set the default cluster"),
-        "scale-cluster": Command(
-            "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change the number of machines"
-        ),
         "certify": Command("mlbench_cli.commands.certify", "certify", "Find the nodes of a cluster that must go back"),
         "delete-cluster": Command(
             "mlbench_cli.commands.delete_cluster",

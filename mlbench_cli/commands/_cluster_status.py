@@ -127,7 +127,7 @@ def _resources(details: Mapping[str, list[TimesRecord]]) -> list[ResourceDocumen
     """One line for each resource: its making, and its removal if that has begun."""
     removal = {(item["kind"], item["name"]): item for item in details.get("removal", [])}
     found: list[ResourceDocument] = []
-    for item in [*details.get("provisioning", []), *details.get("scaling", [])]:
+    for item in [*details.get("provisioning", []), *details.get("extending", [])]:
         gone = removal.pop((item["kind"], item["name"]), None)
         own = {"state": _state(item, gone), "seconds": _span(item, "ready"), "removal": gone}
         found.append(cast(ResourceDocument, {**item, **own}))

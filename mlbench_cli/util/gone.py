@@ -74,6 +74,8 @@ COMMANDS = {
     "extend": "Repeat mlbench create-cluster with another --ttl.",
     "pins": "mlbench doctor says which support ends soon.",
     "prices": "mlbench create-cluster CLOUD N NAME --dry-run",
+    "scale-cluster": "mlbench run NAME 1 2 4 --create CLOUD uses one cluster for all sizes; or mlbench create-cluster "
+    "with another number of workers.",
     "sign": "mlbench verify ARCHIVE --sign KEY",
     "kubeconfig": "kind export kubeconfig, gcloud container clusters get-credentials, aws eks update-kubeconfig, or "
     "az aks get-credentials",

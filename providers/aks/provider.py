@@ -40,7 +40,6 @@ from providers.aks.resources import (
     ImageGroup,
     ImageRegistry,
     Placement,
-    PoolSize,
     ResourceGroup,
     SubnetAccess,
     WorkerPool,
@@ -223,19 +222,6 @@ class AksProvider(Provider):
             return plane.access()
         except NotFoundError as error:
             raise NotFoundError(error.message, hint=f"mlbench delete-cluster aks {cluster.name}") from None
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that resize the pool to `nodes` machines. Raises UsageError above the maximum size."""
-        self.check_nodes(nodes)
-        machine = _recorded_machine(cluster)
-        plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
-        pool = WorkerPool(plane, machine, nodes, None, ())
-        size = PoolSize(pool, nodes)
-        details = ClusterDetails.of(cluster)
-        hold = [AksHold(pool)] if details.expires is not None else []
-        size.needs = tuple(hold)
-        ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane.group)] if nodes else []
-        return [*hold, size, *ready]
 
 
 def fabric_details(machine_type: str | None) -> dict[str, object]:

@@ -341,36 +341,6 @@ class WorkerPool(AzureResource):
         return ", ".join(differing) or None
 
 
-class PoolSize(AzureResource):
-    """The number of machines in the worker pool."""
-
-    kind = "size of node pool"
-    create_seconds = 2400.0
-
-    def __init__(self, pool: WorkerPool, count: int) -> None:
-        super().__init__(pool.azure, f"{pool.name}={count}", pool.path)
-        self.count = count
-        self.goes_with = pool.plane.group
-
-    def find(self) -> ResourceStatus | None:
-        """Always None: setting the size again is harmless."""
-        return None
-
-    def request(self) -> Message:
-        """The current pool with the new number: a PUT resets omitted properties to their defaults."""
-        found = self.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no node pool "{self.name.partition("=")[0]}".')
-        return {"properties": {**found["properties"], "count": self.count}}
-
-    def poll(self) -> Readiness:
-        """Ready when the resizing operation is done. Raises with Azure's own words if it has failed."""
-        return self.poll_operation("resized")
-
-    def delete(self) -> None:
-        """Do nothing: a size is not deleted."""
-
-
 def shrinkable(most: int) -> Message:
     """Limits of a pool that the autoscaler may shrink to nothing."""
     return {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, most)}
@@ -548,10 +518,7 @@ class AksHold(WorkerHold):
 
     def may_shrink(self) -> bool:
         found = self.pool.find_raw()
-        if found is None:
-            return True
-        properties = found["properties"]
-        return bool(properties.get("enableAutoScaling")) and int(properties.get("maxCount") or 0) >= self.pool.count
+        return found is None or bool(found["properties"].get("enableAutoScaling"))
 
     def poll_shrinking(self) -> Readiness:
         if self.pool.operation is None:

@@ -67,7 +67,6 @@ from providers.eks.resources import (
     EndTag,
     EndTimer,
     ImageRepository,
-    NodeGroupSize,
     NodeStack,
     StorageClass,
     fetch_login,
@@ -271,20 +270,6 @@ class EksProvider(Provider):
     def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
         """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
         return discover.orphan_command(cluster, item)
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that resize the worker group to `nodes` machines, including devices.
-
-        Raises UsageError above the maximum size.
-        """
-        self.check_nodes(nodes)
-        plane, (_, workers) = self._plane(cluster), self.groups(cluster)
-        working = NodeStack(plane, workers)
-        size = NodeGroupSize(working, nodes)
-        devices = _devices(cluster) if nodes else []
-        found: list[Resource] = [size]
-        found += [DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices]
-        return found
 
     def _plane(self, cluster: Cluster) -> ClusterStack:
         _, workers = self.groups(cluster)

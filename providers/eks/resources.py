@@ -815,7 +815,7 @@ class NodeStack(Stack):
             return f"its machines are not in the zone {group.zone}"
         count = described["scalingConfig"]["desiredSize"]
         if count != group.count:
-            return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
+            return f"it has {count} machines, not {group.count}"
         return None
 
     def delete(self) -> None:
@@ -889,53 +889,6 @@ class NodeStack(Stack):
         return [item["InstanceId"] for group in answer["AutoScalingGroups"] for item in group.get("Instances") or ()]
 
 
-class NodeGroupSize(Part):
-    """The number of machines in a node group."""
-
-    kind = "size of node group"
-    create_seconds = 2400.0
-
-    def __init__(self, group: NodeStack, count: int) -> None:
-        self.group = group
-        self.count = count
-        self.name = group.name
-        self.goes_with = group
-        self.token = uuid.uuid4().hex
-
-    def find(self) -> ResourceStatus | None:
-        """The group's status if it has this size, else None, so that the life-cycle sets the size."""
-        described = self.group.find_raw()
-        if described is None:
-            raise NotFoundError(
-                f"There is no node group {self.name}.",
-                hint=f"mlbench delete-cluster eks {self.group.plane.name}, or repeat the create-cluster command",
-            )
-        if described["status"] != "UPDATING" and described["scalingConfig"]["desiredSize"] != self.count:
-            return None
-        return ResourceStatus(
-            described["status"], ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.group.cluster.name
-        )
-
-    def create(self) -> None:
-        """Request the new number of machines."""
-        self.group.aws.call(
-            "eks",
-            "update_nodegroup_config",
-            clusterName=self.group.plane.name,
-            nodegroupName=self.name,
-            scalingConfig=scaling_config(self.count),
-            clientRequestToken=self.token,
-        )
-
-    def poll(self) -> Readiness:
-        """Ready when the group is ACTIVE with that number. Raises with AWS' issues if it is DEGRADED."""
-        described = self.group.require_raw()
-        if described["status"] == "DEGRADED":
-            raise error_from_issues(described, f"The node group {self.name} did not get its machines")
-        reached = described["scalingConfig"]["desiredSize"] == self.count
-        return Readiness(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
-
-
 def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
     """Describe a node group in AWS' own fields; None if it does not exist."""
     names = {"clusterName": cluster, "nodegroupName": name}
@@ -989,12 +942,10 @@ def network_card_device(each: int) -> Device:
 class DevicePlugin(ClusterObjects):
     """A device plugin, applied unless the machines' image includes it; ready when all machines show their devices."""
 
-    def __init__(
-        self, plane: ClusterStack, workers: NodeStack, count: int, device: Device, needs: tuple[Resource, ...] = ()
-    ) -> None:
+    def __init__(self, plane: ClusterStack, workers: NodeStack, count: int, device: Device) -> None:
         self.manifest = device.manifest
         name = str(self.documents()[0]["metadata"]["name"]) if self.manifest else f"{plane.name}/{count}"
-        super().__init__(plane.access, name, needs or (plane, workers), workers)
+        super().__init__(plane.access, name, (plane, workers), workers)
         self.plane = plane
         self.count = count
         self.device = device

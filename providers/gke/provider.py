@@ -57,7 +57,6 @@ from providers.gke.resources import (
     ImageRepository,
     NcclInstaller,
     NetworkObjects,
-    PoolSize,
     WorkerPool,
     is_queued,
     list_networks,
@@ -232,25 +231,6 @@ class GkeProvider(Provider):
     def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
         """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
         return discover.orphan_command(cluster, item)
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that resize the pool to `nodes` machines.
-
-        Raises UsageError with flex-start, or above the maximum size.
-        """
-        self.check_nodes(nodes)
-        options = read_options(cluster, GkeOptions)
-        if options.flex_start:
-            raise UsageError("With --flex-start, machines come and go with the runs, so there is nothing to scale.")
-        machine = _recorded_machine(cluster)
-        plane = ControlPlane(cluster, _gke(cluster), options)
-        pool = WorkerPool(plane, machine, nodes)
-        size = PoolSize(pool, nodes)
-        details = ClusterDetails.of(cluster)
-        hold = [GkeHold(pool)] if details.expires is not None else []
-        size.needs = tuple(hold)
-        ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane)] if nodes else []
-        return [*hold, size, *ready]
 
 
 def _with_first_zone(options: GkeOptions) -> GkeOptions:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.gpudirect import Release, choose_release
 from mlbench_cli.kube.objects import condition, is_true
@@ -27,7 +27,6 @@ from providers.base import (
     ROLE_LABEL,
     WORKER,
     BusyError,
-    Part,
     Readiness,
     Resource,
     ResourceStatus,
@@ -357,38 +356,6 @@ class WorkerPool(GkeResource):
         return ", ".join(differing) or None
 
 
-class PoolSize(Part):
-    """The number of machines in the worker pool."""
-
-    kind = "size of node pool"
-    create_seconds = 2400.0
-
-    def __init__(self, pool: WorkerPool, count: int) -> None:
-        self.pool = pool
-        self.count = count
-        self.name = f"{pool.name}={count}"
-        self.goes_with = pool
-        self.operation: str | None = None
-
-    def find(self) -> ResourceStatus | None:
-        """Always None: GKE does not report a pool's size reliably, and setting it again is harmless."""
-        return None
-
-    def create(self) -> None:
-        """Request the new number of machines, divided evenly among the zones. Raises UsageError if that is
-        impossible."""
-        found = self.pool.find_raw()
-        zones = len(found.locations) if found is not None else 0
-        if self.count % (zones or 1):
-            raise UsageError(f"{self.count} workers cannot be shared evenly by the {zones} zones of the node pool.")
-        each = self.count // (zones or 1)
-        self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=each).name
-
-    def poll(self) -> Readiness:
-        """Ready when the resize operation is done. Raises Google's error if it failed."""
-        return self.pool.poll_operation(self.operation, "resized")
-
-
 def shrinkable(most: int) -> Message:
     """Limits of a pool that the autoscaler may shrink to nothing; `most` machines per zone."""
     return {"enabled": True, "min_node_count": 0, "max_node_count": max(1, most)}
@@ -519,18 +486,12 @@ class GkeHold(WorkerHold):
         found = self.pool.find_raw()
         if found is None or self.pool.find_flaw(found):
             return
-        gke, limits = self.pool.plane.gke, shrinkable(self._most(found))
+        gke, limits = self.pool.plane.gke, shrinkable(self.pool.count // max(len(found.locations), 1))
         self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
 
     def may_shrink(self) -> bool:
         found = self.pool.find_raw()
-        if found is None:
-            return True
-        return bool(found.autoscaling.enabled and found.autoscaling.max_node_count >= self._most(found))
-
-    def _most(self, found: Any) -> int:
-        """The largest number of machines per zone that the pool needs."""
-        return -(-self.pool.count // max(len(found.locations), 1))
+        return found is None or bool(found.autoscaling.enabled)
 
     def poll_shrinking(self) -> Readiness:
         if self.operation is None:

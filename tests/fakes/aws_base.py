@@ -43,7 +43,6 @@ EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/clusters/([^/]+)/node-groups", "CreateNodegroup"),
     ("GET", r"/clusters/([^/]+)/node-groups/([^/]+)", "DescribeNodegroup"),
     ("DELETE", r"/clusters/([^/]+)/node-groups/([^/]+)", "DeleteNodegroup"),
-    ("POST", r"/clusters/([^/]+)/node-groups/([^/]+)/update-config", "UpdateNodegroupConfig"),
     ("GET", r"/clusters/([^/]+)/addons/([^/]+)", "DescribeAddon"),
     ("GET", r"/clusters/([^/]+)/access-entries/([^/]+)/access-policies", "ListAssociatedAccessPolicies"),
 )

@@ -271,14 +271,6 @@ class EksRules(Base):
         self._begin(request.region, "group", name, group_name)
         return json_answer({"nodegroup": {"nodegroupName": group_name, "status": "DELETING"}})
 
-    def _eks_UpdateNodegroupConfig(self, request: Request) -> Answer:
-        answer = self._pass(request)
-        if answer.status < 300:
-            name, group_name = request.parts
-            self._cluster(request.region, name).nodegroups[group_name].status = "UPDATING"
-            self._begin(request.region, "group", name, group_name)
-        return answer
-
     def _make_group(self, group: Any) -> None:
         zone = self._subnet(group.region, group.subnets[0]).availability_zone
         gone = self.rules["no_capacity"]  # TYPE, or TYPE@ZONE

@@ -222,13 +222,6 @@ class World(CloudDouble, PoolRules):
             return self._change("CreateNodePool", _cluster_path(request.parent), asked.name, "stockout")
         return self._change("CreateNodePool", _cluster_path(request.parent), asked.name)
 
-    def do_SetNodePoolSize(self, request: Any) -> g.Operation:
-        pool = self._pool(request.name)
-        self._alone(_cluster_path(request.name))
-        pool.initial_node_count = request.node_count
-        pool.status = g.NodePool.Status.RECONCILING
-        return self._change("SetNodePoolSize", _cluster_path(request.name), pool.name)
-
     def do_SetNodePoolAutoscaling(self, request: Any) -> g.Operation:
         pool = self._pool(request.name)
         self._alone(_cluster_path(request.name))
@@ -410,7 +403,6 @@ METHODS: dict[str, tuple[type[Any], type[Any]]] = {
     "DeleteCluster": (g.DeleteClusterRequest, g.Operation),
     "SetLabels": (g.SetLabelsRequest, g.Operation),
     "CreateNodePool": (g.CreateNodePoolRequest, g.Operation),
-    "SetNodePoolSize": (g.SetNodePoolSizeRequest, g.Operation),
     "SetNodePoolAutoscaling": (g.SetNodePoolAutoscalingRequest, g.Operation),
     "DeleteNodePool": (g.DeleteNodePoolRequest, g.Operation),
 }

@@ -18,7 +18,6 @@ CONTAINER = {
     "DeleteCluster": "container.clusters.delete",
     "SetLabels": "container.clusters.update",
     "CreateNodePool": "container.clusters.update",
-    "SetNodePoolSize": "container.clusters.update",
     "SetNodePoolAutoscaling": "container.clusters.update",
     "DeleteNodePool": "container.clusters.update",
 }

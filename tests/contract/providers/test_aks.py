@@ -82,16 +82,6 @@ def test_dry_run_creates_nothing_and_the_default_region_has_prices(mlbench: Any,
     assert world.groups == {}
 
 
-def test_scale_to_nothing_and_back(mlbench: Any, world: World) -> None:
-    assert mlbench(*CREATE).code == 0
-    assert mlbench("scale-cluster", "rel-2", "0").code == 0
-    assert cluster_in(world)["properties"]["agentPoolProfiles"][1]["count"] == 0
-    assert mlbench("scale-cluster", "rel-2", "3", "--yes").code == 0
-    pool = cluster_in(world)["properties"]["agentPoolProfiles"][1]
-    assert (pool["count"], pool["nodeLabels"]) == (3, {"mlbench-role": "worker"})  # all else as it was
-    assert Store().cluster("rel-2").details["nodes"] == 3
-
-
 def test_created_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) -> None:
     create(make_cluster(), tmp_path / "home")
     asked = [line for line in world.log if line.startswith("PUT")]

@@ -97,8 +97,6 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
         (["delete-cluster", "local", "--yes"], 2, "this machine"),
         (["delete-cluster", "a", "b", "c"], 2, "3 words"),
         (["delete-cluster", "kindd", "rel-2"], 2, 'Did you mean "kind"?'),
-        (["scale-cluster", "rel-2", "3"], 4, "no cluster"),
-        (["scale-cluster", "local", "3"], 2, "cannot be scaled"),
         (["gc", "kindd"], 2, 'Did you mean "kind"?'),
         (["attach-cluster", "Bad_Name"], 2, "DNS label"),
     ],

@@ -45,27 +45,6 @@ def record_run() -> None:
     Store().record_run(RunSpec("a-1", "rel-1", "kubernetes", "custom", "spec", ("true",), "gloo", 1))
 
 
-def test_a_change_of_size_keeps_the_end_that_was_moved_meanwhile(
-    command: Command, gke_world: World, while_asked: Any
-) -> None:
-    assert command(*CREATE, "--ttl", "1h").code == 0
-    before = end_of_record()
-    while_asked(lambda: command(*CREATE, "--ttl", "3h"))
-    result = command("scale-cluster", "rel-1", "2")
-    assert result.code == 0, result.err
-    assert end_of_record() == end_of_label(gke_world)
-    assert 2 * HOUR <= end_of_record() - before < 2 * HOUR + 120
-    assert Store().cluster("rel-1").details["nodes"] == 2
-
-
-def test_a_cluster_that_was_deleted_is_not_scaled(command: Command, gke_world: World, while_asked: Any) -> None:
-    assert command(*CREATE).code == 0
-    while_asked(lambda: command("delete-cluster", "rel-1", "--yes"))
-    result = command("scale-cluster", "rel-1", "2")
-    assert (result.code, "was deleted in the meantime" in result.err) == (4, True)
-    assert gke_world.clusters == {}
-
-
 def test_gc_keeps_a_cluster_whose_end_was_moved_meanwhile(command: Command, gke_world: World, while_asked: Any) -> None:
     assert command(*CREATE, "--ttl", "1h").code == 0
     gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"] = "1000000000"

@@ -269,7 +269,7 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tm
     assert aws.list_left("rolled-2") == []
 
 
-# --- finding, scaling, reaching -------------------------------------------------------------------------------------
+# --- finding, reaching -------------------------------------------------------------------------------------
 
 
 def test_found_by_marks_in_every_region(aws: AwsClient, home: Path, tmp_path: Path) -> None:
@@ -283,25 +283,6 @@ def test_found_by_marks_in_every_region(aws: AwsClient, home: Path, tmp_path: Pa
     assert [cluster.name for cluster in provider.discover({"location": "eu-central-1"})] == []
     down(found["half-2"], provider.resources(found["half-2"]), Store(home))
     assert aws.list_left("half-2", "us-west-2") == []
-
-
-def test_scaled_to_nothing_and_back(aws: AwsClient, home: Path, tmp_path: Path) -> None:
-    provider = EksProvider()
-    cluster = make("scale-2", home, GPU)
-    for nodes in (0, 3):
-        up(cluster, provider.scale(cluster, nodes), Store(home))
-    assert [given["scalingConfig"] for given in requests(aws, "UpdateNodegroupConfig")] == [
-        {"minSize": 0, "maxSize": 1, "desiredSize": 0},
-        {"minSize": 0, "maxSize": 3, "desiredSize": 3},
-    ]
-    aws.calm("me")
-    up(cluster, provider.scale(cluster, 3), Store(home))
-    assert "eks:UpdateNodegroupConfig" not in actions(aws)
-    remove("scale-2", tmp_path / "empty")
-    with pytest.raises(NotFoundError, match="no node group"):
-        up(cluster, provider.scale(cluster, 3), Store(home))
-    with pytest.raises(NotFoundError, match='no EKS cluster "scale-2"'):
-        provider.connect(cluster)
 
 
 def test_what_boto3_repeats_by_itself(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:

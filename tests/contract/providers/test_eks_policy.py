@@ -19,7 +19,6 @@ from tests.fakes.registry import FakeDocker, FakeRegistry
 
 COMMANDS = (
     ("create-cluster", "eks", "1", "rights", "-t", "g4dn.xlarge", "--ttl", "2h", "--yes"),
-    ("scale-cluster", "rights-1", "2", "--yes"),
     ("list-clusters", "--cloud"),
     ("gc", "eks", "--dry-run"),
     ("delete-cluster", "eks", "rights-1", "--yes"),

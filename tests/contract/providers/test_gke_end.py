@@ -41,9 +41,7 @@ def test_the_workers_end_without_any_right_to_give_rights(command: Any, gke_worl
     later = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
     assert 3500 < later - end < 3700
     assert int(gke_world.find_cluster("rel-2").resource_labels["mlbench-expires"]) == later
-    assert command("scale-cluster", "rel-2", "3", "--yes").code == 0
-    assert pool.autoscaling.max_node_count == 3
-    for moment, machines in ((later - 60, 3), (later + 60, 0)):
+    for moment, machines in ((later - 60, 2), (later + 60, 0)):
         gke_world.autoscale(moment)
         assert pool.initial_node_count == machines
     assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
@@ -61,14 +59,12 @@ def test_workers_end_although_their_creation_failed_and_nobody_came_back(command
 
 
 def test_a_limit_that_google_refused_is_set_by_the_next_command(command: Any, gke_world: World) -> None:
-    """The Job already holds the larger number of workers then, and only the pool tells that something is missing."""
+    """The Job already holds the workers then, and only the pool tells that something is missing."""
     assert command(*CREATE, "--ttl", "none").code == 0
-    assert not gke_world.find_cluster("rel-2").node_pools[1].autoscaling.enabled
-    assert command(*CREATE, "--ttl", "2h").code == 0  # an end that comes later
     (pool,) = [pool for pool in gke_world.find_cluster("rel-2").node_pools if pool.name == "workers"]
     gke_world.trouble = {"SetNodePoolAutoscaling": "PERMISSION_DENIED-before"}
-    assert command("scale-cluster", "rel-2", "3", "--yes").code == 3
-    assert pool.autoscaling.max_node_count == 2
+    assert command(*CREATE, "--ttl", "2h").code == 3  # an end that comes later
+    assert not pool.autoscaling.enabled
     gke_world.trouble = {}
-    assert command("scale-cluster", "rel-2", "3", "--yes").code == 0
-    assert pool.autoscaling.max_node_count == 3
+    assert command(*CREATE, "--ttl", "2h").code == 0
+    assert pool.autoscaling.max_node_count == 2

@@ -23,7 +23,6 @@ ALLOWED = set(load_policy("gke")["includedPermissions"])
 CREATE = ("create-cluster", "gke", "2", "rel", "--yes", "--probe-image", "none")
 COMMANDS = (
     (*CREATE, "--gpu-type", "l4", "--spot", "--ttl", "2h", "--registry", "auto"),
-    ("scale-cluster", "rel-2", "3", "--yes"),
     ("list-clusters", "--cloud"),
     ("gc", "gke", "--dry-run"),
     ("delete-cluster", "gke", "rel-2", "--yes"),
