@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED
 from mlbench_cli.runs.request import matrix_of, parse_mapping
 from mlbench_cli.storage.store import Store
@@ -51,8 +50,7 @@ def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Capture
 def test_runs_for_gpus_are_listed_without_a_gpu_and_not_started(
     capsys: Captured, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlbench_cli.runs.launch.local_machine", lambda: Machine(cores=2, gpus=0))
-    monkeypatch.setattr("mlbench_cli.commands._experiment_file.local_machine", lambda: Machine(cores=2, gpus=0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert run(["run", "-f", "seed-252", "--dry-run", "-o", "json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["runs"] == 420

@@ -110,29 +110,6 @@ def test_columns_give_way_on_a_narrow_terminal(store: Store, columns: int, kept:
     assert max(map(len, printed.splitlines())) <= columns
 
 
-def test_a_filter_decodes_only_the_runs_that_it_may_show(
-    store: Store, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All rows of a large store would take seconds."""
-    decoded: list[str] = []
-    from_dict = RunSpec.from_dict
-
-    def count(document: dict[str, object]) -> RunSpec:
-        decoded.append(str(document["name"]))
-        return from_dict(document)
-
-    monkeypatch.setattr(RunSpec, "from_dict", count)
-    assert names(capsys, "--task", "nothing") == []
-    assert names(capsys, "--state", "deadline") == []
-    assert decoded == []
-    assert names(capsys, "--state", "failed", "--task", "digits_resnet") == ["run-0", "run-30"]
-    assert sorted(set(decoded)) == ["run-0", "run-30"]
-    decoded.clear()
-    assert run(["status", "run-6x"]) == 4
-    assert 'Did you mean "run-' in capsys.readouterr().err
-    assert decoded == []
-
-
 def test_runs_that_go_on_are_looked_at_whatever_state_is_recorded(store: Store, capsys: Captured) -> None:
     """Recorded as created, and now at an end without an archive: the store alone does not know it."""
     spec = RunSpec("live-1", "local", "local", "custom", "spec", ("true",), "gloo", 1)

@@ -1,12 +1,13 @@
 """Two commands on one cluster at a time: what one has read may be old when its turn comes, so it is read again."""
 
+import io
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlbench_cli import console
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
@@ -17,18 +18,30 @@ CREATE = ("create-cluster", "gke", "1", "rel", "--yes")
 HOUR = 3600
 
 
+class Person(io.TextIOBase):
+    """Somebody at a terminal who does something before they answer the first question, and agrees to all."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self.waiting = [work]
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        if self.waiting:
+            self.waiting.pop()()
+        return "y\n"
+
+
 @pytest.fixture
 def while_asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Have something done while the next question of a command waits for its answer, which is yes."""
 
     def order(work: Callable[[], object]) -> None:
-        waiting = [work]
-
-        def answer(question: str, **_: object) -> None:
-            if waiting:
-                waiting.pop()()
-
-        monkeypatch.setattr(console, "confirm", answer)
+        person = Person(work)
+        monkeypatch.setattr(sys, "stdin", person)
+        monkeypatch.setattr(sys.stderr, "isatty", person.isatty, raising=False)
 
     return order
 

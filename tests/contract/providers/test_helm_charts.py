@@ -86,7 +86,8 @@ class Place:
     @property
     def statuses(self) -> list[str]:
         """Of the release's revisions."""
-        secrets = [item for (kind, _, _), item in self.kube.objects.items() if kind == "secrets"]
+        known = list(self.kube.objects.items())  # which the server changes meanwhile
+        secrets = [item for (kind, _, _), item in known if kind == "secrets"]
         return [item["metadata"]["labels"]["status"] for item in secrets]
 
     def until(self, wanted: Callable[[], Any], seconds: float = 120) -> None:

@@ -331,7 +331,7 @@ def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, value
 
 
 def test_the_most_and_the_least_of_everything_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.kind.provider.os.cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for nodes in (1, 50):
         assert KindProvider().new_cluster("demo", nodes, KindOptions()).details["nodes"] == nodes
     for port in (1, 65535):

@@ -3,9 +3,11 @@
 import gzip
 import pickle
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm
 from task_images.mnist import data as mnist
 from task_images.wikitext2_awd_lstm import data as wikitext
+from tests.contract.local_runs import until
 
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
 
@@ -136,14 +139,21 @@ def test_words_are_split_as_bert_splits_them(text: str) -> None:
 # --- machines ---------------------------------------------------------------------------------------------------------
 
 
-class Nvml:
-    """A GPU that lacks some counters, as partitions (MIG), unified memory and old drivers do."""
+class Nvml(ModuleType):
+    """NVIDIA's library, and a GPU that lacks some counters, as partitions (MIG), unified memory and old drivers do."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, lacks: set[str], fails_after: int = 99) -> None:
+        super().__init__("pynvml")
         self.lacks, self.left, self.joules = lacks, fails_after, 0.0
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByPciBusId(self, address: str) -> str:
+        return address
 
     def _read(self, name: str, value: object) -> object:
         if name in self.lacks:
@@ -172,22 +182,18 @@ class Nvml:
 def test_one_missing_counter_of_a_gpu_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: set[str]
 ) -> None:
-    reader = gpu_sampler._Nvidia(Nvml(lacks), None)
-    monkeypatch.setattr(gpu_sampler, "_open_nvidia", lambda address: reader)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(lacks))
     with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
-        while len(sampler._samples) < 3:
-            pass
+        until(lambda: len(sampler._samples) >= 3)
     names = {"memory_bytes": "peak_memory_bytes"}
     counted = {names.get(each, each) for each in gpu_sampler.COUNTERS if each not in lacks}
     assert set(sampler.facts()) - {"samples"} == counted
 
 
 def test_energy_that_fails_once_is_that_of_the_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = gpu_sampler._Nvidia(Nvml(set(), fails_after=3), None)
-    monkeypatch.setattr(gpu_sampler, "_open_nvidia", lambda address: reader)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(set(), fails_after=3))
     with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
-        while len(sampler._samples) < 5:
-            pass
+        until(lambda: len(sampler._samples) >= 5)
     assert sampler.facts()["energy_joules"] == 10.0
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.questions import (
     describe_preset,
     find_lack,
@@ -22,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without GPUs and data, whose user has answered nothing yet."""
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("mlbench_cli.runs.launch.local_machine", lambda: Machine(2, 0, None))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return tmp_path / "home"
 
 

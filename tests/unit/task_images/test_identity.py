@@ -14,8 +14,7 @@ def make_gray(number: int, *shape: int) -> tuple[Bytes, Labels]:
     return np.broadcast_to(np.uint8(125), (number, *shape)), np.zeros(number, np.int64)
 
 
-def test_as_many_images_that_are_made_up_are_not_the_official_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mnist, "digest_arrays", lambda *arrays: "sha256:0")
+def test_as_many_images_that_are_made_up_are_not_the_official_ones() -> None:
     colors, digits = (3, 32, 32), (1, 28, 28)
     found = [
         cifar.Cifar(make_gray(50_000, *colors), make_gray(10_000, *colors), "sha256:0").identity,

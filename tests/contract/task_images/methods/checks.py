@@ -347,10 +347,11 @@ def a_message_is_under_way_until_it_arrives(world: World) -> None:
     """Not until somebody waits for it."""
     _, method = train(world, make("fusion"), 1)
     before = method.stats()["communication_seconds"]
+    world.gather([0.0])  # both start it at the same time, as far as a busy machine lets them
     pending = method.link.start_all_reduce(torch.zeros(8))
-    time.sleep(0.5)
+    time.sleep(3)
     pending.wait()
-    assert method.stats()["communication_seconds"] - before < 0.4
+    assert method.stats()["communication_seconds"] - before < 2.5
     method.close()
 
 

@@ -71,7 +71,7 @@ def shared_memory() -> set[str]:
 
 def assert_nothing_left(before: set[str]) -> None:
     """Other tests may use MPI at the same time: what some process maps is theirs, and what they make is soon gone."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while left := {name for name in shared_memory() - before if not is_mapped(name)}:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
