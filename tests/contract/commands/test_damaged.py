@@ -13,6 +13,7 @@ from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import new_run, observation_of, spec
 
@@ -49,6 +50,14 @@ def no_findings(folder: Path) -> None:
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with three sealed runs; the second one is damaged."""
     return make_store(tmp_path, monkeypatch, request.param)
+
+
+# Pages and charts take longer. The first is read and lacks fields, the second cannot be read.
+SLOWLY = pytest.mark.parametrize(
+    "home",
+    [null_seconds, cut_document, other_number, deep_nesting, no_findings] if NIGHTLY else [null_seconds, cut_document],
+    indirect=True,
+)
 
 
 @pytest.fixture
@@ -115,6 +124,7 @@ def test_lists_can_be_asked_for_what_is_damaged(home: Path, capsys: Captured) ->
         assert {entry["name"] for entry in json.loads(capsys.readouterr().out)["runs"]} == names
 
 
+@SLOWLY
 def test_reports_and_figures_have_the_others(home: Path, capsys: Captured) -> None:
     assert run(["report", "out.md"]) == 0
     page = Path("out.md").read_text().replace("\\", "")
@@ -126,6 +136,7 @@ def test_reports_and_figures_have_the_others(home: Path, capsys: Captured) -> No
     assert run(["report", "out.md", "bad-2"]) == 2  # that was asked for by its name
 
 
+@SLOWLY
 def test_the_dashboard_shows_the_others(home: Path) -> None:
     with serve(home) as dashboard:
         runs = dashboard.ask("/api/v1/runs").document["runs"]
