@@ -1,6 +1,6 @@
 """The agent and the head of a run in pods: from what Kubernetes gives a container to what node.py and head.py expect.
 
-`main(["node"])` in the pods of workers and parameter servers, `main(["head"])` in that of the head; templates'
+`main(["node"])` in the pods of workers, `main(["head"])` in that of the head; templates'
 start.sh unpacks the code and calls it. The ConfigMap of the run has plan.json.gz; its folder is $MLBENCH_WORK_DIR/run.
 Standard library only, of Python 3.9 or later.
 """
@@ -12,7 +12,7 @@ import os
 
 from mlbench_cli.agent import head, link, node
 
-OWN_VARIABLES = [f"MLBENCH_{name}" for name in ("HEAD", "HEAD_TOKEN", "CODE", "KEEP", "IDLE", "FIRST_UNIT")]
+OWN_VARIABLES = [f"MLBENCH_{name}" for name in ("HEAD", "HEAD_TOKEN", "CODE", "KEEP", "IDLE")]
 
 
 def main(arguments: list[str]) -> int:
@@ -31,6 +31,6 @@ def main(arguments: list[str]) -> int:
     if arguments == ["head"]:
         keep = float(given["MLBENCH_KEEP"])
         return head.serve(folder, idle_seconds=float(given["MLBENCH_IDLE"]), keep_seconds=keep)
-    unit = int(given.get("JOB_COMPLETION_INDEX") or 0) + int(given.get("MLBENCH_FIRST_UNIT") or 0)
-    os.makedirs(f"{folder}/nodes/{unit}", exist_ok=True)
-    return node.main([f"{folder}/nodes/{unit}"])
+    own = os.path.join(folder, "nodes", given.get("JOB_COMPLETION_INDEX") or "0")
+    os.makedirs(own, exist_ok=True)
+    return node.main([own])

@@ -89,8 +89,8 @@ def _read_seconds(folder: Path) -> float | None:
 
 
 def count_nodes(specs: Sequence[RunSpec]) -> int:
-    """The workers of a cluster that is large enough for each of these runs: servers without GPUs have their own."""
-    return max(spec.workers if spec.gpus_per_worker else spec.unit_count for spec in specs)
+    """The workers of a cluster that is large enough for each of these runs."""
+    return max(spec.workers for spec in specs)
 
 
 def find_earlier(store: Store, request: CreationRequest) -> Cluster | None:

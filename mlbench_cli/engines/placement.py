@@ -30,12 +30,6 @@ def share_nodes(spec: RunSpec) -> list[NodeShare]:
     return _add_servers(shares, spec, range(spec.workers))
 
 
-def share_pods(spec: RunSpec) -> list[NodeShare]:
-    """One node for each worker, then one for each parameter server."""
-    workers = [NodeShare((worker,)) for worker in range(spec.workers)]
-    return [*workers, *(NodeShare((), (server,)) for server in range(spec.servers))]
-
-
 def share_hosts(hosts: Sequence[HostRecord], spec: RunSpec) -> list[NodeShare]:
     """Nodes on these hosts: as mpirun does, the slots of one host before those of the next. Workers that test their
     hosts have one each.

@@ -13,7 +13,7 @@ from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.agent.messages import MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.placement import NodeShare
+from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
 from task_images.facts import read_task_code
 
@@ -81,10 +81,9 @@ def make_plan(
     }
 
 
-def pod_host(spec: RunSpec, unit: int) -> str:
-    """The name of a worker's or a parameter server's pod, by the run's headless service."""
-    pod = f"{spec.name}-{unit}" if unit < spec.workers else f"{spec.name}-servers-{unit - spec.workers}"
-    return f"{pod}.{spec.name}"
+def pod_host(spec: RunSpec, worker: int) -> str:
+    """The name of a worker's pod, by the run's headless service."""
+    return f"{spec.name}-{worker}.{spec.name}"
 
 
 def start_command(python: str, code_folder: str, module: str) -> list[str]:
@@ -93,18 +92,18 @@ def start_command(python: str, code_folder: str, module: str) -> list[str]:
 
 
 def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> MachinesPlan:
-    """The plan of a run whose nodes are pods, the parameter servers' among them. Their devices are the container's."""
+    """The plan of a run whose nodes are the pods of its workers. Their devices are the container's."""
     return {
         **plan_ranks(spec, "PodsRun", environment, {}),
         "gpus_per_worker": 0,
         "nodes": [
             {
-                "name": pod_host(spec, unit),
+                "name": pod_host(spec, number),
                 "address": None,
-                "workers": [unit] if unit < spec.workers else [],
-                "ranks": [plan_rank(spec, rank) for rank in spec.ranks_of(unit)],
+                "workers": list(node.workers),
+                "ranks": [plan_rank(spec, rank) for rank in node.ranks(spec)],
             }
-            for unit in range(spec.unit_count)
+            for number, node in enumerate(share_nodes(spec))
         ],
         "python": None,
         "installed_code_only": spec.runs_task_program,

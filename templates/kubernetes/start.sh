@@ -57,7 +57,7 @@ if [ "$LOCAL_WORLD_SIZE" -gt 1 ]; then
   echo "Several processes per worker need an image with Python 3.9 or later."
   exit 126
 fi
-export NODE_RANK="$((${JOB_COMPLETION_INDEX:-0} + ${MLBENCH_FIRST_UNIT:-0}))" LOCAL_RANK=0
+export NODE_RANK="${JOB_COMPLETION_INDEX:-0}" LOCAL_RANK=0
 export RANK="$NODE_RANK" MLBENCH_OUTPUT_DIR="$MLBENCH_WORK_DIR/output"
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 exec "$@"

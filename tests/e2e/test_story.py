@@ -40,7 +40,7 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
     mlbench("status", "digits-2", exit_code=4)
 
 
-def test_a_parameter_server_is_a_pod_of_its_own_with_resources_of_its_own(mlbench: Mlbench, tmp_path: Path) -> None:
+def test_a_parameter_server_runs_in_the_pod_of_a_worker(mlbench: Mlbench, tmp_path: Path) -> None:
     words = [
         "--task",
         "digits_resnet",
@@ -60,9 +60,8 @@ def test_a_parameter_server_is_a_pod_of_its_own_with_resources_of_its_own(mlbenc
     assert "its self-check passed" in mlbench("logs", "served-2", "--rank", "0")
     assert "all 2 trainers are done" in mlbench("logs", "served-2", "--rank", "2")
     mlbench("download", "served-2", "--output", str(tmp_path / "served.zip"))
-    (servers,) = yaml.safe_load_all(zipfile.ZipFile(tmp_path / "served.zip").read("manifests/servers.yaml"))
-    (container,) = servers["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"memory": "1Gi"}
+    (job,) = yaml.safe_load_all(zipfile.ZipFile(tmp_path / "served.zip").read("manifests/job.yaml"))
+    assert job["spec"]["completions"] == 2
     mlbench("delete", "served-2", "--yes")
 
 

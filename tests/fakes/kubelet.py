@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL, INDEX_LABEL
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from tests.fakes.kube_api import KubeApi, stamp
 from tests.fakes.ports import reserve_port
 
@@ -167,7 +167,6 @@ class Kubelet:
             "HOME": str(folder),
             "TMPDIR": str(folder),
             "JOB_COMPLETION_INDEX": str(index),
-            "MLBENCH_FIRST_UNIT": labels.get(FIRST_UNIT_LABEL, "0"),
             "MLBENCH_WORK_DIR": str(folder),
             "MLBENCH_MOUNT": str(mount),
             "MLBENCH_HEAD": f"{'' if is_head else '127.0.0.1'}:{port}",

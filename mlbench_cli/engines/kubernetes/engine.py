@@ -34,10 +34,8 @@ from mlbench_cli.engines.kubernetes.manifests import (
     STOPPED_ANNOTATION,
     file_name,
     head_name,
-    job_name,
     manifests,
     role_of,
-    servers_name,
     spec_of,
     without_code,
 )
@@ -53,7 +51,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     why_gone,
 )
 from mlbench_cli.engines.observe import NodeReport, Snapshot
-from mlbench_cli.engines.placement import NodeShare, share_pods
+from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.errors import CleanupError, MlbenchError, UnreachableError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound
@@ -112,7 +110,7 @@ class KubernetesEngine(HeadEngine):
     # --- look -----------------------------------------------------------------------------------------------------
 
     def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
-        return share_pods(spec)
+        return share_nodes(spec)
 
     def _head(self, run: Run) -> Channel:
         channel = self._channels.get(run.id)
@@ -152,7 +150,7 @@ class KubernetesEngine(HeadEngine):
                 return super()._ask(run)
         except HeadMissing:
             known = self._synced.get(run.id)
-            nodes = known[1].nodes if known else {unit: NodeReport() for unit in range(run.spec.unit_count)}
+            nodes = known[1].nodes if known else {worker: NodeReport() for worker in range(run.spec.workers)}
             return Snapshot(time.time(), nodes, is_served=False)
 
     def look(self, run: Run) -> Observation:
@@ -219,7 +217,7 @@ class KubernetesEngine(HeadEngine):
             time.sleep(LOOK_SECONDS)
 
     def _find_missing(self, run: Run, snapshot: Snapshot, seen: Observation) -> list[int]:
-        """The workers and servers that have run, but of which the head has nothing."""
+        """The workers that have run, but of which the head has nothing."""
         folder = RunFolder(run.folder)
         started = {run.spec.unit_of(worker.rank) for worker in seen.workers if worker.started}
         return [
@@ -264,7 +262,7 @@ class KubernetesEngine(HeadEngine):
             self._head(run).call("put", path=f"{RUN_PLACE}/fetched")
         self._forget(run)
         with self._access.client() as api:
-            path = object_path("Job", self._namespace(run), job_name(run.spec))
+            path = object_path("Job", self._namespace(run), run.name)
             with suppress(ObjectNotFound):
                 api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
             api.delete(object_path("Job", self._namespace(run), head_name(run.name)))
@@ -303,16 +301,11 @@ class KubernetesEngine(HeadEngine):
         same one.
         """
         stop = {"activeDeadlineSeconds": 1} if run.spec.pods.queue else {"suspend": True}
-        path = object_path("Job", self._namespace(run), job_name(run.spec))
+        path = object_path("Job", self._namespace(run), run.name)
         with suppress(ObjectNotFound):
             job = api.get(path)
             if not is_over(job) and not is_stopped(job):
                 api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
-        if run.spec.servers:
-            path = object_path("Job", self._namespace(run), servers_name(run.spec))
-            with suppress(ObjectNotFound):
-                if not is_over(api.get(path)):
-                    api.patch(path, {"spec": stop})
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's objects, verified by their label, and its folder.
@@ -354,7 +347,7 @@ def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun
 
 
 def _run_jobs(api: Api, namespace: str) -> list[dict[str, Any]]:
-    """The Jobs of runs, without those of their heads and parameter servers, oldest first."""
+    """The Jobs of runs, without those of their heads, oldest first."""
     jobs = api.get(collection_path("Job", namespace), labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
     runs = [job for job in jobs if role_of(job) is None]
     return sorted(runs, key=lambda job: str(job["metadata"].get("creationTimestamp")))

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,17 +24,14 @@ from mlbench_cli.engines.kubernetes.pods import (
     NO_MESH_ANNOTATIONS,
     ROLE_LABEL,
     RUN_LABEL,
-    SERVER,
     WORKER,
     anti_affinity,
     list_tolerations,
     pod_security,
     resource_limits,
     resource_requests,
-    serves_beside,
     toleration,
 )
-from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, pod_host
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
@@ -47,7 +43,7 @@ STOPPED_ANNOTATION = "mlbench/stopped"  # "ENDING TIME": how the run ended, a va
 FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"
-TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
+TOKEN_ANNOTATION = "mlbench/run-uid"  # on the head's pods: the Job's uid, which workers know from a label of theirs
 
 WORK_DIR = "/results"
 PORT = 29500
@@ -66,7 +62,6 @@ HEAD_CPUS = "2"  # required where a quota limits CPUs
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "head")
-SERVERS = "servers"  # their Job is made from the workers' template
 KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # Nodes in use by a run are neither scaled down nor consolidated, by cluster-autoscaler and by Karpenter.
@@ -79,16 +74,16 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?"
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Job, ConfigMap, Service, NetworkPolicy, the Jobs of the head and of parameter servers.
+    """Job, ConfigMap, Service, NetworkPolicy and the Job of the head.
 
     Raises UsageError for what a cluster would reject.
     """
     values = _values(spec, spec.pods.namespace or namespace)
-    wanted = [(kind, values) for kind in TEMPLATES if _is_wanted(kind, spec)]
-    if spec.servers:
-        wanted.append(("job", {**values, **_server_values(spec, values)}))
     documents = (
-        document for kind, given in wanted for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given)
+        document
+        for kind in TEMPLATES
+        if _is_wanted(kind, spec)
+        for document in templates.documents(f"kubernetes/{kind}.yaml.j2", values)
     )
     fabric = fabric_patch(spec)
     return tuple(_patch_pods(_add_fabric(document, fabric), spec.pods.pod_patch) for document in documents)
@@ -99,36 +94,22 @@ OF_ALL_PODS = ("securityContext", "priorityClassName", "imagePullSecrets", "serv
 
 
 def _add_fabric(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with what the pods of workers need for their fast network; servers and the head need none of it."""
+    """The document with what the pods of workers need for their fast network; the head needs none of it."""
     if not patch or document["kind"] != "Job" or role_of(document) is not None:
         return document
     return {**document, "spec": {**document["spec"], "template": _merge(document["spec"]["template"], patch)}}
 
 
 def _patch_pods(document: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with `patch` merged into its pods: those of workers and servers, and in part those of the head."""
+    """The document with `patch` merged into its pods: those of workers, and in part those of the head."""
     if not patch or document["kind"] not in ("Job", "PodTemplate"):
         return document
     if role_of(document) == HEAD:
         spec = {key: value for key, value in patch.get("spec", {}).items() if key in OF_ALL_PODS}
         patch = {"metadata": patch.get("metadata", {}), "spec": spec}
-    elif role_of(document) == SERVER:  # has a worker's patch, but none of its devices
-        patch = {**patch, "spec": _without_devices(patch.get("spec", {}))}
     if document["kind"] == "PodTemplate":
         return {**document, "template": _merge(document["template"], patch)}
     return {**document, "spec": {**document["spec"], "template": _merge(document["spec"]["template"], patch)}}
-
-
-def _without_devices(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **spec,
-        "containers": [
-            {**item, "resources": {"limits": {key: limits[key] for key in ("cpu", "memory") if key in limits}}}
-            if (limits := (item.get("resources") or {}).get("limits") or {})
-            else item
-            for item in spec.get("containers", ())
-        ],
-    }
 
 
 def _merge(old: Any, new: Any) -> Any:
@@ -184,16 +165,6 @@ def head_name(run_name: str) -> str:
     return f"{run_name}-{HEAD}"
 
 
-def job_name(spec: RunSpec) -> str:
-    """The name of the Job of a run's workers."""
-    return spec.name
-
-
-def servers_name(spec: RunSpec) -> str:
-    """The name of the Job of a run's parameter servers."""
-    return f"{spec.name}-{SERVERS}"
-
-
 def queue_of(job: Mapping[str, Any]) -> str | None:
     """The Kueue queue that releases a Job; None for one that mlbench releases."""
     labels: Mapping[str, str] = job.get("metadata", {}).get("labels") or {}
@@ -201,7 +172,7 @@ def queue_of(job: Mapping[str, Any]) -> str | None:
 
 
 def role_of(item: Mapping[str, Any]) -> str | None:
-    """What a Job is within its run: HEAD or SERVER; None for the run's own Job, which owns the others."""
+    """What a Job is within its run: HEAD; None for the run's own Job, which owns the other."""
     role: str | None = (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
     return role
 
@@ -216,8 +187,7 @@ def without_code(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def file_name(document: Mapping[str, Any]) -> str:
     """File name of a document in the archive's manifests/."""
-    names = {HEAD: HEAD, SERVER: SERVERS}
-    return f"{names.get(role_of(document) or '', document['kind'].lower())}.yaml"
+    return f"{role_of(document) or document['kind'].lower()}.yaml"
 
 
 def holders(spec: RunSpec) -> tuple[int, ...]:
@@ -237,9 +207,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     keep = max(MIN_KEEP_SECONDS, options.keep_seconds)
     return {
         "name": spec.name,
-        "job_name": job_name(spec),
-        "token_field": "metadata.labels['batch.kubernetes.io/controller-uid']",
-        "role": WORKER,
         "namespace": namespace,
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **_queue_labels(spec)},
@@ -258,8 +225,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         },
         "provisioning_class": options.provisioning_class,
         "pods": spec.workers,
-        "units": spec.unit_count,
-        "booked_pods": spec.workers if serves_beside(spec) else spec.unit_count,
         "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
         "booked_seconds": min(length + START_TIMEOUT, MAX_BOOKED_SECONDS),
@@ -298,36 +263,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keep_seconds": keep,
         "head_disk": HEAD_DISK,
         "head_idle_seconds": deadline,
-    }
-
-
-def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object]:
-    """Differences of the parameter servers' Job: they need no GPUs, network cards or data."""
-    server = replace(
-        spec,
-        processes_per_worker=1,
-        gpus_per_worker=0,
-        kubernetes=replace(spec.pods, devices={}),
-    )
-    labels = {**values["labels"], ROLE_LABEL: SERVER}
-    return {
-        "job_name": servers_name(spec),
-        "token_field": f"metadata.annotations['{TOKEN_ANNOTATION}']",
-        "role": SERVER,
-        "job_labels": {**labels, **_queue_labels(spec)},
-        "annotations": {},
-        "worker_labels": {**NO_MESH, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
-        "worker_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
-        "pods": spec.servers,
-        "data_claim": None,
-        "runtime_class": None,
-        "anti_affinity": anti_affinity(spec, of_server=True),
-        "environment": {
-            **_literals(_environment(spec, thread_variables(server))),
-            "MLBENCH_FIRST_UNIT": str(spec.workers),
-        },
-        "requests": resource_requests(server),
-        "limits": resource_limits(server),
     }
 
 
@@ -379,7 +314,7 @@ def _check(spec: RunSpec) -> None:
         raise UsageError(f"run.keep: {options.keep_seconds} seconds; the maximum is 30 days.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to store in the cluster.")
-    if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
+    if len(f"{spec.name}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
         raise UsageError(
             f"The host names of {spec.workers} workers do not fit into one environment variable.",
             hint="Choose a shorter run name.",

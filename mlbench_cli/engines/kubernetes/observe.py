@@ -28,6 +28,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 )
 from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
+from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, condition, object_path
@@ -102,11 +103,11 @@ class RunObserver:
         except ObjectNotFound:
             self.job = None
             return
-        is_running = len(pods) == self._run.spec.unit_count and all(
+        is_running = len(pods) == self._run.spec.workers and all(
             pod.get("status", {}).get("phase") == "Running" for pod in pods.values()
         )
         self._next_look = time.monotonic() + (SLOW_POLL if is_running else QUICK_POLL)
-        waiting = len(pods) < self._run.spec.unit_count or not all(has_started(pod) for pod in pods.values())
+        waiting = len(pods) < self._run.spec.workers or not all(has_started(pod) for pod in pods.values())
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
         self._events = self._ask_events(without_node) if waiting else []
@@ -124,7 +125,7 @@ class RunObserver:
         """
         now, spec, job, pods = time.time() + self._api.server_ahead, self._run.spec, self.job or {}, self._pods
         summaries = {unit: said for unit, report in snapshot.nodes.items() if (said := summarize(report)) is not None}
-        states = worker_states(spec.unit_count, pods, summaries, spec.run_on_all, self._state_of)
+        states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
         first = first_failed(job, states, pods, summaries)
         if first is not None:
             self._failing_since = min(self._failing_since or now, states[first].finished or now)
@@ -163,7 +164,7 @@ class RunObserver:
             found = _join_findings(found, agents.findings)
         return Observation(
             time=time.time(),
-            workers=tuple(self._ranks(states, agents)),
+            workers=tuple(sorted(self._ranks(states, agents), key=lambda state: state.rank)),
             findings=tuple(self._confirm_lasting(found, now)),
             ended=ended,
             first_failed=first_rank,
@@ -186,9 +187,9 @@ class RunObserver:
         )
 
     def _ranks(self, states: Sequence[WorkerState], agents: Observation | None) -> Iterator[WorkerState]:
-        """The state of each rank: what its agent says of it, and what the pod says of both."""
-        for unit, state in enumerate(states):
-            for rank in self._run.spec.ranks_of(unit):
+        """The state of each rank and parameter server: what its agent says of it, and what the pod says of both."""
+        for node, state in zip(share_nodes(self._run.spec), states, strict=True):
+            for rank in node.ranks(self._run.spec):
                 own = agents.workers[rank] if agents is not None else WorkerState(rank)
                 if own.phase in (Phase.PENDING, Phase.STARTING) and own.started is None:
                     waits = own.phase == Phase.STARTING and state.phase == Phase.RUNNING

@@ -10,7 +10,7 @@ from mlbench_cli.model.spec import RunSpec
 RUN_LABEL = "mlbench/run"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 ROLE_LABEL = "mlbench/role"
-WORKER, SERVER, HEAD = "worker", "server", "head"
+WORKER, HEAD = "worker", "head"
 
 # A service mesh would route gloo's and NCCL's connections through its proxy, or reject them. Harmless elsewhere.
 NO_MESH = {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}  # labels: Istio, sidecar and ambient
@@ -55,30 +55,19 @@ def gpu_resource(spec: RunSpec) -> str:
     return spec.pods.gpu_resource or NVIDIA_GPU
 
 
-def serves_beside(spec: RunSpec) -> bool:
-    """Whether servers run on the workers' nodes, because GPU machines are too expensive for servers."""
-    return spec.gpus_per_worker > 0
-
-
-def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, object]]:
+def anti_affinity(spec: RunSpec) -> list[dict[str, object]]:
     """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
 
-    A server's term also covers servers. It holds for workers as well, who come later: the scheduler heeds the terms of
-    the pods that a node has. One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once
-    only at waiting pods all of whose terms match it, at others after five minutes.
+    One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once only at waiting pods all of
+    whose terms match it, at others after five minutes.
     """
-    options, labels = spec.pods, {MANAGED_LABEL: "mlbench"}
+    options, labels = spec.pods, {MANAGED_LABEL: "mlbench", ROLE_LABEL: WORKER}
     expressions: list[dict[str, object]] = []
-    if of_server:
-        expressions.append({"key": ROLE_LABEL, "operator": "In", "values": [WORKER, SERVER]})
-    else:
-        labels[ROLE_LABEL] = WORKER
-    spread = options.spread and not (of_server and serves_beside(spec))
-    if options.share_nodes and not spread:
+    if options.share_nodes and not options.spread:
         return []
     if options.share_nodes:
         labels[RUN_LABEL] = spec.name
-    elif not spread:
+    elif not options.spread:
         expressions.append({"key": RUN_LABEL, "operator": "NotIn", "values": [spec.name]})
     everywhere: dict[str, object] = {} if options.share_nodes else {"namespaceSelector": {}}
     matched = {"matchLabels": labels, **({"matchExpressions": expressions} if expressions else {})}

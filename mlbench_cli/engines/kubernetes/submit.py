@@ -12,11 +12,10 @@ from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     HASH_LABEL,
     TOKEN_ANNOTATION,
-    job_name,
     queue_of,
     role_of,
 )
-from mlbench_cli.engines.kubernetes.pods import HEAD, RUN_LABEL, SERVER
+from mlbench_cli.engines.kubernetes.pods import HEAD, RUN_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
@@ -42,7 +41,7 @@ def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str]
 
 def read_job(api: Api, namespace: str, spec: RunSpec) -> dict[str, Any]:
     """The Job of a run's workers. Raises ObjectNotFound."""
-    return api.get(object_path("Job", namespace, job_name(spec)))
+    return api.get(object_path("Job", namespace, spec.name))
 
 
 def _annotate(item: Object, annotations: Mapping[str, str]) -> dict[str, Any]:
@@ -77,14 +76,7 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
     for document in documents[1:]:
         create_owned(api, document, job)
     if not is_unreleased(job):
-        return job  # its queue releases it, and the servers' Job
-    for document in documents[1:]:
-        if role_of(document) == SERVER:
-            _release(api, document)
-    return _release(api, job)
-
-
-def _release(api: Api, job: Object) -> dict[str, Any]:
+        return job  # its queue releases it
     metadata = job["metadata"]
     return api.patch(object_path("Job", metadata["namespace"], metadata["name"]), {"spec": {"suspend": False}})
 
@@ -147,7 +139,7 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that Kubernetes deletes with the Job. Waits while one of an earlier Job of the same name is
     being deleted."""
     # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a head that it queued might
-    # never start. The servers' Job is released by the queue, as the run's own.
+    # never start.
     is_head = role_of(document) == HEAD
     owners = [_owner(job, is_controller=is_head)]
     metadata = {**document["metadata"], "ownerReferences": owners}
@@ -191,7 +183,7 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
 
 
 def _with_token(job: Object, uid: str) -> Object:
-    """The Job of a head or of servers with the uid of the run's Job, by which pods prove that they belong to it."""
+    """The Job of a head with the uid of the run's Job, by which workers prove that they belong to it."""
     spec, template = job["spec"], job["spec"]["template"]
     metadata = template["metadata"]
     annotations = {**(metadata.get("annotations") or {}), TOKEN_ANNOTATION: uid}

@@ -11,7 +11,6 @@ from mlbench_cli.kube.pods import GONE
 from mlbench_cli.model.run import Ending, WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-FIRST_UNIT_LABEL = "mlbench/first-unit"  # of parameter servers' pods: the unit that is index 0 of their Job
 # In a pod's status: by its node, which may do so without the condition DisruptionTarget.
 TAKEN_AWAY = ("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated")
 UNKNOWN = "ContainerStatusUnknown"  # the kubelet made the exit code up
@@ -20,13 +19,12 @@ Summary = Mapping[str, Any]
 
 
 def by_worker(pods: Iterable[Pod]) -> dict[int, Pod]:
-    """The newest pod of each worker, by number, and of the parameter servers, which come after them."""
+    """The newest pod of each worker, by number."""
     found: dict[int, Pod] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        labels = pod["metadata"].get("labels", {})
-        index, first = labels.get(INDEX_LABEL, ""), labels.get(FIRST_UNIT_LABEL, "0")
-        if index.isdigit() and first.isdigit():
-            found[int(first) + int(index)] = pod
+        index = pod["metadata"].get("labels", {}).get(INDEX_LABEL, "")
+        if index.isdigit():
+            found[int(index)] = pod
     return found
 
 

@@ -17,6 +17,7 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.tasks.catalog import load_task
+from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands, pod_folder, start_client, start_cluster
 from tests.contract.local_runs import SLEEP, python, shell, until
@@ -70,6 +71,18 @@ def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
         assert (run.folder / f"output/rank-{rank}/file").read_text() == f"{rank}\n"
     assert len({line for _, line in logs}) == 1  # all meet at the same place
     assert len(logs[0][1].split()[1].split(",")) == 2
+
+
+def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: EngineLab) -> None:
+    script = "echo $RANK/$WORLD_SIZE $MLBENCH_SERVERS $MLBENCH_ROLE; echo $RANK > $MLBENCH_OUTPUT_DIR/file"
+    method = {**describe(find_class("bsp-ps")()), "servers": "1"}
+    run = lab.start(shell(script), workers=2, method=method)
+    end = lab.end(run)
+    assert [(worker.rank, worker.exit_code) for worker in end.workers] == [(0, 0), (1, 0), (2, 0)]
+    assert end.ended == "exited"
+    lab.engine.fetch(run)
+    assert [lab.log(run, rank) for rank in range(3)] == [b"0/2 1\n", b"1/2 1\n", b"2/2 1 server\n"]
+    assert (run.folder / "output/rank-2/file").read_text() == "2\n"
 
 
 def test_only_rank_0_runs_the_command(lab: EngineLab) -> None:

@@ -175,16 +175,9 @@ def _lacks(facts: Facts) -> str | None:
     workers = int(facts.job.get("spec", {}).get("parallelism") or 0)
     if not fitting:
         return f"none of {len(usable)} nodes has everything that each requests"
-    if _spreads(facts.template):
-        # Subtract nodes with parameter servers of the run: these take no worker, and stay until the run ends.
-        servers = [pod for index, pod in facts.pods.items() if index >= workers and _spreads(pod.get("spec") or {})]
-        names = {node.get("metadata", {}).get("name") for node in fitting}
-        held = len(names & {pod["spec"].get("nodeName") for pod in servers})
-        if workers > len(fitting) - held:
-            beside = f", as servers of the run have {held}" if held else ""
-            free = len(fitting) - held
-            share = "(--set run.spread=no lets them share)"
-            return f"{workers} workers need one node each, and {free} can take one{beside} {share}"
+    if _spreads(facts.template) and workers > len(fitting):
+        share = "(--set run.spread=no lets them share)"
+        return f"{workers} workers need one node each, and {len(fitting)} can take one {share}"
     return None
 
 

@@ -23,7 +23,6 @@ from mlbench_cli.kube.api import ApiError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
-from task_images.methods.catalog import describe, find_class
 from tests.fakes.kube_api import Fault, KubeApi
 
 KINDS = ("jobs", "configmaps", "services", "networkpolicies", "jobs")
@@ -232,58 +231,6 @@ def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) ->
     assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
 
 
-def a_served_run(folder: Path, **options: Any) -> Run:
-    method = {**describe(find_class("bsp-ps")()), "servers": "1"}
-    return a_run(folder, method=method, kubernetes=KubernetesOptions(**options))
-
-
-def test_the_servers_job_is_released_before_that_of_the_workers_and_goes_with_it(
-    server: KubeApi, tmp_path: Path
-) -> None:
-    run = a_served_run(tmp_path)
-    submit(server, run)
-    servers = server.objects["jobs", "r-2-servers"]
-    uid = job_of(server)["metadata"]["uid"]
-    assert [owner["uid"] for owner in servers["metadata"]["ownerReferences"]] == [uid]
-    assert servers["spec"]["template"]["metadata"]["annotations"]["mlbench/run-uid"] == uid
-    assert (servers["spec"]["suspend"], job_of(server)["spec"]["suspend"]) == (False, False)
-    released = [request for request in server.requests if request.startswith("PATCH")]
-    assert [request.rpartition("/")[2] for request in released] == ["r-2-servers", "r-2"]
-    assert len(KubernetesEngine(server.access).discover()) == 1
-    assert (tmp_path / "manifests" / "servers.yaml").is_file()
-
-
-def test_a_client_that_died_between_the_two_releases_is_followed_by_one_that_goes_on(
-    server: KubeApi, tmp_path: Path
-) -> None:
-    run = a_served_run(tmp_path)
-    submit(server, run)
-    job_of(server)["spec"]["suspend"] = True
-    KubernetesEngine(server.access).resume(run)
-    assert [server.objects["jobs", name]["spec"]["suspend"] for name in ("r-2-servers", "r-2")] == [False, False]
-
-
-def test_cancelling_stops_the_servers_also_if_the_workers_have_ended(server: KubeApi, tmp_path: Path) -> None:
-    run = a_served_run(tmp_path)
-    engine = KubernetesEngine(server.access)
-    submit(server, run)
-    failed = [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]
-    server.put("jobs", {**job_of(server), "status": {"conditions": failed}})
-    engine.cancel(run)
-    assert server.objects["jobs", "r-2-servers"]["spec"]["suspend"] is True
-    assert "mlbench/stopped" not in job_of(server)["metadata"]["annotations"]
-
-
-def test_a_queue_releases_and_ends_the_servers_job_itself(server: KubeApi, tmp_path: Path) -> None:
-    run = a_served_run(tmp_path, queue="batch")
-    submit(server, run)
-    servers = server.objects["jobs", "r-2-servers"]
-    assert servers["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "batch"
-    assert servers["spec"]["suspend"] is True
-    KubernetesEngine(server.access).cancel(run)
-    assert server.objects["jobs", "r-2-servers"]["spec"]["activeDeadlineSeconds"] == 1
-
-
 def assert_is_free_of_kueue(head: dict[str, Any], owner: str, uid: str) -> None:
     """Kueue 0.17 suspends Jobs that a Job of a queue controls before it has admitted that one and when that has ended
     (pkg/controller/jobframework/reconciler.go, shouldSuspendChildJob), so that their pods are deleted."""
@@ -295,7 +242,7 @@ def assert_is_free_of_kueue(head: dict[str, Any], owner: str, uid: str) -> None:
 @pytest.mark.parametrize("death", [False, True])
 def test_the_head_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_path: Path, death: bool) -> None:
     """Also if the client dies before it has set the head free, and Kueue suspends it."""
-    run = a_served_run(tmp_path, queue="batch")
+    run = a_run(tmp_path, kubernetes=KubernetesOptions(queue="batch"))
     if death:
         server.faults.append(Fault("PATCH .*jobs/r-2-head", times=1000, status=403))
         with pytest.raises(ApiError):
@@ -408,17 +355,3 @@ def test_forced_delete_leaves_nothing_of_the_run_and_all_else(server: KubeApi, t
 def test_a_rank_that_is_not_there(server: KubeApi, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="only 0 to 1"):
         list(KubernetesEngine(server.access).logs(a_run(tmp_path), 2))
-
-
-def test_a_run_ends_when_its_parameter_servers_have_ended_too(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path, method=describe(find_class("bsp-ps")()))
-    submit(server, run)
-    engine = KubernetesEngine(server.access)
-    put_pod(server, 0, **terminated_pod(0))
-    put_pod(server, 1, **terminated_pod(0))
-    put_pod(server, 2, phase="Running", containerStatuses=[{"name": "main", "state": {"running": {}}}])
-    assert engine.look(run).ended is None
-    put_pod(server, 2, **terminated_pod(0))
-    found = engine.look(run)
-    assert [(worker.rank, worker.exit_code) for worker in found.workers] == [(0, 0), (1, 0), (2, 0)]
-    assert found.ended == "exited"

@@ -1,6 +1,5 @@
 """--pod-patch: what a site wants of pods, merged into the rendered Jobs; what mlbench relies on cannot be changed."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,6 @@ def test_a_patch_is_merged_into_the_pods(tmp_path: Path) -> None:
     assert [item["name"] for item in head["spec"]["containers"]] == ["main"]
     assert RunSpec.from_dict(spec.to_dict()) == spec
     assert spec.hash != a_run(tmp_path).spec.hash
-
-
-def test_servers_get_the_patch_without_the_devices(tmp_path: Path) -> None:
-    spec = replace(patched(tmp_path, PATCH), method={"name": "ps", "servers": "1"})
-    jobs = {item["metadata"]["name"]: item for item in manifests(spec, "d") if item["kind"] == "Job"}
-    pod = jobs["r-2-servers"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"] == {"cpu": 4}
-    assert pod["priorityClassName"] == "high"
 
 
 def test_a_patch_puts_pods_on_the_network_of_their_nodes(tmp_path: Path) -> None:

@@ -9,11 +9,8 @@ import pytest
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import ending
-from mlbench_cli.engines.kubernetes.pods import anti_affinity
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, terminated_state, worker_states
 from mlbench_cli.model.run import Finding
-from mlbench_cli.model.spec import KubernetesOptions
-from tests.unit.engines.kubernetes.test_manifests import a_spec
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = 1_800_000_000.0
@@ -386,26 +383,6 @@ def test_foreign_objects_do_no_harm() -> None:
     assert diagnose({}, [{"metadata": {"name": "x"}, "status": {}}], [{}], [{}], now=NOW) == []
     odd = a_pod(state=terminated_container(1, message='{"exit_code": "no number"'))
     assert [finding.code for finding in diagnose(a_job(), [odd], now=NOW)] == ["rank_crashed"]
-
-
-@pytest.mark.parametrize(("spread", "code"), [(True, "unschedulable"), (False, "nodes_busy")])
-def test_nodes_of_the_runs_own_servers_are_no_nodes_on_which_others_measure(spread: bool, code: str) -> None:
-    spec = a_spec(kubernetes=KubernetesOptions(spread=spread))
-    terms = {
-        is_server: {
-            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": anti_affinity(spec, is_server)}
-        }
-        for is_server in (False, True)
-    }
-    server = a_pod(2, node="n1", state={"running": {"startedAt": AGO}})
-    server["spec"] = {"nodeName": "n1", "affinity": terms[True]}
-    message = "0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules."
-    pods = [a_pod(0), unscheduled_pod(1, message=message), server]
-    (finding,) = diagnose(a_job(affinity=terms[False]), pods, [], [a_node("n0"), a_node("n1")], now=NOW)
-    assert (finding.code, finding.permanent) == (code, spread)
-    assert (
-        "2 workers need one node each, and 1 can take one, as servers of the run have 1" in finding.summary
-    ) is spread
 
 
 SPREAD: dict[str, Any] = {

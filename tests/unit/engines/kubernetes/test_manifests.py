@@ -14,8 +14,7 @@ import pytest
 
 import templates
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, file_name, holders, manifests, spec_of
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker
+from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, holders, manifests, spec_of
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -160,12 +159,9 @@ def test_the_pods_get_the_code_and_the_plan_of_their_agents() -> None:
     plan = json.loads(gzip.decompress(base64.b64decode(config["binaryData"]["plan.json.gz"])))
     # What the user says stays, although it looks like a launcher's; the contract goes first.
     assert plan["environment"]["OMPI_MCA_btl"] == "tcp"
-    assert [rank["environment"]["RANK"] for rank in plan["nodes"][1]["ranks"]] == ["2", "3"]
-    assert [node["name"] for node in plan["nodes"]] == [
-        *("demo-2-0.demo-2", "demo-2-1.demo-2"),
-        *("demo-2-servers-0.demo-2", "demo-2-servers-1.demo-2"),
-    ]
-    assert [[rank["rank"] for rank in node["ranks"]] for node in plan["nodes"]] == [[0, 1], [2, 3], [4], [5]]
+    assert [rank["environment"]["RANK"] for rank in plan["nodes"][1]["ranks"]] == ["2", "3", "5"]
+    assert [node["name"] for node in plan["nodes"]] == ["demo-2-0.demo-2", "demo-2-1.demo-2"]
+    assert [[rank["rank"] for rank in node["ranks"]] for node in plan["nodes"]] == [[0, 1, 4], [2, 3, 5]]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(config["binaryData"]["code.tar.gz"]))) as code:
         assert {"mlbench_cli/agent/pod.py", "task_images/contract.py"} <= set(code.getnames())
 
@@ -287,36 +283,8 @@ def a_served_spec(**changes: Any) -> RunSpec:
     return a_spec(method={**describe(find_class("bsp-ps")()), "servers": "2"}, processes_per_worker=2, **changes)
 
 
-def containers_of(spec: RunSpec) -> tuple[Object, Object]:
-    """The containers of the workers' Job and of the servers', which is the last document."""
-    documents = manifests(spec, "default")
-    assert [file_name(documents[0]), file_name(documents[-1])] == ["job.yaml", "servers.yaml"]
-    workers, servers = (documents[index]["spec"]["template"]["spec"]["containers"][0] for index in (0, -1))
-    return workers, servers
-
-
 def variables_of(container: Object) -> Object:
     return {item["name"]: item.get("value") for item in container["env"]}
-
-
-def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers() -> None:
-    spec = a_served_spec()
-    documents = manifests(spec, "default")
-    job, servers = documents[0], documents[-1]
-    assert [job["spec"]["completions"], servers["spec"]["completions"]] == [2, 2]
-    assert servers["metadata"]["name"] == "demo-2-servers"
-    assert (job["spec"]["suspend"], servers["spec"]["suspend"]) == (True, True)
-    template = servers["spec"]["template"]
-    assert template["metadata"]["labels"]["mlbench/first-unit"] == "2"
-    assert template["spec"]["subdomain"] == "demo-2"  # they find rank 0 by its name within the run's service
-    of_workers, of_servers = (variables_of(container) for container in containers_of(spec))
-    assert of_servers.pop("MLBENCH_FIRST_UNIT") == "2"
-    assert of_servers == of_workers
-    assert (of_workers["WORLD_SIZE"], of_workers["MLBENCH_SERVERS"]) == ("4", "2")
-    assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)
-    needs("kubernetes.client").V1Job.model_validate(servers)
-    (index,) = by_worker([{"metadata": {"labels": {**template["metadata"]["labels"], INDEX_LABEL: "1"}}}])
-    assert index == 3
 
 
 def test_amd_gpus_are_asked_for_by_their_own_name() -> None:
@@ -327,67 +295,7 @@ def test_amd_gpus_are_asked_for_by_their_own_name() -> None:
     assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
 
 
-def test_a_parameter_server_gets_what_a_worker_gets_but_for_gpus_cards_and_data() -> None:
-    options = KubernetesOptions(memory="8Gi", devices={"vpc.amazonaws.com/efa": "4"}, data_claim="datasets")
-    workers, servers = containers_of(a_served_spec(gpus_per_worker=2, device="gpu", cpus=4.0, kubernetes=options))
-    assert servers["resources"] == {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
-    assert workers["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert servers["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert "data" not in [item["name"] for item in servers["volumeMounts"]]
-    assert "FI_PROVIDER" in variables_of(workers)
-    assert "FI_PROVIDER" not in variables_of(servers)
-
-
-def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
-    options = KubernetesOptions(fabric={"setup": "tcpxo"})
-    spec = a_served_spec(gpus_per_worker=8, device="gpu", env={"OMP_NUM_THREADS": "7"}, kubernetes=options)
-    assert "initContainers" in manifests(spec, "default")[0]["spec"]["template"]["spec"]
-    servers = manifests(spec, "default")[-1]["spec"]["template"]["spec"]
-    assert "initContainers" not in servers
-    assert {volume["name"] for volume in servers["volumes"]} == {"code", "results", "tmp", "shm"}
-    assert variables_of(servers["containers"][0])["OMP_NUM_THREADS"] == "7"  # what the user says goes first
-
-
-def test_parameter_servers_prove_by_their_jobs_annotation_that_they_are_of_the_run() -> None:
-    """The head asks for the uid of the run's Job; the label that workers have it from names the servers' own Job."""
-    for container, path in zip(
-        containers_of(a_served_spec()), ("labels['batch.kubern", "annotations['mlbench/run-uid']"), strict=True
-    ):
-        (token,) = (item for item in container["env"] if item["name"] == "MLBENCH_HEAD_TOKEN")
-        assert path in token["valueFrom"]["fieldRef"]["fieldPath"]
-
-
-def test_parameter_servers_have_nodes_of_their_own_or_run_beside_workers_with_gpus() -> None:
-    def term(**changes: Any) -> list[Object]:
-        pod = manifests(a_served_spec(**changes), "default")[-1]["spec"]["template"]["spec"]
-        found: list[Object] = pod.get("affinity", {}).get("podAntiAffinity", {}).get(REQUIRED, [])
-        return found
-
-    anybody = {"key": "mlbench/role", "operator": "In", "values": ["worker", "server"]}
-    others = {"key": "mlbench/run", "operator": "NotIn", "values": ["demo-2"]}
-    (alone,) = term()
-    assert alone["labelSelector"]["matchExpressions"] == [anybody]
-    (beside,) = term(gpus_per_worker=1, device="gpu")
-    assert beside["labelSelector"]["matchExpressions"] == [anybody, others]
-    assert term(gpus_per_worker=1, device="gpu", kubernetes=KubernetesOptions(share_nodes=True)) == []
-
-
-def test_machines_are_booked_for_servers_that_need_nodes_of_their_own() -> None:
-    for changes, count in (({}, 4), ({"gpus_per_worker": 1, "device": "gpu"}, 2)):
-        spec = a_served_spec(kubernetes=KubernetesOptions(provisioning_class="x"), **changes)
-        (booking,) = (item for item in manifests(spec, "default") if item["kind"] == "ProvisioningRequest")
-        assert booking["spec"]["podSets"][0]["count"] == count
-
-
 # --- what real clusters ask for ---------------------------------------------------------------------------------------
-
-
-def jobs_of(spec: RunSpec) -> dict[str, Object]:
-    return {document["metadata"]["name"]: document for document in manifests(spec, "d") if document["kind"] == "Job"}
-
-
-def with_servers(**options: Any) -> RunSpec:
-    return a_spec(method={"name": "ps", "servers": "2"}, kubernetes=KubernetesOptions(**options))
 
 
 @pytest.mark.parametrize(

@@ -54,31 +54,23 @@ def test_tolerations_are_written_as_kubectl_writes_taints(text: str, document: d
     assert toleration(text) == document
 
 
-MLBENCH = {"app.kubernetes.io/managed-by": "mlbench"}
-WORKERS = {**MLBENCH, "mlbench/role": "worker"}
-BOTH = {"key": "mlbench/role", "operator": "In", "values": ["worker", "server"]}
+WORKERS = {"app.kubernetes.io/managed-by": "mlbench", "mlbench/role": "worker"}
 OTHER_RUNS = {"key": "mlbench/run", "operator": "NotIn", "values": ["demo-2"]}
 OWN = {"mlbench/run": "demo-2"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "of_server", "labels", "expressions", "everywhere"),
+    ("spec", "labels", "expressions", "everywhere"),
     [
-        (a_spec(), False, WORKERS, [], True),
-        (a_spec(spread=False), False, WORKERS, [OTHER_RUNS], True),
-        (a_spec(share_nodes=True), False, {**WORKERS, **OWN}, [], False),
-        (a_spec(gpus=8), False, WORKERS, [], True),
-        (a_spec(), True, MLBENCH, [BOTH], True),
-        (a_spec(gpus=8), True, MLBENCH, [BOTH, OTHER_RUNS], True),
-        (a_spec(spread=False), True, MLBENCH, [BOTH, OTHER_RUNS], True),
-        (a_spec(share_nodes=True), True, {**MLBENCH, **OWN}, [BOTH], False),
+        (a_spec(), WORKERS, [], True),
+        (a_spec(spread=False), WORKERS, [OTHER_RUNS], True),
+        (a_spec(share_nodes=True), {**WORKERS, **OWN}, [], False),
+        (a_spec(gpus=8), WORKERS, [], True),
     ],
 )
 def test_pods_keep_off_the_nodes_of_those_who_would_disturb_them(
-    spec: RunSpec, of_server: bool, labels: dict[str, str], expressions: list[object], everywhere: bool
+    spec: RunSpec, labels: dict[str, str], expressions: list[object], everywhere: bool
 ) -> None:
     selector = {"matchLabels": labels, **({"matchExpressions": expressions} if expressions else {})}
     namespaces: dict[str, object] = {"namespaceSelector": {}} if everywhere else {}
-    assert anti_affinity(spec, of_server) == [
-        {"topologyKey": "kubernetes.io/hostname", **namespaces, "labelSelector": selector}
-    ]
+    assert anti_affinity(spec) == [{"topologyKey": "kubernetes.io/hostname", **namespaces, "labelSelector": selector}]
