@@ -102,5 +102,14 @@ def _explain(error: typer.TyperException) -> UsageError:
             f"{context.command_path} needs a {wanted}: {', '.join(names)}{' or ' if names else ''}{last}.",
             hint=f"{context.command_path} {last if not names else names[0]} --help",
         )
+    path = context.command_path if context else "mlbench"
+    if error.message.startswith("No such option"):
+        near = getattr(error, "possibilities", None) or []
+        # Without their dashes, which would make all options alike.
+        meant = did_you_mean(option.lstrip("-"), [name.lstrip("-") for name in near]).replace(' "', ' "--')
+        hint = f"{path} --help"
+        if not meant and path == "mlbench run":
+            hint += "-all; a parameter of the task: --set KEY=VALUE"
+        return UsageError(f"{path} has no option {option}.{meant}", hint=hint)
     message = re.sub(r"is not a valid int( range)?\.", "is not a whole number.", error.format_message())
-    return UsageError(message, hint=f"{context.command_path if context else 'mlbench'} --help")
+    return UsageError(message, hint=f"{path} --help")

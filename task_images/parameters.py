@@ -163,8 +163,8 @@ class HoldOutSettings:
 
     hold_out: float = parameter(
         0.0,
-        "share of training samples held out instead of the validation set, as in trials of --search; 0: the "
-        "validation set",
+        "share of training samples to score on instead of the validation set, so that nothing is tuned on "
+        "it; 0: score on the validation set",
         min=0,
         max=0.5,
     )

@@ -130,13 +130,13 @@ def follow_run(
 
 def _announce(handle: RunHandle, said: set[str]) -> None:
     run = handle.run
-    interrupt = "cancels it and keeps partial results" if handle.runs_here else "leaves it running"
+    interrupt = "cancels the run and keeps partial results" if handle.runs_here else "leaves the run alone"
     notes = [f"Started {run.name}: {in_words(run.spec)}."]
     if run.spec.engine == "local" and (program := find_interpreter(run.spec.argv)) and not run.spec.runs_task_program:
         notes.append(f"Interpreter: {program}")
     if run.spec.functional_only:
         notes.append(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
-    notes.append(f"Timeout {_limit(run)}; Ctrl-C {interrupt}.")
+    notes.append(f"Timeout {_limit(run)}. Ctrl-C {interrupt}.")
     notes += _describe_keeping(run)
     for note in notes:
         if note not in said:
@@ -189,5 +189,5 @@ def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], st
     return explain_stop(
         stopped,
         f'Canceled the run "{run.name}"; partial results are in {run.folder}.{never}',
-        f"mlbench logs {run.name}, or mlbench delete {run.name}",
+        f"mlbench run {opened.name}, or mlbench delete {run.name}",
     )

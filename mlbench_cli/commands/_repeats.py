@@ -9,8 +9,10 @@ from mlbench_cli.runs.repeats import Repeats
 LEGEND = "In parentheses: 95 % intervals (Student's t, on logarithms), from three runs on. Failed runs are left out."
 
 
-def show_repeats(found: Sequence[Repeats]) -> None:
-    """The table of repeats on stdout, and what its intervals are on stderr."""
+def show_repeats(found: Sequence[Repeats], *, all_metrics: bool) -> None:
+    """The table of repeats on stdout, and what its intervals are on stderr; with all metrics that the programs
+    reported, or only with those of programs that have no goal.
+    """
     if not found:
         return
     console.out("")
@@ -33,14 +35,14 @@ def show_repeats(found: Sequence[Repeats]) -> None:
         ],
         droppable=["THROUGHPUT", "METRIC"],
     )
-    show_metrics(found)
+    _show_metrics([item for item in found if all_metrics or not item.metric])
     for item in found:
         if item.point.good and item.point.without_compiling is not None:
             console.out(f"{item.name}: {format_estimate(item.point.without_compiling, SECONDS)} without compiling")
     console.note(LEGEND)
 
 
-def show_metrics(found: Sequence[Repeats]) -> None:
+def _show_metrics(found: Sequence[Repeats]) -> None:
     """The figures of the metrics that the programs reported, a row for each."""
     rows = [
         [item.name, name, *(format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean"))]
@@ -50,7 +52,7 @@ def show_metrics(found: Sequence[Repeats]) -> None:
     ]
     if rows:
         console.out("")
-        console.out_table(["REPEATS", "METRIC", "LAST", "BEST", "MEAN"], rows)
+        console.out_table(["REPEATS", "METRIC", "LAST", "BEST", "MEAN"], rows, droppable=["BEST", "MEAN"])
 
 
 def _format_count(item: Repeats) -> str:

@@ -140,7 +140,7 @@ def _show_rows(
         _explain_empty_store(client)
         return
     show_rows([{**status.to_dict(), **figures} for status, figures in shown])
-    show_repeats(repeats)
+    show_repeats(repeats, all_metrics=True)
     for status, _ in shown:
         if status.problem and not (experiments and is_queue_problem(status)):
             console.warn(f"{status.row.run.name}: {status.problem}")

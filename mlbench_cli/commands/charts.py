@@ -81,7 +81,7 @@ def _refuse_results(folder: Path) -> None:
         return
     raise UsageError(
         f'"{folder}" is a run, not a folder for figures.',
-        hint=f"mlbench charts FOLDER {folder}; a folder of that name: ./{folder}/figures",
+        hint=f"mlbench charts {folder}-charts {folder}",
     )
 
 

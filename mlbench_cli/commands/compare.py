@@ -28,6 +28,8 @@ from mlbench_cli.results.analysis.stats import Estimate
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
 
+_TOO_FEW = "Too few "  # how a verdict begins that holds for all rows
+
 
 def compare(
     first: Annotated[
@@ -153,9 +155,14 @@ def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
     return other is not None and other is not row and (row.a, row.b) == (other.a, other.b)
 
 
+def _describe_change(row: Row, found: Comparison) -> str:
+    """What the row says about B; what the verdict says of all rows is not repeated."""
+    return row.words if not (found.verdict or "").startswith(_TOO_FEW) else row.words.partition(", too few")[0]
+
+
 def _show(found: Comparison) -> None:
     if found.verdict:
-        console.out(f"{found.verdict}\n")
+        console.out(found.verdict)
     figures = [row for row in found.rows.values() if (row.a or row.b) and not _repeats_another(row, found.rows)]
     tables = (
         ("TIME", [row for row in figures if row.is_time]),
@@ -163,12 +170,12 @@ def _show(found: Comparison) -> None:
         ("METRIC", [row for row in figures if row.is_metric]),
     )
     for number, (title, rows) in enumerate((title, rows) for title, rows in tables if rows):
-        if number:
+        if number or found.verdict:
             console.out("")
-        headers = [title, found.a, found.b, "B AGAINST A"]
-        cells = [[row.name, *_estimates(row, format_estimate), row.words] for row in rows]
+        headers = [title, found.a, found.b, "CHANGE"]
+        cells = [[row.name, *_estimates(row, format_estimate), _describe_change(row, found)] for row in rows]
         if console.is_too_wide(headers, cells):  # the interval of the ratio matters most
-            cells = [[row.name, *_estimates(row, _format_mean), row.words] for row in rows]
+            cells = [[row.name, *_estimates(row, _format_mean), _describe_change(row, found)] for row in rows]
         console.out_table(headers, cells, wrap=True)
     if found.differences:
         console.out("")

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
@@ -101,7 +102,7 @@ def run(
         str | None,
         typer.Argument(metavar="[NAME]", help="name of the experiment; the run with N workers is named NAME-N"),
     ] = None,
-    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="number of workers, e.g. 1 2 4")] = None,
+    workers: Annotated[list[str] | None, typer.Argument(metavar="[N]...", help="number of workers, e.g. 1 2 4")] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -269,7 +270,7 @@ def _given(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def _find_several(client: Client, name: str | None, workers: Sequence[int] | None, file: Path | None) -> str | None:
+def _find_several(client: Client, name: str | None, workers: Sequence[str] | None, file: Path | None) -> str | None:
     """The file with `runs` or, without one, the experiment of such a file that is named alone; None for others."""
     if file is not None:
         return str(file) if describes_several(str(file)) else None
@@ -501,7 +502,7 @@ run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
 )
 
 
-def _request(name: str | None, workers: list[int] | None, file: Path | None, options: dict[str, Any]) -> Request:
+def _request(name: str | None, workers: list[str] | None, file: Path | None, options: dict[str, Any]) -> Request:
     values = {key: value for key, value in options.items() if value not in (None, [])}
     files = [entry for entry in values.get("include", ()) if "=" not in entry or Path(entry).exists()]
     if files:
@@ -510,17 +511,28 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
     for item in OPTIONS:
         if item.name in values:
             values[item.name] = given_value(item.name, values[item.name])
-    sizes = tuple(workers or ())
+    words = list(workers or ())
     if name is not None and name.isascii() and name.isdecimal():  # no name begins with a digit
         if file is None:
             raise UsageError(
                 f"{name} is not a valid run name; NAME comes before the numbers of workers.",
                 hint="mlbench run NAME 1 2",
             )
-        sizes = (int(name[:9]), *sizes)
+        words = [name, *words]
         name = None
+    sizes = tuple(_read_size(word, options.get("command")) for word in words)
     given = take_rare(Request(name=name, workers=sizes, **values))
     return given if file is None else merge(read_file(file), given)
+
+
+def _read_size(word: str, command: str | None) -> int:
+    if word.isascii() and word.isdecimal():
+        return int(word[:9])
+    if command is None:
+        hint = "mlbench run NAME 1 2 --task TASK, or --command 'python train.py' for your own program"
+    else:
+        hint = f"Quote the command: --command {shlex.quote(f'{command} {word}')}"
+    raise UsageError(f'"{word}" is not a number of workers.', hint=hint)
 
 
 # --- submissions of --dry-run, warnings ----------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def verify(
         return 0
     if force:
         raise UsageError("--force replaces a signature, and works only with --sign KEY.")
-    paths = _find(archives)
+    names = _find(archives)
+    paths = list(names)
     folders = [path for path in paths if not receipts.is_receipt(path)]
     found = [_judge(path, signers) for path in console.track("Verifying", folders)]
     papers = [path for path in paths if receipts.is_receipt(path)]
@@ -81,7 +82,7 @@ def verify(
         console.out_json(documents | ({"receipts": [each.to_dict() for each in checked]} if papers else {}))
     else:
         for archive in found:
-            _show(archive)
+            _show(archive, names[archive.path])
         for receipt in checked:
             _show_receipt(receipt)
     if any(each.checked.problems for each in found) or any(each.checked.problems for each in checked):
@@ -111,17 +112,21 @@ def _sign(words: Sequence[str], key: Path, *, force: bool, output: Format) -> No
         console.out_json({"archives": [{"archive": str(path), "signed": True} for path in paths]})
 
 
-def _find(words: Sequence[str]) -> list[Path]:
-    """The paths of archives and receipts; a word that is no path is a URL, or the name of runs."""
+def _find(words: Sequence[str]) -> dict[Path, str]:
+    """The paths of archives and receipts, each with its name for people; a word that is no path is a URL, or the name
+    of runs."""
     client = api.Client(notice=console.note)
-    found: list[Path] = []
+    found: dict[Path, str] = {}
     for word in words:
         if is_url(word):
-            found.append(client.fetch_archive(word))
+            paths = [client.fetch_archive(word)]
         elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
-            found += archives_at(Path(word))
+            paths = archives_at(Path(word))
         else:
-            found += client.find_archives([word])
+            names = {run.folder: run.name for run in client.runs()}
+            found |= {path: names.get(path, str(path)) for path in client.find_archives([word])}
+            continue
+        found |= {path: name_archive(path) for path in paths}
     return found
 
 
@@ -176,12 +181,12 @@ def _document(found: CheckedArchive) -> dict[str, object]:
     }
 
 
-def _show(found: CheckedArchive) -> None:
+def _show(found: CheckedArchive, name: str) -> None:
     checked, error, signer = found.checked, found.origin_error, found.signer
     proven = ", ".join(found.proven)
     by = f": {console.clean(signer.principal)}, {signer.key_type} {signer.fingerprint}" if signer else ""
     proofs = f" ({proven}{by})" if proven else ""
-    count, name = len(checked.problems), name_archive(found.path)
+    count = len(checked.problems)
     if count:
         console.out(f"{name}: {counted(count, 'problem')}{proofs}")
     elif error is not None:

@@ -471,7 +471,7 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
     if yes:
         return
     if not interactive():
-        raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to agree beforehand.")
+        raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to the command.")
     if ask(f"{question} [y/N] ").lower() not in ("y", "yes"):
         raise Interrupted("Not confirmed; nothing was done.")
 

@@ -1,4 +1,4 @@
-"""The tutorial's network and training as a task of the catalog: synchronous SGD on MNIST to a validation accuracy."""
+"""A small network on MNIST: synchronous SGD on MNIST to a validation accuracy."""
 
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ class Settings(ClassifierSettings):
 TASK = Task(
     settings=Settings,
     number="tutorial",
-    title="The tutorial's small convolutional network on MNIST",
+    title="Small convolutional network on MNIST",
     backends=["gloo", "nccl", "mpi"],
     devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],

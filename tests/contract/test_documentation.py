@@ -56,14 +56,18 @@ def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path:
     assert "mlbench run first 1 2 --task digits_resnet --light --preset tiny" in ran
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_path: Path) -> None:
-    run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path)
+    def pick(command: str) -> str | None:
+        """By day without the run that has no goal, which is the same script."""
+        return command if NIGHTLY or "mine" not in command else None
+
+    run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path, adapt=pick)
     store = Store(tmp_path / "home")
     outcomes = {row.run.name: row.outcome for row in store.runs()}
-    assert outcomes == {"mine-2": "completed", "open-2": "goal_reached", "shell-1": "completed"}
+    expected = {"mine-2": "completed", "open-2": "goal_reached", "shell-1": "completed"}
+    assert outcomes == {name: outcome for name, outcome in expected.items() if NIGHTLY or name != "mine-2"}
     result = json.loads((store.run("open-2").run.folder / "result.json").read_text())
     assert result["division"]["word"] == "open"
     assert result["goal"]["value"] >= result["goal"]["threshold"] == 90

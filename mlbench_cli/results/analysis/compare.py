@@ -164,7 +164,7 @@ class Comparison:
             return f"{row.name}, {self.b} against {self.a}: {row.words} (95 %; {self.counts})."
         if not found.is_different:
             ends = row.words.partition("(")[2].rstrip(")")
-            return f"No difference seen: {self.b} against {self.a} {ends} (95 %; {self.counts})."
+            return f"No difference seen: {self.b} takes {ends} as long as {self.a} (95 %; {self.counts})."
         change, _, ends = row.words.partition(" (")
         return f"{self.b} {be(self.b)} {change} than {self.a} (95 %: {ends.rstrip(')')}; {self.counts})."
 

@@ -53,8 +53,8 @@ def check_target(path: Path) -> None:
     """Raise UsageError if a report cannot be written there."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f'"{path}" is not a report name: it must end in {" or ".join(SUFFIXES)}.',
-            hint="mlbench report OUT.html",
+            f'"{path}" is not a report name: it must end in .html or .md.',
+            hint=f"mlbench report {path}.html {path}",
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", hint=f"mlbench report {path / 'report.html'}")

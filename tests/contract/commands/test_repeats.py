@@ -91,7 +91,7 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert ratio["low"] < ratio["mean"] < ratio["high"]
     assert run(["compare", "x-1", "x-2", "--across", "conditions"]) == 0
     out = capsys.readouterr().out.replace("\u00a0", " ")
-    assert out.startswith("No difference seen: x-2 against x-1 0.945 to 1.06× (95 %; 3 and 3 runs).")
+    assert out.startswith("No difference seen: x-2 takes 0.945 to 1.06× as long as x-1 (95 %; 3 and 3 runs).")
     assert "400 ms (376 to 426)" in out
 
     both = answer(capsys, "compare", "x", "x", "--across", "conditions")  # the experiment, with both of its sizes

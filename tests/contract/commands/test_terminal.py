@@ -99,7 +99,7 @@ def rank_pid(folder: Path) -> int:
 
 def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     person = Terminal("run", "a", "1", "2", *SLEEPER, home=home, cwd=tmp_path)
-    person.expect("Ctrl-C cancels it and keeps partial results.")
+    person.expect("Ctrl-C cancels the run and keeps partial results.")
     pid = rank_pid(tmp_path)
     person.type("\x03")
     code, printed = person.finish()
