@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.fakes.aws_answers import Answer, json_answer
-from tests.fakes.aws_instances import Instance
 from tests.fakes.kube_pods import Node, Object, Pods
 
 if TYPE_CHECKING:
     from tests.fakes.aws import AwsDouble
+    from tests.fakes.aws_instances import Instance
 
 EFA_CARDS = {"g4dn.8xlarge": 1, "p4d.24xlarge": 4, "p6-b300.48xlarge": 16}
 GPUS = {"g4dn.8xlarge": 1, "g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8,
@@ -105,7 +105,7 @@ class KubeSide:
             )
         return nodes
 
-    def _labels_of(self, cluster: str, instance: Instance) -> dict[str, str]:
+    def _labels_of(self, cluster: str, instance: "Instance") -> dict[str, str]:
         """Those of its group, of AWS' cloud controller, and of who has labeled the node."""
         own = {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
         return own | self.labels.get((cluster, instance.node), {})

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._inductor.cudagraph_trees import MarkStepBox
 
 from task_images.classification import make_sample_trainer, train_classifier
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError, parse_event
@@ -57,6 +56,8 @@ def train_images(word: str, method: Method, backend: object = None) -> tuple[nn.
 @pytest.mark.nightly
 def test_graphs_train_alike_and_are_not_claimed_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     """By torch's own compiler. Every pass is announced."""
+    from torch._inductor.cudagraph_trees import MarkStepBox  # torch's compiler takes 2 s of a core to import
+
     _, losses = train_images("no", Bsp())
     before = MarkStepBox.mark_step_counter
     _, found = train_images("graphs", Bsp())

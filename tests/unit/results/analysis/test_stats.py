@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,13 @@ from mlbench_cli.results.analysis.stats import (
 )
 from tests.needs import needs
 
-scipy = needs("scipy.stats")
 HISTORY = (10.0, 10.1, 9.9, 10.05, 9.95, 10.2, 9.85, 10.0)
+
+
+@pytest.fixture
+def scipy() -> Any:
+    """Takes 2 s of a core to import."""
+    return needs("scipy.stats")
 
 
 def draw(stream: random.Random, count: int, level: float, deviation: float) -> list[float]:
@@ -40,14 +46,14 @@ def known(found: Ratio | None) -> Ratio:
     return found
 
 
-def test_quantiles_are_those_of_scipy() -> None:
+def test_quantiles_are_those_of_scipy(scipy: Any) -> None:
     for freedom in (1, 1.3, 2, 4.7, 30, 1e5):
         for confidence in (0.5, 0.9, 0.95, 0.9975):
             exact = scipy.t.ppf((1 + confidence) / 2, freedom)
             assert student_quantile(freedom, confidence) == pytest.approx(exact, rel=1e-8)
 
 
-def test_means_are_geometric_with_the_interval_of_scipy() -> None:
+def test_means_are_geometric_with_the_interval_of_scipy(scipy: Any) -> None:
     stream = random.Random(1)
     for _ in range(100):
         values = draw(stream, stream.randint(3, 9), 1.0, 0.2)
@@ -61,7 +67,7 @@ def test_means_are_geometric_with_the_interval_of_scipy() -> None:
     assert [below.mean, below.high] == pytest.approx([0.0, 4.302653 / math.sqrt(3)])
 
 
-def test_ratios_verdicts_and_limits_are_those_of_scipy() -> None:
+def test_ratios_verdicts_and_limits_are_those_of_scipy(scipy: Any) -> None:
     """Welch's test on logarithms; equivalence is two one-sided tests of 2.5 %."""
     stream = random.Random(3)
     seen = set()
@@ -87,14 +93,14 @@ def test_ratios_verdicts_and_limits_are_those_of_scipy() -> None:
     assert seen == set(Verdict)
 
 
-def test_pairs_are_tested_by_their_differences() -> None:
+def test_pairs_are_tested_by_their_differences(scipy: Any) -> None:
     differences = [0.02, -0.01, 0.03]
     ends = scipy.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert paired_ratio(differences).interval() == pytest.approx((math.exp(ends.low), math.exp(ends.high)))
     assert paired_ratio(differences[:2]).low is None
 
 
-def test_one_value_is_judged_by_the_spread_of_at_least_five_others() -> None:
+def test_one_value_is_judged_by_the_spread_of_at_least_five_others(scipy: Any) -> None:
     spread = scipy.tstd(logs(HISTORY))
     found = known(ratio(HISTORY, (10.3,)))
     assert [found.error, found.freedom] == pytest.approx([spread * math.sqrt(1 + 1 / 8), 7])
@@ -144,7 +150,7 @@ def test_nineteen_of_twenty_intervals_hold_the_true_ratio(
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
-def test_the_limit_of_a_deviation_is_that_of_chi_squared(count: int) -> None:
+def test_the_limit_of_a_deviation_is_that_of_chi_squared(count: int, scipy: Any) -> None:
     exact = math.sqrt((count - 1) / scipy.chi2.ppf(0.2, count - 1))
     assert upper_deviation(1.0, count) == pytest.approx(exact, rel=0.01)
 
