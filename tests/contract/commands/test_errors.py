@@ -119,7 +119,8 @@ def test_wrong_command_lines(argv: list[str], code: int, words: str, capsys: Cap
     assert run(argv) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("Error: ")
+    said = [line for line in err.splitlines() if not line.startswith("Warning: ")]  # of a machine with few cores
+    assert said[0].startswith("Error: ")
     assert words in err
     assert "Traceback" not in err
     # Where the message itself says what is allowed, there is nothing to add.

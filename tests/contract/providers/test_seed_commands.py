@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import clients
 from tests.fakes.kind_tools import World
 
 TEN = (
@@ -28,15 +29,7 @@ def shell(tmp_path: Path, world: World) -> Shell:
     def type_in(line: str, code: int = 0) -> str:
         words = shlex.split(line)
         assert words.pop(0) == "mlbench"
-        done = subprocess.run(
-            [sys.executable, "-m", "mlbench_cli", *words],
-            cwd=tmp_path,
-            env={**os.environ, **home},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = clients.finish(*words, environment={**os.environ, **home}, cwd=tmp_path)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -65,6 +58,7 @@ def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
     assert "my-cluster-3" in shell("mlbench create-cluster aws 3 my-cluster --dry-run")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_runs_of_several_sizes_are_followed_downloaded_charted_and_deleted(shell: Shell, tmp_path: Path) -> None:
     shell("mlbench run my-run 1 2 --task digits_resnet --preset tiny --set goal_full=20 --yes")
     listed = shell("mlbench status")
