@@ -112,4 +112,7 @@ def _explain(error: typer.TyperException) -> UsageError:
             hint += "-all; a parameter of the task: --set KEY=VALUE"
         return UsageError(f"{path} has no option {option}.{meant}", hint=hint)
     message = re.sub(r"is not a valid int( range)?\.", "is not a whole number.", error.format_message())
+    if context and getattr(getattr(error, "param", None), "param_type_name", None) == "argument":
+        usage = " ".join((path, *context.command.collect_usage_pieces(context)))  # the order is often what was wrong
+        return UsageError(message, hint=f"{path} --help; usage: {usage}")
     return UsageError(message, hint=f"{path} --help")

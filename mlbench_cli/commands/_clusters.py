@@ -104,8 +104,8 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
         ]
         for line in plan.lines
     ]
-    rows.append(["", "all together", "", format_price(plan.total, plan.currency), ""])
-    table = console.format_table(["COUNT", "WHAT", "EACH, PER HOUR", "PER HOUR", "PRICE OF"], rows)
+    rows.append(["", "total", "", format_price(plan.total, plan.currency), ""])
+    table = console.format_table(["COUNT", "WHAT", "EACH, PER HOUR", "PER HOUR", "AS OF"], rows)
     console.note(f"The cluster {cluster.name} in {plan.location}:\n{table}")
     if plan.source:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))

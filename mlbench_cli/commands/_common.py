@@ -85,8 +85,19 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 # --- options and arguments ------------------------------------------------------------------------------------------
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="text, or one JSON document")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="answer yes to every question")]
+
+def output_option(panel: str | None = None) -> Any:
+    """`--output`."""
+    return typer.Option("--output", "-o", help="text, or one JSON document", rich_help_panel=panel)
+
+
+def yes_option(panel: str | None = None) -> Any:
+    """`--yes`."""
+    return typer.Option("--yes", "-y", help="answer yes to every question", rich_help_panel=panel)
+
+
+Output = Annotated[Format, output_option()]
+Yes = Annotated[bool, yes_option()]
 
 
 def require_goal_option(panel: str | None = None) -> Any:

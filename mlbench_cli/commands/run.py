@@ -18,15 +18,15 @@ from mlbench_cli import console
 from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle, Submission
 from mlbench_cli.commands._common import (
     Format,
-    Output,
-    Yes,
     complete_backends,
     complete_clusters,
     complete_presets,
     complete_tasks,
     only_report_option,
+    output_option,
     require_goal_option,
     to_option,
+    yes_option,
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
@@ -139,7 +139,9 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="return at once; the runs continue in the background")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, then exit")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would be submitted, then exit", rich_help_panel=ADVANCED)
+    ] = False,
     require_goal: Annotated[bool, require_goal_option(ADVANCED)] = False,
     logs: Annotated[
         bool, typer.Option("--logs", help="print the log of rank 0 while it runs", rich_help_panel=ADVANCED)
@@ -153,8 +155,8 @@ def run(
             rich_help_panel=ADVANCED,
         ),
     ] = False,
-    yes: Yes = False,
-    output: Output = Format.text,
+    yes: Annotated[bool, yes_option(ADVANCED)] = False,
+    output: Annotated[Format, output_option(ADVANCED)] = Format.text,
     to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
     only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,
     help_all: Annotated[

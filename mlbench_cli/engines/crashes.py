@@ -61,7 +61,7 @@ def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> 
         "small_world",
         f"{who} joined a world of {size} rank{'' if size == '1' else 's'}: its program counts processes itself and "
         "ignores WORLD_SIZE.",
-        hint="Tell it how many there are: with Lightning, Trainer(num_nodes=WORKERS); see docs/how-to/launchers.md",
+        hint="With Lightning, Trainer(num_nodes=WORKERS); see docs/tutorial/own-training.md",
         evidence=evidence,
     )
 

@@ -136,7 +136,7 @@ class Request:
         "number of concurrent runs on clusters; default: 1", kind="integer", metavar="N", rare=True
     )
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
-    timeout: str | None = _common_option(
+    timeout: str | None = _option(
         "time limit of a run, e.g. 90s, 15m, 2h; default: 24h, for your own command 4h",
         metavar="DURATION",
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.machines.engine import do_all
-from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.engines.machines.engine import do_all, run_in_parallel
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
 
 MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning
 MIN_FREE_BYTES = 2 << 30
@@ -34,9 +34,20 @@ class HostFacts:
 def examine_hosts(
     entries: Sequence[HostEntry], channels: Sequence[Channel], folder: str, python: str, interface: str | None
 ) -> list[HostFacts]:
-    """Ask all hosts at once. Raises the first host's error: unreachable, host key, login, Python."""
+    """Ask all hosts at once. Raises the first host's error (unreachable, host key, login, Python), and names the other
+    hosts that have one."""
     pairs = list(zip(entries, channels, strict=True))
-    return do_all(lambda pair: _examine(*pair, folder, python, interface), pairs)
+    answers = run_in_parallel(lambda pair: _examine(*pair, folder, python, interface), pairs)
+    failed = {
+        entry.login: answer for entry, answer in zip(entries, answers, strict=True) if isinstance(answer, MlbenchError)
+    }
+    if failed:
+        (_, error), *others = failed.items()
+        if others:
+            names = ", ".join(name for name, _ in others)
+            error.message = f"{error.message.rstrip('.')}. These hosts cannot be used either: {names}."
+        raise error
+    return [answer for answer in answers if not isinstance(answer, MlbenchError)]
 
 
 def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, interface: str | None) -> HostFacts:

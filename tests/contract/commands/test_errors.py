@@ -355,7 +355,7 @@ def test_run_help_shows_common_options_and_help_all_every_option(capsys: Capture
     assert "mlbench run --help-all" in short
     assert "--node-selector" not in short
     own = {word for word in re.findall(r"^  (?:-\w, )?(--[a-z-]+)", short, re.MULTILINE) if "help" not in word}
-    assert len(own) == 16
+    assert len(own) == 12
     assert run(["run", "--help-all"]) == 0
     full = capsys.readouterr().out
     assert len(re.findall(r"^  (?:-\w, )?--[a-z-]+", full, re.MULTILINE)) <= 61  # with --help

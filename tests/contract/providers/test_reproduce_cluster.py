@@ -28,7 +28,7 @@ def test_the_price_is_shown_and_nothing_made_without_a_yes(command: Any, gke_wor
     assert shown.code == 0, shown.err
     assert "n1-standard-8" in shown.err
     assert "Expected: " in shown.err  # as long as the original took
-    assert "all together" in shown.err
+    assert "total" in shown.err
     asked = command("reproduce", archive, "--create")
     assert (asked.code, "There is no terminal to ask on" in asked.err) == (2, True)
     assert gke_world.clusters == {}
