@@ -36,6 +36,7 @@ AUTO = "auto"  # of --registry
 ROLE_LABEL, WORKER, SYSTEM = "mlbench-role", "worker", "system"  # of nodes: what they are for
 FABRIC_TAG = "mlbench-fabric"  # kind of the fast network that was set up with the cluster
 CALL_SECONDS = 30.0
+THIS_MACHINE = "this machine"  # as the location of a plan
 # In the details of an error: the cloud was never set up on this machine, so searches skip it silently.
 NOT_CONFIGURED = {"configured": False}
 
@@ -143,13 +144,15 @@ class Part(Resource):
 class PlanLine:
     """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None if it is unknown.
 
-    `as_of` is the date of the price, if its table names one.
+    `as_of` is the date of the price, if its table names one; `on_demand` the price on demand of what has no known spot
+    price.
     """
 
     what: str
     count: int
     price: float | None
     as_of: str | None = None
+    on_demand: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class Plan:
     lines: tuple[PlanLine, ...]
     location: str
     currency: str = "USD"
-    source: str = ""  # if the prices come from, with their date
+    source: str = ""  # where the prices come from; it goes into archives, so it names no path of this machine
     table: str = ""  # version of the price table, by its content
     warnings: tuple[str, ...] = ()
     is_checked: bool = True  # False: a sketch, made without asking the cloud

@@ -64,7 +64,7 @@ class EndMark(Part):
 class WorkerHold(ClusterObjects):
     """The Job that holds the workers, and the permission to shrink of a pool that exists already."""
 
-    kind = "hold on the workers"
+    kind = "expiry timer"
     image: str  # of a program that waits for a signal
 
     def __init__(
@@ -76,7 +76,7 @@ class WorkerHold(ClusterObjects):
         needs: Sequence[Resource],
         goes_with: Resource,
     ) -> None:
-        super().__init__(connect, f"{cluster.name}/{HOLD}", needs, goes_with)
+        super().__init__(connect, cluster.name, needs, goes_with)
         self._namespace = namespace
         self._count = count
         self._expires = int(ClusterDetails.of(cluster).expires or 0)
@@ -138,7 +138,6 @@ class WorkerHold(ClusterObjects):
 def describe_hold(cluster: Cluster) -> str:
     """What expires of a cluster, and what continues to cost money."""
     return (
-        f"The workers expire: the autoscaler removes them when no run needs them. Control plane and "
-        f"system machines remain{ClusterDetails.of(cluster).describe_rest()} until mlbench gc "
-        "--expired or delete-cluster."
+        f"Then the autoscaler removes workers that no run uses. Control plane and system machines remain"
+        f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or mlbench delete-cluster."
     )

@@ -103,7 +103,7 @@ GPU = "nvidia.com/gpu"
 class ReadyMachines(Part):
     """Waits until every worker has joined and reports its GPUs."""
 
-    kind = "workers"
+    kind = "node registration"
     create_seconds = 1200.0
 
     def __init__(
@@ -112,7 +112,7 @@ class ReadyMachines(Part):
         self.connect = connect
         self.count = count
         self.gpus = gpus
-        self.name = f"{cluster}/{count}"
+        self.name = cluster
         self.needs = tuple(needs)
         self.goes_with = goes_with
 

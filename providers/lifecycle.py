@@ -503,7 +503,7 @@ class Deletion(Operation):
         if not state.announced:
             state.announced = True
             self.journal(state, "deleting")
-            self.notify(state, "deleting", found.state, state.resource.delete_seconds)
+            self.notify(state, "deleting", deadline=state.resource.delete_seconds)
         state.resource.delete()
         state.requested = True
 

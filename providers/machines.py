@@ -27,9 +27,9 @@ CURRENCY = "USD"
 ANY_REGION = "any"
 # Where the prices are from.
 SOURCES = {
-    "gke": "Google's public list prices and catalog, as google-cloud-pricing-cost-calculator and SkyPilot keep them",
-    "eks": "AWS' list prices, as Karpenter and SkyPilot keep them",
-    "aks": "Azure's list prices, as third parties noted them; not checked",
+    "gke": "Google's list prices, from google-cloud-pricing-cost-calculator and SkyPilot",
+    "eks": "AWS' list prices, from Karpenter and SkyPilot",
+    "aks": "Azure's list prices, noted by third parties and not checked",
 }
 
 
@@ -85,11 +85,11 @@ class PriceTable:
         return None if found is None else found.amount
 
     def line(self, what: str, count: int, item: str, region: str, *, spot: bool = False) -> PlanLine:
-        """A part of a plan, with its price if it is known. Of an unknown spot price, the one on demand is told."""
+        """A part of a plan, with its price if it is known."""
         found = self._find(item, region, spot)
-        if found is None and spot and (whole := self.price(item, region)) is not None:
-            what += f", on demand {whole:g} {self.currency}"
-        return PlanLine(what, count, None if found is None else found.amount, None if found is None else found.as_of)
+        if found is None:
+            return PlanLine(what, count, None, on_demand=self.price(item, region) if spot else None)
+        return PlanLine(what, count, found.amount, found.as_of)
 
     def _find(self, item: str, region: str, spot: bool) -> _Price | None:
         offers = [_Offer(item, place, spot) for place in (region, ANY_REGION)]
@@ -124,16 +124,12 @@ def user_price_file() -> Path:
 
 def load_prices(cloud: str) -> PriceTable:
     """The prices of one cloud: the user's own, then the shipped. Raises UsageError for a malformed table."""
-    shipped = _prices(_read(SHIPPED), cloud)
+    shipped, source = _prices(_read(SHIPPED), cloud), SOURCES.get(cloud, f"mlbench's {SHIPPED.name}")
     if not user_price_file().exists():
-        source = f"{SOURCES.get(cloud, SHIPPED)}; your own prices take precedence: {user_price_file()}"
         return PriceTable(source, _digest(shipped), (shipped,))
     own = _prices(_read(user_price_file()), cloud)
-    source, version = (
-        f"{user_price_file()}, then {SOURCES.get(cloud, SHIPPED)}",
-        f"{_digest(own)}, then {_digest(shipped)}",
-    )
-    return PriceTable(source, version, (own, shipped))
+    version = f"{_digest(own)}, then {_digest(shipped)}"
+    return PriceTable(f"your {user_price_file().name}, then {source}", version, (own, shipped))
 
 
 def _prices(rows: Sequence[Mapping[str, str]], cloud: str) -> dict[_Offer, _Price]:

@@ -13,7 +13,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
-from providers.base import Plan
+from providers.base import THIS_MACHINE, Plan, PlanLine
 from providers.lifecycle import Step
 
 Project = Annotated[
@@ -56,7 +56,7 @@ class StepPrinter:
             because = f": {step.reason}" if step.reason and step.action in ("recreating", "kept") else ""
             console.note(f"{what} {phrase}{because} ({console.duration(step.seconds)})")
             return
-        because = f": {step.reason}" if step.reason else ""
+        because = f": {step.reason.removesuffix('.')}" if step.reason else ""
         limit = f" of at most {console.duration(step.deadline)}" if step.deadline else ""
         elapsed = f"elapsed {console.rough_duration(step.seconds)}{limit}"
         topic = f"{'deleting' if step.action == 'deleting' else 'creating'} {what}"
@@ -105,15 +105,21 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
         for line in plan.lines
     ]
     rows.append(["", "total", "", format_price(plan.total, plan.currency), ""])
-    table = console.format_table(["COUNT", "WHAT", "EACH, PER HOUR", "PER HOUR", "AS OF"], rows)
-    console.note(f"The cluster {cluster.name} in {plan.location}:\n{table}")
+    table = console.format_table(["COUNT", "WHAT", "EACH/H", "ALL/H", "AS OF"], rows)
+    place = "on this machine" if plan.location == THIS_MACHINE else f"in {plan.location}"
+    console.note(f"The cluster {cluster.name} {place}:\n{table}")
     if plan.source:
-        console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
-    if missing := [line.what for line in plan.lines if line.price is None]:
+        console.note(f"Prices: {plan.source}.")
+    if missing := dict.fromkeys(_describe_unknown(line, plan.currency) for line in plan.lines if line.price is None):
         rest = f"; the rest costs {format_price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
-        console.note(f"mlbench does not know the price of {', '.join(dict.fromkeys(missing))}{rest}.")
+        console.note(f"mlbench does not know the price of {', '.join(missing)}{rest}.")
     for warning in plan.warnings:
         console.warn(warning)
+
+
+def _describe_unknown(line: PlanLine, currency: str) -> str:
+    on_demand = f" ({format_price(line.on_demand, currency)}/h on demand)" if line.on_demand is not None else ""
+    return f"{line.what}{on_demand}"
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:

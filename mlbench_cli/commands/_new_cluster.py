@@ -34,6 +34,17 @@ from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
 SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
+# What a plan says of the checks that passed, by the beginnings of their names. Others are none of a person who plans.
+CHECKED = {
+    "credentials": "credentials",
+    "rights": "permissions",
+    "API": "APIs",
+    "Microsoft.": "APIs",
+    "Kubernetes": "Kubernetes versions",
+    "GPUs": "GPU types",
+    "quota": "quotas",
+    "clock": "clock",
+}
 MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
 
 
@@ -257,16 +268,20 @@ def _show(planned: PlannedCluster, use: Use) -> None:
     show_plan(cluster, plan)
     checked, missing = _check(cluster) if plan.is_checked else ([], [])
     if checked:
-        console.note(f"Checked: {', '.join(checked)}. Only its creation shows whether the cloud has the machines.")
+        console.note(
+            f"Checked: {', '.join(checked)}. Whether the machines are in stock shows only when they are created."
+        )
     for line in missing:
         console.warn(line)
     up, down = registry.load(cluster.provider).minutes
     runs = f"run {_listed(use.runs)} (at most {console.duration(use.seconds)}: {use.limit})"
-    end = "keep it" if use.keep else f"delete it (about {down} min) and look for leftovers"
+    end = "keep the cluster" if use.keep else f"delete the cluster (about {down} min) and look for leftovers"
     console.note(f"Steps: create {cluster.name} (about {up} min), {runs}, fetch and verify the archives, {end}.")
     for image in use.images:
-        hub = "; Docker Hub limits anonymous pulls of an address" if image in public_images() else ""
-        console.note(f"Image: {image}{hub}. The runs bring their own code.")
+        name, _, digest = image.partition("@")
+        console.note(f"Image: {name}{f' ({digest[:19]})' if digest else ''}. The runs bring their own code.")
+        if image in public_images():
+            console.note("Docker Hub limits anonymous pulls per IP address.")
     if plan.total:
         fixed = plan.total * (up + down) / 60
         likely, most = (
@@ -279,7 +294,7 @@ def _show(planned: PlannedCluster, use: Use) -> None:
         )
         if use.expected is not None:
             console.note(f"Expected: {likely}, because such runs took {console.duration(use.expected)} before.")
-        console.note(f"Limit: {most}, if the runs take all of {use.limit}. A run that ends earlier costs less.")
+        console.note(f"Limit: {most}, if the runs last until their timeouts ({use.limit}).")
     elif plan.total is None:
         known = f"more than {format_price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"
         console.note(f"Cost: {known}, because the price of a part is unknown.")
@@ -298,7 +313,8 @@ def _check(cluster: Cluster) -> tuple[list[str], list[str]]:
         for check in registry.run_checks(cluster.provider, cluster.account or None, cluster.location or None):
             topic = check.what.removeprefix(f"{cluster.provider} ")
             if check.state == "ok":
-                passed["quotas" if topic.startswith("quota") else topic] = None
+                if said := next((words for start, words in CHECKED.items() if topic.startswith(start)), None):
+                    passed[said] = None
             elif check.exit_code:
                 missing.append(f"{topic}: {check.found}")
     except MlbenchError as error:

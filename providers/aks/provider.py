@@ -344,8 +344,8 @@ def _price(
         first,
         prices.line(f"system machine {options.system_machine_type}", SYSTEM_NODES, options.system_machine_type, region),
         prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
-        prices.line(f"disk of {SYSTEM_DISK} GB", SYSTEM_NODES, disk_of(SYSTEM_DISK), region),
-        prices.line(f"disk of {options.disk_size} GB", count, disk_of(options.disk_size), region),
+        prices.line(f"system disk of {SYSTEM_DISK} GB", SYSTEM_NODES, disk_of(SYSTEM_DISK), region),
+        prices.line(f"worker disk of {options.disk_size} GB", count, disk_of(options.disk_size), region),
         prices.line("load balancer (outgoing traffic)", 1, "load-balancer", region),
         prices.line("public address", 1, "public-address", region),
     ]

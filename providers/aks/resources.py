@@ -529,7 +529,7 @@ class AksHold(WorkerHold):
 class EndTags(EndMark):
     """The expiry in the tags of the cluster's group."""
 
-    kind = "tag of the end"
+    kind = "expiry tag"
 
     def __init__(self, group: ResourceGroup) -> None:
         super().__init__(group.cluster, group)

@@ -245,7 +245,7 @@ class EksProvider(Provider):
         gateway = " and NAT gateway" if has_gateway else ""
         return (
             f"Then AWS terminates the machines. The control plane{gateway} will remain"
-            f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or delete-cluster."
+            f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or mlbench delete-cluster."
         )
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
@@ -484,6 +484,8 @@ def _price(
         machines = [system.types[0], *([] if workers_line else [workers.types[0]])]
         asked = dict.fromkeys((machine, False) for machine in machines)
         prices = prices.ask_missing(list(asked), region, lambda machine, spot: ask_price(machine, region))
+    if workers_line and workers_line.price is None:
+        workers_line = prices.line(workers_line.what, workers.count, workers.types[0], region, spot=True)
     lines = [
         prices.line("EKS control plane", 1, "control-plane", region),
         prices.line(f"system machine {system.types[0]}", system.count, system.types[0], region),

@@ -196,7 +196,7 @@ class Stack(Resource):
         for event in self._list_events():
             newest.setdefault(event["LogicalResourceId"], event.get("ResourceStatus", ""))
         doing = [part for part, state in newest.items() if state == "CREATE_IN_PROGRESS" and part != self.stack]
-        return Readiness(False, f"CloudFormation creates {', '.join(sorted(doing)) or 'it'}")
+        return Readiness(False, f"CloudFormation is creating {', '.join(sorted(doing)) or 'it'}")
 
     def delete(self) -> None:
         """Request the stack's deletion."""
@@ -1024,14 +1024,14 @@ ACTION = "mlbench-end"
 class EndTimer(Part):
     """The scheduled action that removes the machines of one node group."""
 
-    kind = "scheduled end"
+    kind = "expiry timer"
     create_seconds = 2400.0
 
     def __init__(self, group: NodeStack, expires: float, needs: tuple[Resource, ...] | None = None) -> None:
         self.group = group
         self.aws = group.aws
         self.expires = int(expires)
-        self.name = f"{group.name}/{ACTION}"
+        self.name = group.name
         self.needs = tuple(group.needs) if needs is None else needs
         self.goes_with = group
 
@@ -1095,7 +1095,7 @@ class EndTimer(Part):
 class EndTag(EndMark):
     """The tags of the control plane."""
 
-    kind = "tag of the end"
+    kind = "expiry tag"
 
     def __init__(self, plane: ClusterStack) -> None:
         super().__init__(plane.cluster, plane)

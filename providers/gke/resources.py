@@ -502,7 +502,7 @@ class GkeHold(WorkerHold):
 class EndLabel(EndMark):
     """The cluster's labels."""
 
-    kind = "label of the end"
+    kind = "expiry label"
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane.cluster, plane)

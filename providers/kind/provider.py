@@ -9,7 +9,7 @@ from mlbench_cli.config import settings
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Cluster
-from providers.base import Plan, PlanLine, Provider, Resource, read_options
+from providers.base import THIS_MACHINE, Plan, PlanLine, Provider, Resource, read_options
 from providers.kind.api import call, check_tools, require_image_support
 from providers.kind.discover import discover_clusters
 from providers.kind.options import KindOptions
@@ -80,8 +80,8 @@ class KindProvider(Provider):
         if options.registry_port is not None:
             check_registry(options)
         nodes = nodes_in(cluster)
-        line = PlanLine(f"node container ({image_of(options) or 'the node image of kind ' + version})", nodes, 0.0)
-        return Plan((line,), location="this machine", warnings=tuple(list_warnings(options, nodes)))
+        line = PlanLine(f"node container ({image_of(options) or f'default image of kind {version}'})", nodes, 0.0)
+        return Plan((line,), location=THIS_MACHINE, warnings=tuple(list_warnings(options, nodes)))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources in the order of their creation: marker volume, nodes, registry, loaded images."""

@@ -57,8 +57,8 @@ def test_from_create_to_delete_all_lies_in_one_group_that_goes(mlbench: Any, wor
     found = done.json["cluster"]
     assert (found["account"], found["location"]) == (SUBSCRIPTION, "eastus")
     assert [entry["kind"] for entry in found["details"]["provisioning"]] == [
-        *("resource group", "AKS cluster", "hold on the workers"),
-        *("node pool", "workers"),
+        *("resource group", "AKS cluster", "expiry timer"),
+        *("node pool", "node registration"),
     ]
     assert set(world.groups) == {GROUP, f"{GROUP}-nodes"}
     tags = world.groups[GROUP]["tags"]

@@ -36,8 +36,8 @@ def test_a_cluster_with_gpus_ends_with_a_probe_that_uses_them(mlbench: Any, worl
     assert details["gpu_probe"]["gpus"] == "1"
     assert details["tolerations"] == [SPOT_TAINT]  # so that runs come onto machines that AKS taints
     kinds = [entry["kind"] for entry in details["provisioning"]]
-    assert kinds[2:5] == ["hold on the workers", "node pool", "GPU device plugin"]
-    assert kinds[-2:] == ["workers", "GPU probe"]
+    assert kinds[2:5] == ["expiry timer", "node pool", "GPU device plugin"]
+    assert kinds[-2:] == ["node registration", "GPU probe"]
     pool = cluster_in(world)["properties"]["agentPoolProfiles"][1]
     assert (pool["vmSize"], pool["gpuProfile"]) == ("Standard_NC4as_T4_v3", {"driver": "Install"})
     assert set(pool["nodeTaints"]) == {"nvidia.com/gpu=present:NoSchedule", SPOT_TAINT}

@@ -43,7 +43,7 @@ def test_the_workers_end_without_any_right_to_give_rights(
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
     done = mlbench(*CREATE, "--ttl", "1h")
     assert done.code == 0, done.err
-    assert "The workers expire" in done.err
+    assert "the autoscaler removes workers" in done.err
     end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
 
     def machines(moment: float) -> int:

@@ -73,8 +73,8 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
-        *("GKE cluster", "hold on the workers", "node pool"),
-        *("workers", "GPU probe"),
+        *("GKE cluster", "expiry timer", "node pool"),
+        *("node registration", "GPU probe"),
     ]
     made = world.find_cluster("rel-2")
     assert made.resource_labels[CLUSTER_TAG] == "rel-2"

@@ -29,7 +29,7 @@ def test_the_workers_end_without_any_right_to_give_rights(command: Any, gke_worl
     gke_world.denied = {"resourcemanager.projects.setIamPolicy"}
     result = command(*CREATE, "--ttl", "2h")
     assert result.code == 0, result.err
-    assert "The workers expire" in result.err
+    assert "the autoscaler removes workers" in result.err
     assert "remain and cost up to 0." in result.err
     (pool,) = [pool for pool in gke_world.find_cluster("rel-2").node_pools if pool.name == "workers"]
     end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0

@@ -237,7 +237,14 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
 ) -> None:
     words = (*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--timeout", "2h")
     for done in (command(*words, "--dry-run"), command(*words)):
-        for line in ("n1-standard-4", "rights", "quotas", "at most 2 h", "per hour of the runs", "expires after 3h"):
+        for line in (
+            "n1-standard-4",
+            "permissions",
+            "quotas",
+            "at most 2 h",
+            "per hour of the runs",
+            "expires after 3h",
+        ):
             assert line in done.err
         assert "Limit: " in done.err
         assert "Expected: " not in done.err  # no such run is known
