@@ -1,58 +1,212 @@
-"""Checkpoints: written atomically, and readable with any number of ranks.
+"""Checkpoints: folders from which any number of ranks can resume.
 
-A checkpoint has the state needed to resume training exactly: parameters, optimizer, loss scale, position in the data.
-Rank 0 writes it. The method's state of rank N (e.g. residuals) is in checkpoint-UPDATE-rank-N.pt, written by that rank.
-No random states are saved, because permutations and dropout are functions of seed and position.
+FOLDER/UPDATE/main.pt         what all ranks share: position, clock, goal, state of the task, model and optimizer
+FOLDER/UPDATE/rank-N.pt       what rank N has of its own: state of its method, losses not yet reported, buffers, random
+                              states
+FOLDER/UPDATE/__N_0.distcp    instead of model and optimizer in main.pt, if the model may be sharded: rank N's part
+                              (torch.distributed.checkpoint), which another layout can read
+
+Rank 0 writes main.pt last, and each .pt file is written atomically. A checkpoint is complete when it has main.pt and
+the files of as many ranks as that names. Ranks on several machines may write to different folders; only a sharded model
+needs one that all ranks see. Of .pt files only data are unpickled, no code.
 """
 
+import contextlib
+import os
 import pickle
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils._pytree import tree_map
 
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
-from task_images.elastic import refuse_other_run, replace_file
-from task_images.methods.base import MethodState, join_method_states
 from task_images.world import World
 
-FORM = 3
-OWN = "{}-{}-rank-{}.pt"  # stem of the checkpoint, update, rank
+FORM = 4
+MAIN, OWN = "main.pt", "rank-{}.pt"
+METADATA = ".metadata"  # of torch.distributed.checkpoint
+KEPT = 3  # checkpoints for restarts: another rank may be one behind, and the last one may be incomplete
+
+# A rank that writes or reads a whole model alone intends to.
+warnings.filterwarnings("ignore", message=".*single process.*", module=r"torch\.distributed\.checkpoint")
 
 
-def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings, lists and dictionaries of these) to `path` on rank 0, and each rank's
-    part of its entry `method` to a file next to that rank's `path`. An existing checkpoint is replaced only after the
-    new one is on disk. Collective if there are per-rank files."""
-    own = None
-    if (state.get("method") or MethodState()).get("ranks"):
-        own = path.with_name(OWN.format(path.stem, state["position"]["total"], world.rank))
-        save_own_checkpoint(own, task, {"method": state["method"]})
-        state = {**state, "method": {}, "method_ranks": world.size}
-        world.barrier()  # all per-rank files exist before the checkpoint that needs them
-    if world.is_first:
-        save_own_checkpoint(path, task, state)
-    if own is not None:
-        world.barrier()
-        for old in path.parent.glob(OWN.format(path.stem, "*", world.rank)):
-            if old != own:
-                old.unlink()
+@dataclass(frozen=True)
+class State:
+    """What a rank has for a checkpoint.
+
+    main    written by rank 0; own: by each rank
+    parts   model and optimizer, if they are not in `main`; is_sharded: this rank has a part of them only
+    """
+
+    main: Mapping[str, Any]
+    own: Mapping[str, Any]
+    parts: Mapping[str, Any] | None = None
+    is_sharded: bool = False
 
 
-def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`, from any rank and thread."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+class Checkpoints:
+    """The checkpoints that this rank writes to `folder`: all stay, or the last one."""
+
+    def __init__(self, world: World, folder: Path, *, keeps_all: bool = False) -> None:
+        self._world, self._folder, self._keeps_all = world, folder, keeps_all
+        self._written: list[int] = []
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def write(self, update: int, state: State) -> None:
+        """Write the checkpoint of an update, and delete the one before it once all ranks have written theirs.
+        Collective."""
+        self._write(update, state)
+        if not self._keeps_all:
+            self._world.barrier()
+            self._drop_all_but(1)
+
+    def _write(self, update: int, state: State) -> None:
+        place = self._folder / str(update)
+        place.mkdir(parents=True, exist_ok=True)
+        is_first = self._world.is_first
+        if is_first:
+            (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
+        if state.parts is not None and (is_first or state.is_sharded):
+            save(dict(state.parts), checkpoint_id=str(place), no_dist=not state.is_sharded)
+        _write(place / OWN.format(self._world.rank), state.own)
+        if is_first:
+            _write(place / MAIN, {"form": FORM, "ranks": self._world.size, **state.main})
+        self._written.append(update)
+
+    def write_behind(self, update: int, state: State) -> None:
+        """Write a checkpoint in a thread, from a copy in host memory: training waits only for the copy, and for the
+        checkpoint before if that is still being written. Raises OSError if writing that one failed."""
+        self.wait()
+        main = state.main if self._world.is_first else {}
+        parts = state.parts if self._world.is_first else None
+        copied = State(_copy_to_host(main), _copy_to_host(state.own), _copy_to_host(parts))
+        self._thread = threading.Thread(target=self._write_copied, args=(update, copied), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written. Raises OSError if writing failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write_copied(self, update: int, state: State) -> None:
+        try:
+            self._write(update, state)
+            self._drop_all_but(KEPT)
+        except BaseException as error:  # raised by the next `wait`
+            self._error = error
+
+    def _drop_all_but(self, kept: int) -> None:
+        rank = self._world.rank
+        while len(self._written) > kept:
+            place = self._folder / str(self._written.pop(0))
+            shared = [place / MAIN, place / METADATA] if rank == 0 else []
+            for file in (*shared, place / OWN.format(rank), *place.glob(f"__{rank}_*.distcp")):
+                file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another rank may still have files there
+                place.rmdir()
+
+
+def _copy_to_host(state: Any) -> Any:
+    return tree_map(lambda item: item.detach().to("cpu", copy=True) if isinstance(item, Tensor) else item, state)
+
+
+def _write(path: Path, state: Mapping[str, Any]) -> None:
     with replace_file(path) as file:
-        torch.save({"form": FORM, "task": task, **state}, file)
+        torch.save(dict(state), file)
 
 
-def share_file(world: World, path: Path) -> bool:
-    """Copy a file from the first rank that has it to those that do not, on other machines; False if none has it.
-    Collective."""
+@contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces `path` once it is on disk; after an error, `path` is unchanged."""
+    partial = path.with_name(f".{path.name}")
+    with partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_main(world: World, place: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What all ranks share in the checkpoint `place`, with tensors on the CPU.
+
+    Raises EnvironmentUnfitError if it is missing or damaged, and TaskUsageError unless its identity has the `expected`
+    entries: a training cannot resume with another model size, vocabulary, seed or global batch.
+    """
+    found = _read(world, place / MAIN)
+    if not isinstance(found, dict) or found.get("form") != FORM:
+        raise TaskUsageError(f"{place} is not a checkpoint in the form {FORM}", "Use another one.")
+    identity = found["identity"]
+    for name, value in expected.items():
+        if identity.get(name) != value:
+            raise TaskUsageError(
+                f"{place} was made with {name} = {identity.get(name)!r}, this run has {value!r}",
+                "Resume with the parameters of the run that made it; the number of workers may differ.",
+            )
+    return found
+
+
+def read_own(world: World, place: Path, ranks: int) -> list[Mapping[str, Any]]:
+    """What each rank had of its own, in a checkpoint of `ranks` ranks; of as many ranks as there are now, only what
+    this one had."""
+    wanted = [world.rank] if ranks == world.size else range(ranks)
+    return [_read(world, _find_own(place, rank)) for rank in wanted]
+
+
+def _find_own(place: Path, rank: int) -> Path:
+    """The file of a rank: in the same folder, or in that rank's output folder, whose name ends with the rank."""
+    beside = place / OWN.format(rank)
+    output, folder = place.parents[1], place.parent.name
+    other = output.with_name(output.name.removesuffix("0") + str(rank)) / folder / place.name / beside.name
+    return other if other.exists() and not beside.exists() else beside
+
+
+def _read(world: World, path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise EnvironmentUnfitError(
+            f"rank {world.rank} finds no checkpoint {path}",
+            f"Every worker needs the folder with {MAIN} and the files of all ranks.",
+        ) from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise _make_error(path, error) from None
+
+
+def _make_error(path: Path, error: BaseException) -> EnvironmentUnfitError:
+    why = " ".join(str(error).split())[:200] or type(error).__name__
+    return EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.")
+
+
+def share(world: World, place: Path) -> None:
+    """Copy rank 0's files of a checkpoint to the machines that lack them. Collective."""
+    for name in (MAIN, METADATA, "__0_0.distcp"):
+        _share_file(world, place / name)
+
+
+def _share_file(world: World, path: Path) -> None:
     holders = [rank for rank, (has_it,) in enumerate(world.gather([float(path.exists())])) if has_it]
     if not holders or len(holders) == world.size:
-        return bool(holders)
+        return
     source = holders[0]
     data = path.read_bytes() if world.rank == source else b""
     size = int(world.max([len(data)])[0])
@@ -64,46 +218,27 @@ def share_file(world: World, path: Path) -> bool:
         with replace_file(own) as file:
             file.write(content.cpu().numpy().tobytes())
         own.replace(path)
-    return True
 
 
-def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state in `path` and in this rank's own file, with tensors on the CPU. Only data are unpickled, no code.
-
-    `expected`: see `refuse_other_run`. Raises EnvironmentUnfitError if a file is missing or damaged, TaskUsageError if
-    it belongs to another run.
-    """
-    state = _read(world, path, task)
-    refuse_other_run(path, state, expected)
-    if not state.get("method_ranks"):
-        return state
-
-    def read(rank: int) -> MethodState:
-        found: MethodState = _read(world, find_own(path, state["position"]["total"], rank), task)["method"]
-        return found
-
-    return {**state, "method": join_method_states(read, state["method_ranks"], world.rank, world.size)}
+# --- model and optimizer in parts -------------------------------------------------------------------------------------
 
 
-def find_own(path: Path, update: int, rank: int) -> Path:
-    """The file of rank `rank` for the checkpoint `path`: in the same folder, or in that rank's output folder, whose
-    name ends with the rank instead of 0."""
-    name = OWN.format(path.stem, update, rank)
-    beside = path.with_name(name)
-    return beside if beside.exists() else path.parent.with_name(path.parent.name.removesuffix("0") + str(rank)) / name
+def collect_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+    """Model and optimizer, of a sharded model this rank's part, by the names of parameters."""
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
 
 
-def _read(world: World, path: Path, task: str) -> Mapping[str, Any]:
+def load_parts(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer, is_sharded: bool) -> None:
+    """Restore model and optimizer, of whatever layout the checkpoint is. Collective if the model is sharded."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None  # with gradients, torch would not create the state of the optimizer that it is to fill
+    state = dict(collect_parts(model, optimizer))
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise EnvironmentUnfitError(
-            f"rank {world.rank} finds no checkpoint {path}",
-            "Every worker needs a copy of checkpoint.pt and, beside it, of what the method kept of its rank.",
-        ) from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.") from None
-    if not isinstance(state, dict) or state.get("form") != FORM or state.get("task") != task:
-        raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
-    return state
+        load(state, checkpoint_id=str(place), no_dist=not is_sharded)
+    except (Exception, CheckpointException) as error:  # readers of damaged parts may raise anything
+        raise _make_error(place, error) from None
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for parameter, gradient in gradients:
+        parameter.grad = gradient

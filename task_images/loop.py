@@ -6,15 +6,12 @@ implement the methods that begin with an underscore and raise NotImplementedErro
 The data of a task come as updates of one or more passes, whose gradients are averaged exactly (`Batches`).
 """
 
-import copy
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from task_images import Lazy
@@ -254,6 +251,7 @@ class Plan:
     loss_every        updates between two reports of the training loss
     checkpoint_every  updates between two checkpoints; 0: none within an epoch
     checkpoint        whether to write a checkpoint at the end of each epoch
+    checkpoint_dir    folder for checkpoints, which all stay; empty: the output, in which the last one stays
     resume            a checkpoint to resume from; empty: none
     protocol          blocks of updates to time instead, without validation and goal (clock)
     """
@@ -265,6 +263,7 @@ class Plan:
     loss_every: int = LOSS_EVERY
     checkpoint_every: int = 0
     checkpoint: bool = False
+    checkpoint_dir: str = ""
     resume: str = ""
     protocol: ThroughputProtocol = NO_PROTOCOL
 
@@ -318,18 +317,17 @@ class Loop(Generic[P]):
         self.losses = TrainingLoss(self._read_losses)
         self._is_done, self._spent = False, False
         self._attach()
-        self._elastic = self._make_elastic()
+        contract = self.world.contract
+        self._restarts = None if contract.checkpoint_dir is None else elastic.Restarts(contract)
         earlier = self._restore()
         self.world.barrier()
-        if self._elastic is not None:
-            earlier = _count_lost_time(earlier, self._elastic.begin_training())
+        if self._restarts is not None:
+            earlier = _count_lost_time(earlier, self._restarts.begin_training())
         self.tracker.restart(earlier)
         self._begin, self._budget_look = self.tracker.snapshot(), ClockLook()
         measured = self._measure() if self.plan.protocol.is_on else None
         while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
             self._train(self.position.epoch)
-        if self._elastic is not None:
-            self._elastic.wait()
         end = self.tracker.snapshot()
         self.report.phase("finished")
         with self._consensus():
@@ -364,10 +362,7 @@ class Loop(Generic[P]):
                 self._validate_and_report(epoch, is_last=step == steps)
                 if not self._is_done and step < steps:
                     self._begin_training(epoch)
-            if self._is_checkpoint_due(step == steps or self._is_done):
-                self._keep()
-            if self._elastic is not None and self._elastic.is_on and self._keeps_elastic and not self._is_done:
-                self._keep_elastic(self._elastic)
+            self._write_checkpoints(is_end=step == steps or self._is_done)
             if self._is_done:
                 return
 
@@ -515,75 +510,20 @@ class Loop(Generic[P]):
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def _is_checkpoint_due(self, is_end: bool) -> bool:
-        """At the end of an epoch or of training, which may be within an epoch, and every `checkpoint_every` updates."""
-        every = self.plan.checkpoint_every
-        return (self.plan.checkpoint and is_end) or bool(every and self.position.total % every == 0)
-
-    def _keep(self) -> None:
-        """Write a checkpoint, with the clock from which the resuming run continues."""
-        with self._consensus():
-            self._write(self._checkpoint_path(), self._whole_state())
-
-    def _whole_state(self, is_elastic: bool = False) -> dict[str, Any]:
-        """The full state for a checkpoint. Collective, within `_consensus`."""
+    def _main_state(self) -> dict[str, Any]:
+        """This part of what all ranks share in a checkpoint. Collective."""
         return {
-            **self.identity,
-            **(self._elastic_state() if is_elastic else self._state()),
+            "identity": {"task": self.name, **self.identity},
             "schedule": {name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)},
             "position": asdict(self.position),
             "clock": asdict(self.tracker.snapshot()),
             "goal": self.goal.state_dict() if self.goal else None,
             "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
+            "curve": self.curve,
         }
 
-    def _make_elastic(self) -> "elastic.ElasticCheckpoints | None":
-        """The checkpoints from which the agent restarts ranks; None if it does not."""
-        contract = self.world.contract
-        return None if contract.checkpoint_dir is None else elastic.ElasticCheckpoints(contract, self._write_elastic)
-
-    def _keep_elastic(self, kept: "elastic.ElasticCheckpoints") -> None:
-        """Write a checkpoint in the background if one is due, and report for how long it delayed training."""
-        position, begun = self.position, time.monotonic()
-        if not kept.is_due(position.total, self.world.agree):
-            return
-        with self._consensus():
-            main = self._whole_state(is_elastic=True)
-        main["curve"] = [dict(point) for point in self.curve]
-        own = {"losses": self.losses.state_dict(), "own": self._own_state(), "method": main.pop("method", {})}
-        kept.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
-        blocked = time.monotonic() - begun
-        self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
-
-    def _restore_elastic(self, folder: Path) -> Snapshot:
-        """Resume from a checkpoint of an earlier attempt, exactly."""
-        begun = time.monotonic()
-        self._share_elastic(folder / elastic.MAIN)
-        state = self._read_elastic(folder / elastic.MAIN)
-        part = self._read_elastic(folder / f"rank-{self.world.rank}.pt")
-        self._load_elastic_state({**state, "method": part["method"]})
-        earlier = self._take(state)
-        self.curve = [dict(point) for point in state["curve"]]
-        self.losses.load_state_dict(part["losses"])
-        self._load_own_state(part["own"])
-        self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
-        return earlier
-
-    def _checkpoint_path(self) -> Path:
-        return Path(self.world.contract.output_dir) / "checkpoint.pt"
-
-    def _restore(self) -> Snapshot | None:
-        """Resume from the checkpoint, if there is one; returns the clock of the run that wrote it."""
-        if self._elastic is not None and self._elastic.resume is not None:
-            return self._restore_elastic(self._elastic.resume)
-        if not self.plan.resume:
-            return None
-        state = self._read(Path(self.plan.resume))
-        self._load_state(state)
-        return self._take(state)
-
-    def _take(self, state: Mapping[str, Any]) -> Snapshot:
-        """Restore a checkpoint's state except the model's; returns its clock."""
+    def _load_main_state(self, state: Mapping[str, Any]) -> Snapshot:
+        """Resume from a `_main_state`; returns the clock of the run that wrote it."""
         for name, value in state["schedule"].items():
             setattr(self.schedule, name, value)
         self.position = Position(**state["position"])
@@ -596,8 +536,7 @@ class Loop(Generic[P]):
         self.report.say(f"resuming after epoch {done}, update {self.position.total}")
         return Snapshot(**state["clock"])
 
-    # --- to be implemented for a framework
-    # --------------------------------------------------------------------------------
+    # --- to be implemented for a framework --------------------------------------------------------------------------
 
     def _make_tracker(self) -> Tracker:
         return Tracker()
@@ -634,47 +573,12 @@ class Loop(Generic[P]):
         """Entries of the result about computation and communication, with their speed if anything was trained."""
         return {}
 
-    def _state(self) -> Mapping[str, Any]:
-        """The state for a checkpoint, without what `_write` adds. Collective."""
-        return {}
+    def _restore(self) -> Snapshot | None:
+        """Resume from a checkpoint, if there is one; returns its clock. Collective."""
+        return None
 
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `_state`, as returned by `_read`."""
-
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _read(self, path: Path) -> Mapping[str, Any]:
-        raise NotImplementedError
-
-    _keeps_elastic = False  # whether the methods below are implemented; otherwise ranks restart from the beginning
-
-    def _elastic_state(self) -> Mapping[str, Any]:
-        """Like `_state`, for the checkpoints from which ranks restart. Collective."""
-        return self._state()
-
-    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `_elastic_state`, with this rank's own entry `method`."""
-        raise NotImplementedError
-
-    def _own_state(self) -> Mapping[str, Any]:
-        """This rank's own state, which makes a restart exact."""
-        return {}
-
-    def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `_own_state`."""
-
-    def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Write the state of `_whole_state` or `_own_state`, from any rank and thread."""
-        raise NotImplementedError
-
-    def _share_elastic(self, path: Path) -> bool:
-        """Copy a file to ranks on machines that lack it; False if no rank has it. Collective."""
-        return True
-
-    def _read_elastic(self, path: Path) -> Mapping[str, Any]:
-        """Read what `_write_elastic` wrote, and check that it belongs to this run."""
-        raise NotImplementedError
+    def _write_checkpoints(self, is_end: bool) -> None:
+        """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
 
     def _close(self) -> None:
         """Called after the result."""

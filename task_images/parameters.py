@@ -188,14 +188,6 @@ class AccuracySettings:
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
-    """Checkpoints of trainings measured in epochs."""
-
-    checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
-    resume: str = parameter("", "checkpoint to resume from; every worker needs a copy")
-
-
-@dataclass(frozen=True)
 class SpeedSettings:
     """Faster ways to compute the same (speed.py); all are listed in the result."""
 
@@ -218,7 +210,7 @@ class UpdateSettings:
 
     report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
     checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0: none", min=0, max=1000000000)
-    resume: str = parameter("", "path of the checkpoint to resume from; empty: none")
+    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoints/UPDATE); every worker needs a copy")
 
 
 @dataclass(frozen=True)
@@ -230,8 +222,11 @@ class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, Trai
 
 
 @dataclass(frozen=True)
-class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
+class CheckpointedSettings(SpeedSettings, ClassifierSettings):
     """Parameters of long image classifications: checkpoints, and the options of speed."""
+
+    checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
+    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoints/UPDATE); every worker needs a copy")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images import Lazy
-from task_images.clock import Tracker
+from task_images.clock import Snapshot, Tracker
 from task_images.contract import TaskUsageError
 from task_images.data import load_lasting_states, read_lasting_states, seed_device
 from task_images.loop import Loop, Update, Values, make_divergence_error
@@ -122,6 +124,7 @@ class Trainer(Loop[P], Generic[P]):
 
     def _attach(self) -> None:
         set_arithmetic(self.arithmetic)
+        self._behind: checkpoint.Checkpoints | None = None
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
         self._observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
@@ -242,55 +245,102 @@ class Trainer(Loop[P], Generic[P]):
             facts |= peak.Utilization(flops, formula, highest, updates_per_second, self.world.size).to_dict()
         return facts
 
-    def _state(self) -> Mapping[str, Any]:
-        scale = self._precision.scale
-        return {**self.method.state_dict(), "loss_scale": asdict(scale) if scale else None}
+    # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        self.method.load_state_dict(state)
-        if self._precision.scale and state["loss_scale"]:
-            self._precision.scale.value = state["loss_scale"]["value"]
-            self._precision.scale.good = state["loss_scale"]["good"]
+    _is_sharded = False  # whether this rank has only a part of the model
+    _is_in_parts = False  # whether checkpoints have model and optimizer in parts, which any layout can read
 
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        checkpoint.save_checkpoint(self.world, path, self.name, state)
+    @cached_property
+    def _checkpoints(self) -> checkpoint.Checkpoints:
+        given = self.plan.checkpoint_dir
+        folder = Path(given or Path(self.world.contract.output_dir, "checkpoints"))
+        return checkpoint.Checkpoints(self.world, folder, keeps_all=bool(given))
 
-    def _read(self, path: Path) -> Mapping[str, Any]:
-        return checkpoint.load_checkpoint(self.world, path, self.name, self.identity)
+    def _write_checkpoints(self, is_end: bool) -> None:
+        plan, update, restarts = self.plan, self.position.total, self._restarts
+        if (plan.checkpoint and is_end) or (plan.checkpoint_every and update % plan.checkpoint_every == 0):
+            with self._consensus():
+                self._checkpoints.write(update, self._state())
+        if restarts is None or self._is_sharded or self._is_done or not restarts.is_due(update, self.world.agree):
+            return
+        begun = time.monotonic()
+        if self._behind is None:
+            self._behind = checkpoint.Checkpoints(self.world, restarts.folder)
+        with self._consensus():
+            self._behind.write_behind(update, self._state())
+        blocked = time.monotonic() - begun
+        self.report.metric("checkpoint_seconds", blocked, step=update, seconds=self._wall(), unit="s")
 
-    _keeps_elastic = True
-
-    def _own_state(self) -> Mapping[str, Any]:
-        buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
-        read = getattr(self.work, "read_sums", None)
-        return {
-            "buffers": buffers,
+    def _state(self) -> checkpoint.State:
+        """The state for a checkpoint. Collective, within `_consensus`."""
+        scale, read_sums = self._precision.scale, getattr(self.work, "read_sums", None)
+        main = {**self._main_state(), "loss_scale": asdict(scale) if scale else None}
+        own = {
+            "method": self.method.own_state() if self.world.size > 1 else {},
+            "losses": self.losses.state_dict(),
+            "buffers": {name: buffer.detach() for name, buffer in self.model.named_buffers()},
             "random": torch.get_rng_state(),
             "streams": read_lasting_states(),
-            "sums": None if read is None else read(),
+            "sums": None if read_sums is None else read_sums(),
         }
+        if not self._is_in_parts:
+            return checkpoint.State({**main, **self.method.state_dict()}, own)
+        parts = checkpoint.collect_parts(self.method.model, self.method.optimizer)
+        return checkpoint.State({**main, "update": self.method.update}, own, parts, self._is_sharded)
 
-    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+    def _restore(self) -> Snapshot | None:
+        again = None if self._restarts is None else self._restarts.resume
+        if again is None and not self.plan.resume:
+            return None
+        begun, world, place = time.monotonic(), self.world, again or Path(self.plan.resume)
+        if again is not None:
+            checkpoint.share(world, place)
+        main = checkpoint.read_main(world, place, {"task": self.name, **self.identity})
+        self._load_model(main, place)
+        if self._precision.scale and main["loss_scale"]:
+            self._precision.scale.value = main["loss_scale"]["value"]
+            self._precision.scale.good = main["loss_scale"]["good"]
+        self._load_own_states(checkpoint.read_own(world, place, main["ranks"]), main["ranks"])
+        earlier = self._load_main_state(main)
+        if again is not None:
+            self.curve = main["curve"]
+            self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
+        return earlier
+
+    def _load_model(self, main: Mapping[str, Any], place: Path) -> None:
+        if self._is_in_parts == ("model" in main):
+            raise TaskUsageError(
+                f"{place} has its optimizer's state in another form than this method needs (sharded or whole)",
+                "Resume with the method that made it.",
+            )
+        if self._is_in_parts:
+            method = self.method
+            checkpoint.load_parts(place, method.model, method.optimizer, self._is_sharded)
+            method.update = main["update"]
+        else:
+            self.method.load_state_dict(main)
+
+    def _load_own_states(self, found: Sequence[Mapping[str, Any]], ranks: int) -> None:
+        """What this rank had of its own if there are as many ranks as before, else what all had."""
+        methods = [own["method"] for own in found]
+        if ranks != self.world.size:
+            if self.world.size > 1 and all(methods):
+                self.method.load_other_states(methods)
+            return
+        [own] = found
+        if own["method"]:
+            self.method.load_own_state(own["method"])
+        self.losses.load_state_dict(own["losses"])
         for name, buffer in self.model.named_buffers():
-            buffer.detach().copy_(state["buffers"][name])
-        torch.set_rng_state(state["random"])
-        load_lasting_states(state["streams"])
-        if state["sums"] is not None:
-            self.work.load_sums(state["sums"])  # type: ignore[attr-defined]
-
-    def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
-        checkpoint.save_own_checkpoint(path, self.name, {**self.identity, **state})
-
-    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
-        Trainer._load_state(self, state)
-
-    def _share_elastic(self, path: Path) -> bool:
-        return checkpoint.share_file(self.world, path)
-
-    def _read_elastic(self, path: Path) -> Mapping[str, Any]:
-        return checkpoint.load_checkpoint(self.world, path, self.name, self.identity)
+            buffer.detach().copy_(own["buffers"][name])
+        torch.set_rng_state(own["random"])
+        load_lasting_states(own["streams"])
+        if own["sums"] is not None:
+            self.work.load_sums(own["sums"])  # type: ignore[attr-defined]
 
     def _close(self) -> None:
+        if self._behind is not None:
+            self._behind.wait()
         self.method.close()
 
 

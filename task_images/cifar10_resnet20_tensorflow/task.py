@@ -5,19 +5,16 @@ The mathematics of the official image classification: one global batch per step,
 by samples and summed over all ranks before the update; every rank validates on its shard and all agree on the sums.
 With a parameter server, ranks update its weights independently instead, each with batches of its own.
 
-What is here needs no TensorFlow: settings, images, checkpoints, and how ranks meet. The rest is in `training`.
+What is here needs no TensorFlow: settings, images, and how ranks meet. The rest is in `training`.
 """
 
-import json
 import socket
 import time
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,18 +27,16 @@ from task_images.cifar10_resnet20.data import SIDE, Cifar
 from task_images.cifar10_resnet20.data import prepare_data as prepare_data
 from task_images.contract import Contract, EnvironmentUnfitError, PeerLostError, TaskUsageError, install_hint
 from task_images.data import Bytes, Labels, Partition, ahead, numpy_generator, shard
-from task_images.elastic import refuse_other_run, replace_file
 from task_images.loop import Plan, SampleBatches, Unit
 from task_images.network import Line
 from task_images.parameters import (
     AccuracySettings,
-    CheckpointSettings,
     SgdSettings,
     TrainingSettings,
     parameter,
     read_parameters,
 )
-from task_images.ranks import Ranks, name_place
+from task_images.ranks import name_place
 from task_images.report import GoalWatch, Reporter
 
 training: Any = Lazy("task_images.cifar10_resnet20_tensorflow.training")  # imports this module
@@ -50,7 +45,7 @@ COLLECTIVE, PARAMETER_SERVER = "collective", "parameter-server"
 
 
 @dataclass(frozen=True)
-class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings, CheckpointSettings):
+class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
@@ -85,7 +80,7 @@ TASK = replace(
             "update counts as other. CPUs only."
         ),
     ],
-    free=["checkpoint", "loaders"],
+    free=["loaders"],
     presets={
         # The original's code: 0.1, cut by ten after 32,000 and 48,000 steps of one worker: 82 and 123 epochs. Its
         # batch of 128 x workers per worker, and its epochs of as many data sets, are bugs that are not repeated.
@@ -149,8 +144,6 @@ def main(contract: Contract) -> None:
         Plan(
             settings.epochs,
             settings.budget_seconds,
-            checkpoint=settings.checkpoint,
-            resume=settings.resume,
             protocol=settings.protocol,
         ),
         name="cifar10_resnet20_tensorflow",
@@ -245,41 +238,6 @@ def cut(images: Bytes, offsets: npt.NDArray[np.int64], mirrored: npt.NDArray[np.
     across = offsets[1] + np.where(mirrored, SIDE - 1 - place, place)
     number = np.arange(len(images))
     return padded[number[:, None, None], :, down[:, :, None], across[:, None, :]]
-
-
-# --- checkpoints: arrays in numpy's format, and other state as JSON ------------------------------------------------
-
-FORM = 1
-
-
-Arrays = Sequence[npt.NDArray[np.generic]]
-
-
-def save_arrays(world: Ranks, path: Path, task: str, state: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write `arrays` and `state` (numbers, strings, lists and dictionaries of these) to `path`, on rank 0. An existing
-    checkpoint is replaced only after the new one is on disk."""
-    if not world.is_first:
-        return
-    facts = json.dumps({"form": FORM, "task": task, **state})
-    named: dict[str, npt.ArrayLike] = {f"variable-{number}": item for number, item in enumerate(arrays)}
-    with replace_file(path) as file:
-        np.savez(file, facts=np.array(facts), **named)  # type: ignore[arg-type]
-
-
-def load_arrays(path: Path, task: str, expected: Mapping[str, Any]) -> tuple[Mapping[str, Any], Arrays]:
-    """Read state and arrays from `path`. `expected`: see `refuse_other_run`.
-
-    Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError if it belongs to another run.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            facts: Mapping[str, Any] = json.loads(str(stored["facts"]))
-            arrays = [stored[f"variable-{number}"] for number in range(len(stored.files) - 1)]
-    except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile) as error:
-        why = " ".join(str(error).split())[:200]
-        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use another one.") from None
-    refuse_other_run(path, facts, {"form": FORM, "task": task, **expected})
-    return facts, arrays
 
 
 # --- where each rank's server listens -------------------------------------------------------------------------------

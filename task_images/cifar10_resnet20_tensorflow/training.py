@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,8 @@ from task_images.cifar10_resnet20_tensorflow.task import (
     Batch,
     Images,
     Settings,
-    load_arrays,
     meet,
     rendezvous,
-    save_arrays,
 )
 from task_images.clock import Tracker
 from task_images.contract import EXIT_RETRYABLE, Contract, EnvironmentUnfitError, PeerLostError
@@ -375,7 +372,7 @@ class Network:
 
     @property
     def variables(self) -> list[Any]:
-        """All that a checkpoint holds, in a fixed order."""
+        """Parameters, running statistics and momentum, in a fixed order."""
         return [*self.model.parameters, *self.model.averages, *self.velocities]
 
     def _apply(self, gradient: Any, rate: Any) -> None:
@@ -466,18 +463,6 @@ class TensorFlowTrainer(Loop[Batch]):
             "precision": "fp32",
             "options": options,
         }
-
-    def _checkpoint_path(self) -> Path:
-        return super()._checkpoint_path().with_suffix(".npz")
-
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        save_arrays(self.world, path, self.name, state, [item.numpy() for item in self.network.variables])
-
-    def _read(self, path: Path) -> Mapping[str, Any]:
-        state, arrays = load_arrays(path, self.name, self.identity)
-        for variable, value in zip(self.network.variables, arrays, strict=True):
-            variable.assign(value)
-        return state
 
 
 def normalize(pixels: Any) -> Any:
@@ -689,9 +674,6 @@ class ServerTrainer(TensorFlowTrainer):
         copy(self._shared, self.network)
         late, self._validated = self._late[self._validated :], len(self._late)
         return {"staleness": _mean(late)}
-
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        copy(self.network, self._shared)
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         """Bytes between rank 0 and the others, by the sizes of tensors: weights, running statistics and batches there,

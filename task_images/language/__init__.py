@@ -75,9 +75,9 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
         "attention implementation; auto: torch's choice. The result names the one used",
         choices=("auto", "flash", "cudnn", "efficient", "math"),
     )
-    checkpoint_every: int = parameter(0, "updates between distributed checkpoints; 0: none", min=0, max=100000000)
+    checkpoint_every: int = parameter(0, "updates between checkpoints; 0: none", min=0, max=100000000)
     checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
-    resume: str = parameter("", "checkpoint (folder step-N) to resume from, on any number of ranks")
+    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoint_dir/UPDATE), on any number of ranks")
     sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
     validation_sequences: int = parameter(0, "sequences per validation; 0: all", min=0, max=100000000)
     goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)

@@ -22,10 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
-from task_images.elastic import ElasticCheckpoints
 from task_images.language import PretrainingSettings
 from task_images.language.attention import choose_attention
-from task_images.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
 from task_images.language.layout import Layout, LayoutError, PretrainingPlan
 from task_images.language.parallel import ShardedUpdate, SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
@@ -272,6 +270,7 @@ class Pretraining(ABC, Generic[S, P, B]):
                 p.past_goal,
                 validate_every=p.evaluate_every,
                 checkpoint_every=p.checkpoint_every,
+                checkpoint_dir=p.checkpoint_dir,
                 resume=p.resume,
                 protocol=p.protocol,
             ),
@@ -279,8 +278,7 @@ class Pretraining(ABC, Generic[S, P, B]):
             validate=self.validate,
             goal=GoalWatch(self.goal_metric, "<=", p.goal_full, p.goal_light, world.contract.goal),
             details=details,
-            # Parameters in a nested object, because a checkpoint also has a schedule and an optimizer.
-            identity={"shape": asdict(self.plan.shape), "seed": self.contract.seed, "parameters": parameters},
+            identity={"shape": asdict(self.plan.shape), "seed": self.contract.seed, **parameters},
             unit=self.unit(),
             work=self,
             model=self.model,
@@ -384,12 +382,14 @@ class Pretraining(ABC, Generic[S, P, B]):
 
 @dataclass
 class PretrainingTrainer(Trainer[B]):
-    """The training loop for models that may be sharded, whose checkpoints are written by all ranks."""
+    """The training loop for models that may be sharded."""
 
     task: Pretraining[Any, Any, B] = field(kw_only=True)
 
     def _attach(self) -> None:
         super()._attach()
+        self._is_sharded = self.task.plan.layout.is_sharded
+        self._is_in_parts = self.method.keeps_optimizer_state
         check_optimizer(self.method.optimizer, self.method.model)
 
     def _count_flops(self) -> tuple[float, str]:
@@ -412,39 +412,6 @@ class PretrainingTrainer(Trainer[B]):
         facts["tokens_per_second"] = updates_per_second and updates_per_second * task.tokens
         facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size
         return facts
-
-    # --- checkpoints: model and optimizer in parts, the rest as in every checkpoint ----------------------------------
-
-    def _checkpoint_path(self) -> Path:
-        return Path(self.task.settings.checkpoint_dir) / f"step-{self.position.total}"
-
-    def _state(self) -> Mapping[str, Any]:
-        return {}
-
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        facts = {"task": self.name, **state}
-        save_step(self.world, path, self.method.model, self._optimizer, facts, self.method.method_state())
-
-    def _read(self, path: Path) -> Mapping[str, Any]:
-        return read_facts(path, {"task": self.name, **self.identity})
-
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        path, world = Path(self.plan.resume), self.world
-        check_digests(world, path)
-        load_step(path, self.method.model, self._optimizer)
-        self.method.load_method_state(load_method_state(path, world.rank, world.size))
-
-    def _make_elastic(self) -> ElasticCheckpoints | None:
-        self._keeps_elastic = not self.task.plan.layout.is_sharded
-        return super()._make_elastic()
-
-    def _elastic_state(self) -> Mapping[str, Any]:
-        return super()._state()
-
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer for checkpoints; None if the method has its state."""
-        return self.method.optimizer if self.method.keeps_optimizer_state else None
 
 
 def planned_communication(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from task_images.contract import DivergedError, TaskUsageError
 from task_images.methods import Lazy, nn, torch
@@ -107,40 +107,6 @@ class NormWatch:
         found = self._sum is None or math.isfinite(float(self._sum))
         self._sum, self._count = None, 0
         return found
-
-
-class MethodState(TypedDict, total=False):
-    """State of a method besides model and optimizer.
-
-    update       number of updates so far, which seeds random choices
-    ranks        per-rank state (residuals, weights, ...). Each rank fills in its own entry and None for the others, so
-                 that 64 ranks with residuals of 0.5 GB do not send them to one
-    """
-
-    update: int
-    ranks: list[Any]
-
-
-class StrategyState(TypedDict):
-    """A method's part of a checkpoint."""
-
-    model: Mapping[str, Any]
-    optimizer: Mapping[str, Any]
-    method: MethodState
-
-
-def join_method_states(read: Callable[[int], MethodState], count: int, rank: int, size: int) -> MethodState:
-    """The state with which rank `rank` of `size` resumes a training of `count` ranks. `read` returns the state saved by
-    a rank: only its own is read if the number of ranks is unchanged, else all if they have parts of their own."""
-    if count == size:
-        return read(rank)
-    if not count:
-        return {}
-    found: MethodState = {**read(0)}
-    if found.get("ranks"):
-        others = (read(number)["ranks"][number] for number in range(1, count))
-        found["ranks"] = [found["ranks"][0], *others]
-    return found
 
 
 # --- options, as users give them: --set comm.NAME=VALUE ---
@@ -379,42 +345,22 @@ class Method:
 
     @property
     def keeps_optimizer_state(self) -> bool:
-        """Whether `optimizer` has the full state on every rank. If not, it is in `method_state`."""
+        """Whether `optimizer` has its state on every rank, or of a sharded model the part of each."""
         return True
 
-    def state_dict(self) -> StrategyState:
-        """The state needed to resume training. Collective, within `consensus`. Save model and optimizer of rank 0, and
-        the rest of every rank."""
+    def state_dict(self) -> dict[str, Any]:
+        """What rank 0 writes to a checkpoint: model, optimizer, number of updates. Collective, within `consensus`."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "method": self.method_state(),
+            "update": self.update,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`, which every rank has read."""
+        """Resume from rank 0's `state_dict`, which every rank has read. Collective."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.load_method_state(state.get("method") or MethodState())
-
-    def method_state(self) -> MethodState:
-        """The part of `state_dict` besides model and optimizer. Every rank saves its own."""
-        if self.world.size == 1:
-            return {}
-        own = self.own_state()
-        ranks = [own if rank == self.world.rank else None for rank in range(self.world.size)] if own else []
-        return {"update": self.update, "ranks": ranks}
-
-    def load_method_state(self, state: MethodState) -> None:
-        """Resume from a `method_state`, after model and optimizer were loaded. Collective."""
-        if self.world.size == 1 or not state:
-            return
         self.update = int(state["update"])
-        ranks = state["ranks"]
-        if len(ranks) == self.world.size:
-            self.load_own_state(ranks[self.world.rank])
-        elif ranks:
-            self.load_other_states(ranks)
 
     def stats(self) -> dict[str, float]:
         """Counters of this rank since `attach`, for the result's details: updates, messages, bytes, ..."""
@@ -457,11 +403,11 @@ class Method:
         """After the update: exchange weights."""
 
     def own_state(self) -> dict[str, Any]:
-        """This rank's part of a checkpoint, with tensors in host memory; empty if there is none."""
+        """What only this rank has (residuals, weights, ...), for its file of a checkpoint; empty: nothing."""
         return {}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `own_state` gave."""
+        """Resume from what `own_state` gave, with as many ranks. Model and optimizer are those of the checkpoint."""
 
     def load_other_states(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Resume from the states of another number of ranks; by default all resume from the common model."""

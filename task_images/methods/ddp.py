@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, dist
-from task_images.methods.base import LossScale, MakeOptimizer, Method, MethodState, StrategyState, size_option
+from task_images.methods.base import LossScale, MakeOptimizer, Method, size_option
 
 if TYPE_CHECKING:
     import torch
@@ -130,24 +130,11 @@ class Zero1(Ddp):
         """Not if it is sharded."""
         return self.world.size == 1
 
-    def state_dict(self) -> StrategyState:
-        """The common form, so that any other method, on any number of ranks, can resume from it."""
-        if self.world.size == 1:
-            return super().state_dict()
-        [whole] = self.method_state()["ranks"] or [{}]
-        return {"model": self.model.state_dict(), "optimizer": whole, "method": {}}
-
-    def method_state(self) -> MethodState:
-        """For sharded checkpoints: the optimizer's full state, on rank 0."""
-        if self.world.size == 1:
-            return {}
-        self.optimizer.consolidate_state_dict(0)  # type: ignore[attr-defined]
-        return {"update": self.update, "ranks": [self.optimizer.state_dict()] if self.world.rank == 0 else []}
-
-    def load_method_state(self, state: MethodState) -> None:
-        """Restore the optimizer's state."""
-        if state and state["ranks"]:
-            self.optimizer.load_state_dict(state["ranks"][0])
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's whole state, on rank 0, so that other methods and numbers of ranks can resume from it."""
+        if self.world.size > 1:
+            self.optimizer.consolidate_state_dict(0)  # type: ignore[attr-defined]
+        return super().state_dict() if self.world.is_first else {}
 
 
 def _first(done: Future[list[Tensor]]) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, nn, torch
-from task_images.methods.base import LossScale, Method, MethodError, MethodState, StrategyState
+from task_images.methods.base import LossScale, Method, MethodError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,6 @@ class Sharded(Method):
         """None: the ranks hold shards of one model."""
         return None
 
-    def method_state(self) -> MethodState:
-        """Nothing: all is in the shards."""
-        return {}
-
 
 class Fsdp2(Sharded):
     """Gradients are means over ranks; unequal batches are weighted at the start of the backward pass."""
@@ -99,7 +95,7 @@ class Fsdp2(Sharded):
         factor = self.world.size * self.share
         return gradient if factor == 1 else gradient * factor
 
-    def state_dict(self) -> StrategyState:
+    def state_dict(self) -> dict[str, Any]:
         """The full state of model and optimizer, gathered on rank 0. Collective."""
         if self.world.size == 1:
             return super().state_dict()
@@ -107,7 +103,7 @@ class Fsdp2(Sharded):
         return {
             "model": states.get_model_state_dict(self.model, options=whole),
             "optimizer": states.get_optimizer_state_dict(self.model, self.optimizer, options=whole),
-            "method": {},
+            "update": self.update,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +114,7 @@ class Fsdp2(Sharded):
         spread = states.StateDictOptions(full_state_dict=True)
         states.set_model_state_dict(self.model, dict(state["model"]), options=spread)
         states.set_optimizer_state_dict(self.model, self.optimizer, dict(state["optimizer"]), options=spread)
+        self.update = int(state["update"])
 
 
 class Hsdp(Fsdp2):

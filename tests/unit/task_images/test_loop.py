@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from task_images.cifar10_resnet20_tensorflow.task import load_arrays, save_arrays
-from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError, parse_event
+from task_images.contract import Contract, DivergedError, parse_event
 from task_images.loop import Loop, Plan, SampleBatches, Unit, Update
 from task_images.parameters import Protocol
 from task_images.report import GoalWatch, Reporter
@@ -93,14 +92,6 @@ class MeanTrainer(Loop[Batch]):
 
     def _check_replicas(self) -> dict[str, float]:
         return {}
-
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        save_arrays(self.world, path, self.name, state, [self.learned])
-
-    def _read(self, path: Path) -> Mapping[str, Any]:
-        state, [learned] = load_arrays(path, self.name, self.identity)
-        self.learned = learned.astype(np.float64)
-        return state
 
 
 def train(
@@ -215,24 +206,6 @@ def test_an_update_that_is_skipped_keeps_the_learning_rate(tmp_path: Path) -> No
     _, result = train(tmp_path, Plan(1), prepare=overflow_once)
     assert rates == [1, 1 / 2, 1 / 2, 1 / 3]
     assert result["details"]["updates_skipped"] == 1
-
-
-def test_a_resumed_training_goes_on_with_clock_and_arrays(tmp_path: Path) -> None:
-    whole, _ = train(tmp_path / "whole", Plan(4))
-    first, _ = train(tmp_path / "first", Plan(2, checkpoint=True))
-    saved = tmp_path / "first" / "checkpoint.pt"
-    rest, result = train(tmp_path / "rest", Plan(4, resume=str(saved)))
-    assert [point["epoch"] for point in rest.curve] == [3, 4]
-    assert [point["train_loss"] for point in rest.curve] == [point["train_loss"] for point in whole.curve[2:]]
-    assert rest.curve[0]["seconds"] > first.curve[-1]["seconds"]
-    assert result["details"]["resumed"] == {"epoch": 2, "updates": 8}
-    with pytest.raises(TaskUsageError, match=r"was made with seed = 1, this run has 2.*"):
-        train(tmp_path / "rest", Plan(4, resume=str(saved)), seed=2)
-    saved.write_bytes(saved.read_bytes()[:60])
-    with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
-        train(tmp_path / "rest", Plan(4, resume=str(saved)))
-    with pytest.raises(EnvironmentUnfitError, match="No such file"):
-        train(tmp_path / "rest", Plan(4, resume=str(tmp_path / "none.npz")))
 
 
 def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None:

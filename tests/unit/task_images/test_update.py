@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.checkpoint import load_checkpoint, save_checkpoint
+from task_images.checkpoint import Checkpoints, State, read_own
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.loop import Plan, Update
 from task_images.methods.base import Bsp, LossScale
@@ -17,6 +18,7 @@ from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
 from task_images.train import PassLoss, Precision, Trainer
 from task_images.world import World, open_world
+from tests.unit.task_images.threads import ThreadWorld, run_ranks
 
 CPU = torch.device("cpu")
 
@@ -133,7 +135,7 @@ def test_a_resumed_training_overflows_when_the_whole_one_does(tmp_path: Path) ->
     exponents = [math.log2(value) for value, _, _ in whole]
     assert exponents == [124, 123, 123, 124, 123, 123, 124, 123, 123, 124, 123, 123]
     assert first[-1][:2] == (2.0**123, 1)
-    rest = run("rest", Plan(2, resume=str(tmp_path / "first" / "checkpoint.pt")))
+    rest = run("rest", Plan(2, resume=str(tmp_path / "first" / "checkpoints" / "6")))
     assert first + rest == whole
 
 
@@ -142,30 +144,38 @@ def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:
         train(world, Precision("fp32", CPU), [X * torch.nan])
 
 
-def test_a_checkpoint_is_replaced_only_as_a_whole(world: World, tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "checkpoint.pt"
-    save_checkpoint(world, path, "a_task", {"size": 3, "weights": torch.ones(3)})
-    with pytest.raises(AttributeError):
-        save_checkpoint(world, path, "a_task", {"bad": lambda: None})
-    state = load_checkpoint(world, path, "a_task", {"size": 3})
-    assert state["weights"].tolist() == [1.0] * 3
+def test_a_checkpoint_that_cannot_be_used_is_refused_and_runs_no_code(tmp_path: Path) -> None:
+    def run(name: str, plan: Plan) -> None:
+        world = open_world(Contract({"OMP_NUM_THREADS": "1", "MLBENCH_OUTPUT_DIR": str(tmp_path / name)}))
+        train(world, Precision("fp32", CPU), [X], plan=plan)
+
+    run("first", Plan(3, checkpoint=True))
+    [place] = (tmp_path / "first" / "checkpoints").iterdir()  # the last one
+    resumed = Plan(4, resume=str(place))
+    run("rest", resumed)
+    (place / "rank-0.pt").rename(tmp_path / "kept.pt")
+    with pytest.raises(EnvironmentUnfitError, match=r"finds no checkpoint .*rank-0.pt"):
+        run("rest", resumed)
+    for content in (b"", b"PK\3\4 broken", b"\x80\x02cposix\nsystem\n.", (place / "main.pt").read_bytes()[:500]):
+        (place / "main.pt").write_bytes(content)
+        with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
+            run("rest", resumed)
+    torch.save([1, 2], place / "main.pt")
+    with pytest.raises(TaskUsageError, match="not a checkpoint in the form"):
+        run("rest", resumed)
 
 
-def test_a_checkpoint_of_something_else(world: World, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(world, path, "a_task", {"size": 3})
-    with pytest.raises(TaskUsageError, match="made with size = 3, this run has 4"):
-        load_checkpoint(world, path, "a_task", {"size": 4})
-    with pytest.raises(TaskUsageError, match="not a checkpoint of another"):
-        load_checkpoint(world, path, "another", {})
-    torch.save([1, 2], path)
-    with pytest.raises(TaskUsageError, match="not a checkpoint of"):
-        load_checkpoint(world, path, "a_task", {})
+def test_a_checkpoint_is_deleted_once_the_next_one_is_whole(tmp_path: Path) -> None:
+    """A rank that is late with its part, or is killed before it, leaves the earlier one."""
 
+    def body(world: ThreadWorld) -> list[int]:
+        kept = Checkpoints(world, tmp_path)
+        for update in (1, 2):
+            if update == 2 and world.rank == 1:
+                time.sleep(0.3)
+                assert sorted(file.name for file in (tmp_path / "1").iterdir()) == ["main.pt", "rank-0.pt", "rank-1.pt"]
+            kept.write(update, State({"identity": {}}, {"part": torch.tensor(update + world.rank)}))
+        return [int(own["part"]) for own in read_own(world, tmp_path / "2", 2)]
 
-@pytest.mark.parametrize("content", [b"", b"PK\3\4 broken", b"\x80\x02cposix\nsystem\n."])
-def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(content)
-    with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
-        load_checkpoint(world, path, "a_task", {})
+    assert run_ranks(2, body) == [[2], [3]]
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]

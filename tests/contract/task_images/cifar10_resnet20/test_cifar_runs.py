@@ -133,8 +133,8 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
     first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
-    written = tmp_path / "first" / "output-0" / "checkpoint.pt"
-    assert not (tmp_path / "first" / "output-1" / "checkpoint.pt").exists()
+    written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
+    assert sorted(file.name for file in written.iterdir()) == ["main.pt", "rank-0.pt"]
     second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
     assert losses(second) == losses(whole)[2:]
     assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
@@ -148,20 +148,20 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
     for one in run(ranks, tmp_path / "other", **SMALL | {"batch_size": 8}, epochs=4, resume=str(written)):
         assert one.code == 64
         assert "global_batch = 32, this run has 16" in one.stderr
-    written.write_bytes(written.read_bytes()[:5000])
+    (written / "main.pt").write_bytes((written / "main.pt").read_bytes()[:5000])
     for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
         assert one.code == 78
-        assert "checkpoint.pt cannot be read" in one.stderr
+        assert "main.pt cannot be read" in one.stderr
 
 
 @pytest.mark.nightly  # by day, gpt_pretraining/test_layouts.py keeps residuals
 def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankServer, tmp_path: Path) -> None:
-    """Each rank has written its own; nothing but the model and its optimizer is in rank 0's checkpoint."""
+    """Each rank has written its own, to its own output."""
     method = {"MLBENCH_METHOD": json.dumps(describe(find_class("eftopk")()))}
     whole = finished_result(run(ranks, tmp_path / "whole", environment=method, **SMALL, epochs=3))
     finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint=True))
-    written = tmp_path / "first" / "output-0" / "checkpoint.pt"
-    assert (tmp_path / "first" / "output-1" / "checkpoint-4-rank-1.pt").exists()
+    written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
+    assert (tmp_path / "first" / "output-1" / "checkpoints" / "4" / "rank-1.pt").exists()
     second = run(ranks, tmp_path / "second", environment=method, **SMALL, epochs=3, resume=str(written))
     assert losses(finished_result(second)) == losses(whole)[2:]
 

@@ -89,22 +89,6 @@ def test_a_budget_ends_the_training(tmp_path: Path) -> None:
     assert result["details"]["measured_at_seconds"] >= 1.0
 
 
-def test_a_resumed_training_goes_on_with_its_clock(tmp_path: Path) -> None:
-    (whole,) = run(tmp_path / "whole", 1, **SMALL, epochs=4, checkpoint=True)
-    (first,) = run(tmp_path / "first", 1, **SMALL, epochs=2, checkpoint=True)
-    saved = tmp_path / "first" / "output-0" / "checkpoint.npz"
-    (rest,) = run(tmp_path / "rest", 1, **SMALL, epochs=4, resume=str(saved))
-    losses = [point["train_loss"] for point in whole.result["details"]["curve"]]
-    assert [point["epoch"] for point in rest.result["details"]["curve"]] == [3, 4]
-    assert [point["train_loss"] for point in rest.result["details"]["curve"]] == pytest.approx(losses[2:], rel=1e-4)
-    assert rest.result["details"]["curve"][0]["seconds"] > first.result["details"]["curve"][-1]["seconds"]
-    saved.write_bytes(saved.read_bytes()[:100])
-    wrong = tiny(**SMALL, resume=str(saved))
-    (damaged,) = launch_within(SECONDS, MODULE, 1, tmp_path, wrong, GRPC)
-    assert damaged.code == 78
-    assert "cannot be read as a checkpoint" in damaged.stderr
-
-
 def test_throughput_is_measured_by_the_protocol(tmp_path: Path) -> None:
     protocol = {"blocks_after": 1, "blocks": 2, "block_updates": 2}
     result = run(tmp_path, 2, **SMALL, **protocol)[0].result
@@ -187,16 +171,6 @@ def test_one_worker_with_a_parameter_server_trains_as_plain_sgd(tmp_path: Path) 
         assert [point[name] for point in served.result["details"]["curve"]] == pytest.approx(expected, rel=1e-4)
     assert served.result["details"]["communication"]["staleness"] == {"mean": 0.0, "max": 0.0}
     assert served.result["details"]["communication"]["sent_bytes"] == 0
-
-
-@pytest.mark.nightly
-def test_a_training_with_a_parameter_server_resumes_with_its_momentum(tmp_path: Path) -> None:
-    (whole,) = run(tmp_path / "whole", 1, **SMALL, **SERVED, epochs=4)
-    run(tmp_path / "first", 1, **SMALL, **SERVED, epochs=2, checkpoint=True)
-    saved = tmp_path / "first" / "output-0" / "checkpoint.npz"
-    (rest,) = run(tmp_path / "rest", 1, **SMALL, **SERVED, epochs=4, resume=str(saved))
-    losses = [point["train_loss"] for point in whole.result["details"]["curve"]]
-    assert [point["train_loss"] for point in rest.result["details"]["curve"]] == pytest.approx(losses[2:], rel=1e-4)
 
 
 @pytest.mark.nightly

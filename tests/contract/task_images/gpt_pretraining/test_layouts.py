@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,8 +133,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
     kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(folder)}
     [interrupted, _] = train(ranks, 2, tmp_path / "first", parallel="fsdp2", **kept)
     check_equal(interrupted, alone)
-    assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-8"]
-    resume = str(folder / "step-4")
+    assert sorted(path.name for path in folder.iterdir()) == ["4", "8"]
+    resume = str(folder / "4")
     for size, parallel in ((1, "ddp"), (2, "fsdp2" if trains_tensor_parallel_wrongly() else "tp")):
         [first, *_] = train(ranks, size, tmp_path / parallel, parallel=parallel, resume=resume)
         rest = first.result["details"]["curve"]
@@ -198,7 +197,7 @@ def test_muon_shares_its_matrices_over_ranks_and_goes_on_from_a_checkpoint(ranks
     two = train(ranks, 2, tmp_path / "2", **MUON, **kept)[0]
     check_equal(two, curve_of(one), tolerance=2e-3)
     assert one.result["details"]["optimizer"] == "muon"
-    resume = str(tmp_path / "checkpoints" / "step-4")
+    resume = str(tmp_path / "checkpoints" / "4")
     three = train(ranks, 2, tmp_path / "3", **MUON, resume=resume)[0]
     assert [point["loss"] for point in three.result["details"]["curve"]] == [
         point["loss"] for point in curve_of(two)[2:]
@@ -270,31 +269,23 @@ def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     variables = {"MLBENCH_METHOD": json.dumps(describe(find_class(method)()))}
     kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(tmp_path / "checkpoints")}
     whole = run_method(ranks, tmp_path / "whole", variables, **kept)
-    rest = run_method(ranks, tmp_path / "rest", variables, resume=str(tmp_path / "checkpoints" / "step-4"))
+    rest = run_method(ranks, tmp_path / "rest", variables, resume=str(tmp_path / "checkpoints" / "4"))
     assert [point["update"] for point in rest] == [6, 8]
     assert [point["loss"] for point in rest] == [point["loss"] for point in whole[2:]]
-    place = tmp_path / "checkpoints" / "step-4"
-    written = {file.name for file in place.glob("method-*.pt")}
-    assert written == ({"method-0.pt"} if method == "zero1" else {"method-0.pt", "method-1.pt"})
-    assert all(
-        subprocess.run(["sha256sum", "-c", name], cwd=place).returncode == 0
-        for name in ("rank-0.sha256", "rank-1.sha256")
-    )
+    place = tmp_path / "checkpoints" / "4"
+    assert {file.name for file in place.glob("*.pt")} == {"main.pt", "rank-0.pt", "rank-1.pt"}
     if method == "eftopk":  # on four ranks: the residuals of two are shared out
         rest = run_method(ranks, tmp_path / "more", variables, 4, resume=str(place))
         assert [point["update"] for point in rest] == [6, 8]
 
 
 @pytest.mark.slow
-def test_a_damaged_part_of_a_checkpoint_is_named_by_every_rank(ranks: RankServer, tmp_path: Path) -> None:
+def test_a_part_of_a_checkpoint_that_is_cut_off_is_refused_by_every_rank(ranks: RankServer, tmp_path: Path) -> None:
     train(ranks, 2, tmp_path / "whole", checkpoint_every=4, checkpoint_dir=str(tmp_path), parallel="fsdp2")
-    part = tmp_path / "step-4" / "__1_0.distcp"
-    content = bytearray(part.read_bytes())
-    content[-100] ^= 1
-    part.write_bytes(content)
+    part = tmp_path / "4" / "__1_0.distcp"
+    part.write_bytes(part.read_bytes()[:1000])
     for one in train(ranks, 2, tmp_path / "rest", code=78, resume=str(part.parent), parallel="fsdp2"):
-        assert "is damaged" in one.stderr
-        assert "has changed since it was written" in one.stderr or "another rank has found" in one.stderr
+        assert "cannot be read as a checkpoint" in one.stderr
 
 
 def run_method(

@@ -157,9 +157,8 @@ def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
     for name in ("eftopk", "dgc", "powersgd", "qsgd", "bytescheduler", *DRIFTING):
         _, first = train(world, make(name), 4)
         with first.consensus():
-            own = first.state_dict()
-            [state] = _share([{**own, "method": {}}])  # rank 0's file
-            state["method"] = copy.deepcopy(own["method"])  # the rank's own file
+            [state] = _share([first.state_dict()])  # rank 0's file
+            state["own"] = copy.deepcopy(first.own_state())  # the rank's own file
         rest, method = train(world, make(name), 3, start=4, state=state)
         again, other = train(world, make(name), 7, consensus_after=3)
         with other.consensus(), method.consensus():

@@ -1,6 +1,7 @@
 """What the checks of methods train: small networks with what is hard for a reducer, and the mean by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,12 +70,12 @@ def train(
     uneven: bool = False,
     clip: float | None = None,
     start: int = 0,
-    state: object = None,
+    state: Mapping[str, Any] | None = None,
     consensus_after: int | None = None,
 ) -> tuple[nn.Module, Method]:
     """Updates of a network on batches that differ by update, pass and rank. `uneven`: so do the ranks' weights.
 
-    start, state       go on after so many updates from what `Method.state_dict` gave
+    start, state       go on after so many updates from what `Method.state_dict` gave, and as `own` what `own_state` did
     consensus_after    also reach consensus after this update, as a validation would
     """
     torch.manual_seed(3)
@@ -83,7 +84,9 @@ def train(
         world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
     )
     if state is not None:
-        method.load_state_dict(state)  # type: ignore[arg-type]
+        method.load_state_dict(state)
+        if own := state.get("own"):
+            method.load_own_state(own)
     weight, total = (world.rank + 1.0, sum(range(1, world.size + 1))) if uneven else (1.0, float(world.size))
     for update in range(start, start + updates):
         method.begin(weight, total * passes, passes)

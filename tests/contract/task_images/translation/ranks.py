@@ -3,7 +3,7 @@
 The variable FOLDERS is FOLDER, or FOLDER and CHECKPOINTS, in JSON; TASK is the task.
 
 Prints `# NAME` before each training's events, and leaves the trained parameters as FOLDER/NAME.pt. With CHECKPOINTS,
-the task is trained once more, from CHECKPOINTS/NAME/checkpoint.pt on, as `NAME resumed`.
+the task is trained once more, from the checkpoint in CHECKPOINTS/NAME on, as `NAME resumed`.
 """
 
 import json
@@ -55,7 +55,7 @@ def main() -> None:
         write_texts(Path(texts))
         train_and_keep(train, name, world, folder, Path(texts), "")
         if checkpoints:
-            resume = str(Path(checkpoints[0]) / name / "checkpoint.pt")
+            [resume] = map(str, Path(checkpoints[0], name, "checkpoints").iterdir())
             train_and_keep(train, f"{name} resumed", world, folder, Path(texts), resume)
     world.close()
 

@@ -87,17 +87,18 @@ def test_the_vocabulary_of_a_checkpoint_must_be_that_of_the_run(leave: Leave, tm
     small = {"data": "wmt17", "width": 8, "inner": 8, "layers": 1, "longest_translation": 5}
     code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=208, checkpoint_every=1)
     assert (code, said) == (0, "")
-    checkpoint = str(tmp_path / "output" / "checkpoint.pt")
+    [checkpoint] = map(str, (tmp_path / "output" / "checkpoints").iterdir())
     code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=216, resume=checkpoint)
     assert code == 64
     assert "made with vocabulary = 208, this run has 216" in said
-    code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=208, resume=str(tmp_path / "none.pt"))
+    code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=208, resume=str(tmp_path / "none"))
     assert code == 78
     assert "finds no checkpoint" in said
     code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=64)
     assert code == 78
     assert "the model has room for 63" in said
-    Path(checkpoint).write_bytes(Path(checkpoint).read_bytes()[:1000])
+    main = Path(checkpoint, "main.pt")
+    main.write_bytes(main.read_bytes()[:1000])
     code, said = leave("wmt17_transformer", tmp_path, **small, vocabulary=208, resume=checkpoint)
     assert code == 78
     assert "cannot be read as a checkpoint" in said
@@ -107,9 +108,9 @@ def test_a_checkpoint_of_another_task(leave: Leave, tmp_path: Path) -> None:
     corpus_17(tmp_path)
     small = {"data": "wmt17", "width": 8, "inner": 8, "layers": 1, "longest_translation": 5, "vocabulary": 208}
     leave("wmt17_transformer", tmp_path, **small, checkpoint_every=1)
-    code, said = leave("wikitext2_awd_lstm", resume=str(tmp_path / "output" / "checkpoint.pt"))
+    code, said = leave("wikitext2_awd_lstm", resume=str(next((tmp_path / "output" / "checkpoints").iterdir())))
     assert code == 64
-    assert "is not a checkpoint of wikitext2_awd_lstm" in said
+    assert "made with task = 'wmt17_transformer', this run has 'wikitext2_awd_lstm'" in said
 
 
 def test_texts_that_are_not_parallel(leave: Leave, tmp_path: Path) -> None:
