@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from task_images.contract import Contract
-from task_images.mpi import backend as mpi
+from task_images.mpi import group as mpi
 from task_images.world import open_world
 
 SUM = dist.ReduceOp.SUM

@@ -34,10 +34,10 @@ from task_images.report import Reporter
 
 if TYPE_CHECKING:
     from task_images import gpu, network, tensorflow_ranks
-    from task_images.mpi import backend as mpi
+    from task_images.mpi import group as mpi
 else:
     gpu, network = Lazy("task_images.gpu"), Lazy("task_images.network")
-    mpi, tensorflow_ranks = Lazy("task_images.mpi.backend"), Lazy("task_images.tensorflow_ranks")
+    mpi, tensorflow_ranks = Lazy("task_images.mpi.group"), Lazy("task_images.tensorflow_ranks")
 
 
 class Companion(Protocol):

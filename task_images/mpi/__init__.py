@@ -1,1 +1,1 @@
-"""MPI as a backend of torch.distributed: `backend` chooses and registers it, `group` has the collectives."""
+"""MPI as a backend of torch.distributed: `group` registers it and has the collectives, `pmi` starts it."""

@@ -1,26 +1,158 @@
-"""One MPI communicator as a torch process group: the collectives and messages of trainings, not all that torch has.
+"""The backend mpi for stock torch: a process group over mpi4py and MPICH wheels, without compiling anything.
 
-Synchronous collectives run in the caller's thread. Asynchronous ones (e.g. of DistributedDataParallel) run in a thread
-of the group, in the order of the calls, so they overlap with computation. Point-to-point messages use MPI's non-
-blocking calls.
+    from task_images.mpi import group as mpi
+    dist.init_process_group(mpi.register(), ...)      # as with any other backend, e.g. under torchrun
 
-MPI cannot reduce half precision or bool, so these are summed as float32 or int32. GPU tensors are copied through host
-memory. Both are reported as detours.
+torch reserves the name "mpi" for builds against an MPI library, hence another internal name. Ranks need no mpiexec (see
+`pmi`); ranks that a launcher started as MPI ranks keep its numbering.
+
+A group has the collectives and messages of trainings, not all that torch has. Collectives run in the caller's thread
+and are done when the call returns, also asynchronous ones: none overlaps with computation. Messages between two ranks
+use MPI's non-blocking calls.
+
+MPI cannot reduce half precision, which is summed as float32. GPU tensors are copied through host memory. Both are
+reported as detours.
+
+MPI collectives do not fail on the other ranks when a rank dies: the launcher must end them, as all engines of mlbench
+do.
 """
 
-from collections.abc import Callable, Sequence
+import atexit
+import os
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
-from task_images.mpi.work import Collective, Message, Thread
+from task_images.contract import EnvironmentUnfitError
+from task_images.mpi.pmi import Manager, forget_shared_memory, is_launched, library
 
-KEPT_MESSAGES = 1024
+NAME = "mlbench_mpi"
+INSTALL = "pip install mpi4py mpich"
 
-# Types that MPI cannot reduce, and the types used instead.
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.int32}
+_facts: dict[str, object] = {}
+_detours: set[str] = set()
+_manager: Manager | None = None
+_left_in_peace = False
+
+
+def register() -> str:
+    """Register the backend with torch, and return its name.
+
+    Raises EnvironmentUnfitError if the wheels are missing or no MPI library can be loaded.
+    """
+    _mpi()
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _open_group, extended_api=True, devices=["cpu", "cuda"])
+    return NAME
+
+
+def facts() -> dict[str, Any]:
+    """Facts for the result: `library`, `launcher`, and `detours`, the conversions and copies so far."""
+    return {**_facts, "detours": sorted(_detours)}
+
+
+def _mpi() -> Any:
+    """mpi4py's module MPI, with the library loaded but not initialized."""
+    if find_spec("mpi4py") is None:
+        raise EnvironmentUnfitError("the backend mpi needs the packages mpi4py and mpich; mpi4py is missing", INSTALL)
+    mpi4py = import_module("mpi4py")
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    try:
+        return import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+    # mpi4py searches the interpreter's prefix, but Debian's pip installs into /usr/local.
+    path = _library_of_the_wheel()
+    if path is None or "MPI4PY_LIBMPI" in os.environ:
+        raise EnvironmentUnfitError(f"mpi4py finds no MPI library: {why}", INSTALL)
+    os.environ["MPI4PY_LIBMPI"] = path
+    try:
+        return import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise EnvironmentUnfitError(f"mpi4py cannot load {path}: {why}", INSTALL) from None
+
+
+def _library_of_the_wheel() -> str | None:
+    """The path of the library in the package mpich; None if it is not installed."""
+    try:
+        files = distribution("mpich").files or ()
+    except PackageNotFoundError:
+        return None
+    return next((str(Path(str(file.locate())).resolve()) for file in files if file.name == "libmpi.so.12"), None)
+
+
+def _open_group(options: Any, _: Any) -> Any:
+    """Called by torch to create a process group. `options` have store, group_rank, group_size,
+    global_ranks_in_group."""
+    mpi = _mpi()
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        members = mpi.COMM_WORLD.Get_group().Incl(ranks)
+        # Different ranks may create groups concurrently: the tag tells them apart.
+        communicator = mpi.COMM_WORLD.Create_group(members, tag=sum(options.group_id.encode()) % 32768)
+        return MpiGroup(mpi, communicator)
+    _start(mpi, options.store, options.group_rank, options.group_size)
+    return MpiGroup(mpi, mpi.COMM_WORLD.Dup(), _part)
+
+
+def _start(mpi: Any, store: Any, rank: int, size: int) -> None:
+    global _left_in_peace, _manager
+    version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
+    if not mpi.Is_initialized():
+        if is_launched():
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            mpi.COMM_WORLD.Barrier()
+            forget_shared_memory()
+        elif version.startswith("Open MPI"):
+            raise EnvironmentUnfitError(
+                f"{version} needs mpirun to start", f"{INSTALL}, or start the task with mpirun."
+            )
+        else:
+            _manager = Manager(store, rank, size)
+            _manager.start_mpi()
+        _facts.update(library=" ".join(version.split()), launcher="external" if is_launched() else "none")
+        atexit.register(_finalize)
+    world = mpi.COMM_WORLD
+    world.Set_errhandler(mpi.ERRORS_RETURN)
+    if (world.Get_rank(), world.Get_size()) != (rank, size):
+        raise EnvironmentUnfitError(
+            f"MPI says rank {world.Get_rank()} of {world.Get_size()}, the run says rank {rank} of {size}",
+            "Start the task without mpirun, or with as many ranks as the run has.",
+        )
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise EnvironmentUnfitError(f"{version} was started without support for threads")
+    _left_in_peace = False
+
+
+def _part() -> None:
+    global _left_in_peace
+    _left_in_peace = True
+
+
+def _finalize() -> None:
+    # MPI_Finalize waits for all ranks, which will not arrive if this one exits because of an error.
+    if not _left_in_peace:
+        return
+    if _manager:
+        _manager.end_mpi()
+    else:
+        library().MPI_Finalize()
+
+
+# --- one communicator as a process group ------------------------------------------------------------------------------
+
+# Types that MPI cannot reduce, and the type used instead.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _TYPES = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
@@ -29,46 +161,64 @@ _TYPES = {
     torch.int16: "INT16_T",
     torch.int32: "INT32_T",
     torch.int64: "INT64_T",
-    torch.complex64: "C_FLOAT_COMPLEX",
-    torch.complex128: "C_DOUBLE_COMPLEX",
 }
-_SUM = dist.ReduceOp.SUM
 _OPS = {
     dist.ReduceOp.SUM: "SUM",
     dist.ReduceOp.AVG: "SUM",
-    dist.ReduceOp.PRODUCT: "PROD",
     dist.ReduceOp.MIN: "MIN",
     dist.ReduceOp.MAX: "MAX",
-    dist.ReduceOp.BAND: "BAND",
-    dist.ReduceOp.BOR: "BOR",
-    dist.ReduceOp.BXOR: "BXOR",
 }
+
+
+class MpiWork(dist.Work):
+    """A collective, which is done, or a message in flight. `arrive` copies received data to its destination."""
+
+    def __init__(self, tensors: Any, request: Any = None, arrive: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._tensors, self._request, self._arrive = tensors, request, arrive
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for MPI."""
+        if self._request:
+            self._request.Wait()
+            self._close()
+        return True
+
+    def is_completed(self) -> bool:
+        """Ask MPI without waiting."""
+        if self._request and self._request.Test():
+            self._close()
+        return not self._request
+
+    is_success = is_completed
+
+    def result(self) -> Any:
+        """The tensors of the call."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """Wait, then return a completed future."""
+        self.wait()
+        future: Future[Any] = Future()
+        future.set_result(self._tensors)
+        return future
+
+    def _close(self) -> None:
+        self._request = None
+        if self._arrive:
+            self._arrive()
 
 
 class MpiGroup(dist.ProcessGroup):
     """One communicator as a process group. Methods have the names and argument orders with which torch calls them."""
 
-    def __init__(
-        self, mpi: Any, communicator: Any, detours: set[str], after_shutdown: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, mpi: Any, communicator: Any, after_shutdown: Callable[[], None] | None = None) -> None:
         super().__init__(communicator.Get_rank(), communicator.Get_size())
         self._comm = communicator
-        self._detours = detours
         self._after_shutdown = after_shutdown
-        self._own = communicator.Get_rank()
-        self._ranks = communicator.Get_size()
-        self._thread = Thread()
         self._types = {kind: getattr(mpi, name) for kind, name in _TYPES.items()}
         self._ops = {op: getattr(mpi, name) for op, name in _OPS.items()}
-        self._address = mpi.buffer.fromaddress
-        self._byte = mpi.BYTE
-        self._in_place = mpi.IN_PLACE
-        self._sum = (mpi.SUM, False)
-        self._mpi_sum = mpi.SUM
-        self._allreduce = communicator.Allreduce
-        self._messages: dict[tuple[int, int, torch.dtype], list[Any]] = {}
-        self._done = Collective(None)
-        self._done.future.set_result(None)
+        self._address, self._byte, self._in_place = mpi.buffer.fromaddress, mpi.BYTE, mpi.IN_PLACE
 
     def name(self) -> str:
         """The backend's name, read by torch."""
@@ -91,10 +241,8 @@ class MpiGroup(dist.ProcessGroup):
         return self
 
     def shutdown(self) -> None:
-        """End the thread and free the communicator; a second call does nothing."""
-        self._thread.close()
+        """Free the communicator; a second call does nothing."""
         if self._comm:
-            self._messages.clear()
             self._comm.Free()
             self._comm = None
             if self._after_shutdown:
@@ -106,177 +254,105 @@ class MpiGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Reduce each tensor over ranks, in place."""
-        # Fast path for the most common call, a synchronous sum of one tensor: at small sizes each access to `opts` or
-        # the tensor is measurable against the bare library.
-        if opts is not None and not opts.asyncOp and opts.reduceOp == _SUM and type(tensors) is list:
-            tensor = tensors[0]
-            if len(tensors) == 1 and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in self._types:
-                place = (tensor.data_ptr(), tensor.nbytes, tensor.dtype)
-                message = self._messages.get(place) or self._message_at(place)
-                if self._thread.last is not None:
-                    self._thread.drain()
-                self._allreduce(self._in_place, message, self._mpi_sum)
-                return self._done
-        tensors = _as_list(tensors)
-        op, average = self._reduction(opts)
-        if opts is None or opts.asyncOp:
-            return self._thread.submit(lambda: self._sum_up(tensors, op, average), tensors)
-        self._thread.drain()
-        self._sum_up(tensors, op, average)
-        return self._done
-
-    def _sum_up(self, tensors: list[Tensor], op: Any, average: bool) -> None:
-        for tensor in tensors:
+        op, is_mean = self._reduction(opts)
+        for tensor in _as_list(tensors):
             buffer = self._reducible(tensor)
-            self._comm.Allreduce(self._in_place, self._describe_buffer(buffer), op)
-            self._return(buffer, tensor, average)
-
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        """Reduce several tensors over ranks, in place."""
-        return self.allreduce(tensors, opts)
+            self._comm.Allreduce(self._in_place, self._typed(buffer), op)
+            self._return(buffer, tensor, is_mean)
+        return MpiWork(tensors)
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Reduce each tensor to the root `opts.rootRank`; other ranks keep theirs."""
-        tensors = _as_list(tensors)
-        op, average = self._reduction(opts)
-        root = opts.rootRank
-
-        def call() -> None:
-            for tensor in tensors:
-                buffer = self._reducible(tensor)
-                if self._own == root:
-                    self._comm.Reduce(self._in_place, self._describe_buffer(buffer), op, root)
-                    self._return(buffer, tensor, average)
-                else:
-                    self._comm.Reduce(self._describe_buffer(buffer), None, op, root)
-
-        return self._run(call, opts, tensors)
+        op, is_mean = self._reduction(opts)
+        for tensor in _as_list(tensors):
+            buffer = self._reducible(tensor)
+            if self.rank() == opts.rootRank:
+                self._comm.Reduce(self._in_place, self._typed(buffer), op, opts.rootRank)
+                self._return(buffer, tensor, is_mean)
+            else:
+                self._comm.Reduce(self._typed(buffer), None, op, opts.rootRank)
+        return MpiWork(tensors)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        op, average = self._reduction(opts)
-
-        def call() -> None:
-            send = self._reducible(input)
-            receive = output if self._usable(output, send.dtype) else torch.empty(output.shape, dtype=send.dtype)
-            send = self._apart(send, receive)
-            self._comm.Reduce_scatter_block(self._describe_buffer(send), self._describe_buffer(receive), op)
-            self._return(receive, output, average)
-
-        return self._run(call, opts, [output])
+        op, is_mean = self._reduction(opts)
+        send = self._reducible(input)
+        is_usable = output.dtype is send.dtype and output.is_cpu and output.is_contiguous()
+        receive = output if is_usable else torch.empty(output.shape, dtype=send.dtype)
+        send = self._apart(send, receive)
+        self._comm.Reduce_scatter_block(self._typed(send), self._typed(receive), op)
+        self._return(receive, output, is_mean)
+        return MpiWork([output])
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        """Reduce-scatter several pairs of joined tensors."""
-        return self._each(self._reduce_scatter_base, outputs, inputs, opts)
-
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
     # -- transfers: bytes of any type
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Overwrite each tensor with the root's."""
-        tensors = _as_list(tensors)
-        root = opts.rootRank
-
-        def call() -> None:
-            for tensor in tensors:
-                buffer = self._movable(tensor)
-                self._comm.Bcast(self._bytes(buffer), root)
-                self._return(buffer, tensor)
-
-        return self._run(call, opts, tensors)
+        for tensor in _as_list(tensors):
+            buffer = self._movable(tensor)
+            self._comm.Bcast(self._bytes(buffer), opts.rootRank)
+            self._return(buffer, tensor)
+        return MpiWork(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Gather each input of all ranks into the outputs [ranks]; parts may differ in size."""
-        outputs, inputs = _as_nested_list(outputs), _as_list(inputs)
-
-        def call() -> None:
-            for parts, tensor in zip(outputs, inputs, strict=True):
-                send = self._movable(tensor)  # named, because nothing else references it if it is a copy
-                receive, counts = self._room(parts)
-                self._comm.Allgatherv(self._bytes(send), [self._span(receive), counts, self._byte])
-                self._deal(receive, parts)
-
-        return self._run(call, opts, outputs)
-
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        """Gather several tensors of all ranks."""
-        return self.allgather(outputs, inputs, opts)
+        """Gather each input of all ranks into the outputs [ranks]."""
+        nested = [outputs] if isinstance(outputs[0], Tensor) else outputs
+        for parts, tensor in zip(nested, _as_list(inputs), strict=True):
+            send = self._movable(tensor)  # named, because nothing else references it if it is a copy
+            receive = torch.empty((len(parts), *tensor.shape), dtype=tensor.dtype)
+            self._comm.Allgather(self._bytes(send), self._bytes(receive))
+            for part, row in zip(parts, receive, strict=True):
+                part.detach().copy_(row)
+        return MpiWork(outputs)
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        def call() -> None:
-            receive = self._movable(output, copy=False)
-            send = self._apart(self._movable(input), receive)
-            self._comm.Allgather(self._bytes(send), self._bytes(receive))
-            self._return(receive, output)
-
-        return self._run(call, opts, [output])
+        receive = self._movable(output, copy=False)
+        send = self._apart(self._movable(input), receive)
+        self._comm.Allgather(self._bytes(send), self._bytes(receive))
+        self._return(receive, output)
+        return MpiWork([output])
 
     all_gather_single = _allgather_base
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        """Gather several tensors of all ranks into joined ones."""
-        return self._each(self._allgather_base, outputs, inputs, opts)
-
-    all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
-
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
         """Wait for all ranks."""
-        return self._run(self._comm.Barrier, opts, [])
+        self._comm.Barrier()
+        return MpiWork([])
 
     # -- point to point
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> dist.Work:
         """Send one tensor to a rank of this group."""
         buffer = self._movable(tensors[0])
-        request = self._comm.Isend(self._bytes(buffer), dstRank, tag)
-        return Message(request, [buffer])
+        return MpiWork([buffer], self._comm.Isend(self._bytes(buffer), dstRank, tag))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> dist.Work:
         """Receive one tensor from a rank of this group."""
-        tensor = tensors[0]
+        [tensor] = tensors
         buffer = self._movable(tensor, copy=False)
         request = self._comm.Irecv(self._bytes(buffer), srcRank, tag)
-        return Message(request, tensors, lambda: self._return(buffer, tensor))
+        return MpiWork(tensors, request, lambda: self._return(buffer, tensor))
 
     # -- implementation
 
-    def _run(self, call: Callable[[], None], opts: Any, tensors: Any) -> dist.Work:
-        if opts is None or opts.asyncOp:
-            return self._thread.submit(call, tensors)
-        self._thread.drain()
-        call()
-        return self._done
-
-    def _each(self, one: Callable[..., dist.Work], outputs: Any, inputs: Any, opts: Any) -> dist.Work:
-        works = [one(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return works[-1] if works else self._done
-
     def _reduction(self, opts: Any) -> tuple[Any, bool]:
         """MPI's operation, and whether to divide its result by the number of ranks."""
-        if opts is None or opts.reduceOp == _SUM:
-            return self._sum
-        op = opts.reduceOp.op
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp.op
         try:
             return self._ops[op], op == dist.ReduceOp.AVG
         except KeyError:
             raise ValueError(f"the backend mpi has no reduction {op}") from None
 
-    def _usable(self, tensor: Tensor, kind: torch.dtype) -> bool:
-        return tensor.dtype is kind and tensor.is_cpu and tensor.is_contiguous()
-
     def _reducible(self, tensor: Tensor) -> Tensor:
         """The tensor itself if MPI can reduce it in place, else a copy in host memory with a type that MPI supports."""
-        kind = tensor.dtype
-        if kind in self._types and tensor.is_cpu and tensor.is_contiguous():
-            return tensor
-        wider = _WIDER.get(kind, kind)
-        if wider not in self._types:
+        kind = _WIDER.get(tensor.dtype, tensor.dtype)
+        if kind not in self._types:
             raise ValueError(f"the backend mpi cannot reduce tensors of type {kind}")
-        if wider is not kind:
-            self._detours.add(f"{kind} reduced as {wider}".replace("torch.", ""))
-        return self._host_copy(tensor, wider)
+        if kind is not tensor.dtype:
+            _detours.add(f"{tensor.dtype} reduced as {kind}".replace("torch.", ""))
+            return self._host_copy(tensor, kind)
+        return self._movable(tensor)
 
     def _movable(self, tensor: Tensor, copy: bool = True) -> Tensor:
         """The tensor itself if it is contiguous in host memory, else a copy there (or an empty buffer)."""
@@ -286,7 +362,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def _host_copy(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
         if not tensor.is_cpu:
-            self._detours.add("GPU tensors copied through host memory")
+            _detours.add("GPU tensors copied through host memory")
         return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
     def _apart(self, send: Tensor, receive: Tensor) -> Tensor:
@@ -294,52 +370,23 @@ class MpiGroup(dist.ProcessGroup):
         start, end = receive.data_ptr(), receive.data_ptr() + receive.nbytes
         if not (send.data_ptr() < end and start < send.data_ptr() + send.nbytes):
             return send
-        self._detours.add("input copied if it shares memory with the output")
+        _detours.add("input copied if it shares memory with the output")
         return send.clone()
 
-    def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:
+    def _return(self, buffer: Tensor, tensor: Tensor, is_mean: bool = False) -> None:
         """Divide by the number of ranks if a mean is wanted, and copy the buffer back if it is a copy."""
-        if average:
+        if is_mean:
             buffer = buffer.detach()
-            if buffer.is_floating_point() or buffer.is_complex():
-                buffer.div_(self._ranks)
-            else:
-                buffer.div_(self._ranks, rounding_mode="trunc")
+            buffer.div_(self.size(), rounding_mode=None if buffer.is_floating_point() else "trunc")
         if buffer.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(buffer)
 
-    def _message_at(self, place: tuple[int, int, torch.dtype]) -> list[Any]:
-        """The mpi4py buffer for a tensor at this address; cached, because a training loop reduces the same tensors
-        again."""
-        if len(self._messages) >= KEPT_MESSAGES:
-            self._messages.clear()
-        address, size, kind = place
-        return self._messages.setdefault(place, [self._address(address, size), self._types[kind]])
-
-    def _describe_buffer(self, tensor: Tensor) -> list[Any]:
-        return [self._span(tensor), self._types[tensor.dtype]]
-
-    def _span(self, tensor: Tensor) -> Any:
-        return self._address(tensor.data_ptr(), tensor.nbytes)
+    def _typed(self, tensor: Tensor) -> list[Any]:
+        return [self._address(tensor.data_ptr(), tensor.nbytes), self._types[tensor.dtype]]
 
     def _bytes(self, tensor: Tensor) -> list[Any]:
-        return [self._span(tensor), self._byte]
-
-    def _room(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        counts = [part.nbytes for part in parts]
-        return torch.empty(sum(counts), dtype=torch.uint8), counts
-
-    def _deal(self, received: Tensor, parts: Sequence[Tensor]) -> None:
-        rows = torch.split(received, [part.nbytes for part in parts])
-        for part, row in zip(parts, rows, strict=True):
-            part.detach().copy_(row.view(part.dtype).view(part.shape))
+        return [self._address(tensor.data_ptr(), tensor.nbytes), self._byte]
 
 
 def _as_list(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _as_nested_list(tensors: Any) -> list[list[Tensor]]:
-    """A list of lists; some calls of torch pass a list of tensors, and [] on ranks other than the root."""
-    tensors = list(tensors)
-    return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors

@@ -10,7 +10,7 @@ Wire protocol (MPICH, src/pmi, version 1.1): one request per line, "cmd=NAME key
 
 import contextlib
 import ctypes
-import errno
+import itertools
 import os
 import re
 import socket
@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from task_images.contract import EXIT_RETRYABLE
 
@@ -84,9 +84,8 @@ class Manager:
         # but more for large ones over loopback. MPI_ANY_SOURCE hangs over UCX, and is not used.
         # Machines whose fast network only libfabric supports (EFA) set this variable themselves.
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
-        if not may_read_others():
-            # MPICH checks only that the call exists, and would abort the rank when permission is denied.
-            os.environ.setdefault("MPIR_CVAR_CH4_CMA_ENABLE", "0")
+        # Containers, and Yama, forbid to read another process's memory; MPICH would abort the rank when it is denied.
+        os.environ.setdefault("MPIR_CVAR_CH4_CMA_ENABLE", "0")
         try:
             library().MPI_Init_thread(None, None, THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         finally:
@@ -170,46 +169,15 @@ def memory_domain() -> str:
     return "/".join(parts)
 
 
-def may_read_others() -> bool:
-    """Whether this process may read another's memory (process_vm_readv), as ranks on one machine do. Usually forbidden
-    in containers, and where Yama restricts ptrace to descendants."""
-    byte = ctypes.create_string_buffer(1)
-    own, others = _Span(ctypes.addressof(byte), 1), _Span(0, 1)  # address 0 is unmapped: EFAULT if permitted
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        libc.process_vm_readv(os.getppid(), ctypes.byref(own), 1, ctypes.byref(others), 1, 0)
-    except AttributeError:
-        return False
-    return ctypes.get_errno() == errno.EFAULT
-
-
-class _Span(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_: ClassVar = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
 def process_mapping(domains: list[str]) -> str:
-    """MPICH's notation for the node of every rank, given one domain per rank: "(vector,(node,nodes,ranks each),...)".
-
-    Nodes are numbered in order of appearance. A block describes `nodes` consecutive nodes with the same number of
-    ranks.
-    """
+    """MPICH's notation for the node of every rank, given one domain per rank: "(vector,(node,1,ranks),...)", with one
+    entry for consecutive ranks of a node. Nodes are numbered in order of appearance."""
     numbers: dict[str, int] = {}
-    runs: list[list[int]] = []  # node, consecutive ranks
-    for domain in domains:
-        node = numbers.setdefault(domain, len(numbers))
-        if runs and runs[-1][0] == node:
-            runs[-1][1] += 1
-        else:
-            runs.append([node, 1])
-    blocks: list[list[int]] = []  # first node, nodes, ranks each
-    for node, ranks in runs:
-        if blocks and blocks[-1][0] + blocks[-1][1] == node and blocks[-1][2] == ranks:
-            blocks[-1][1] += 1
-        else:
-            blocks.append([node, 1, ranks])
-    return "(vector," + ",".join(f"({node},{nodes},{ranks})" for node, nodes, ranks in blocks) + ")"
+    runs = [
+        f"({numbers.setdefault(domain, len(numbers))},1,{sum(1 for _ in ranks)})"
+        for domain, ranks in itertools.groupby(domains)
+    ]
+    return f"(vector,{','.join(runs)})"
 
 
 def forget_shared_memory() -> None:

@@ -55,7 +55,7 @@ def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
     package = copy / "task_images"
     loaded = {Path(name).relative_to(package).as_posix() for name in done.stdout.split()}
     own = {path.relative_to(package).as_posix() for path in (package / "mnist").glob("*.*")}
-    late = {f"mpi/{name}.py" for name in ("__init__", "backend", "group", "work", "pmi")}  # with --backend mpi
+    late = {f"mpi/{name}.py" for name in ("__init__", "group", "pmi")}  # with --backend mpi
     late |= {"gpu.py", "network.py", "tensorflow_ranks.py"}  # with GPUs, on several ranks, with --backend grpc
     late |= {"checkpoint.py", "elastic.py", "peak.py", "speed.py", "methods/catalog.py", "methods/link.py"}
     names = loaded | own | late

@@ -27,7 +27,6 @@ def test_every_collective_gives_what_it_should(ranks: RankServer, tmp_path: Path
         assert printed["facts"]["library"].startswith("MPICH")
         assert printed["facts"]["detours"] == [
             "bfloat16 reduced as float32",
-            "bool reduced as int32",
             "float16 reduced as float32",
             "input copied if it shares memory with the output",
         ]
