@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from task_images.classification import make_sample_trainer
+from task_images.classification import Samples
 from task_images.clock import Tracker
 from task_images.contract import Contract
 from task_images.data import ArrayData
-from task_images.loop import Plan
+from task_images.loop import Plan, SampleBatches
 from task_images.methods.base import Bsp
 from task_images.models.resnet import resnet
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
+from task_images.train import Trainer
 from task_images.world import open_world
 
 BATCH = 32
@@ -120,9 +121,10 @@ def loop_cost(samples: int = 32_000, rounds: int = 5) -> float:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
         times["bare"].append(time.perf_counter() - begin)
-        trainer = make_sample_trainer(
-            world, Reporter(world, "numbers", synthetic=True), data, make_small()[0], cross_entropy, make_optimizer,
-            PerUpdate(Constant(0.1)), Plan(1), method=Bsp(),
+        model, _ = make_small()
+        trainer = Trainer(
+            world, Reporter(world, "numbers", synthetic=True), SampleBatches(data), PerUpdate(Constant(0.1)), Plan(1),
+            work=Samples(world, data, model, cross_entropy), model=model, make_optimizer=make_optimizer, method=Bsp(),
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             begin = time.perf_counter()

@@ -12,7 +12,7 @@ clock        time by category, and throughput in timed blocks; peak: FLOPs and t
 report       data identity, goals, events and log lines
 data         random streams, partition over ranks, batches from arrays; images: cropped, flipped, synthetic
 cache        data converted once per machine; fetch: downloads; published: where data sets are; prepare: a program
-schedules, speed, checkpoint, elastic: what their names say
+checkpoint   folders to resume from; restarts: by the agent; schedules, speed: what their names say
 facts        machine and code, for the environment event; cores: usable CPUs; gpu: NCCL's choices and GPU samples
 public       the stable interface for other people's tasks
 language, translation, models     shared by the language tasks, the translation tasks and the image tasks

@@ -19,9 +19,9 @@ from task_images import Lazy
 from task_images.contract import TaskUsageError
 from task_images.data import Batch, Data
 from task_images.loop import Plan, SampleBatches, Unit, Values, check_finite
-from task_images.methods.base import Bsp, MakeOptimizer, Method, prepare_method
-from task_images.parameters import CheckpointedSettings, ClassifierSettings, CudaSettings
-from task_images.report import GoalWatch, Reporter, make_accuracy_goal
+from task_images.methods.base import Bsp, Method, prepare_method
+from task_images.parameters import CheckpointedSettings, ClassifierSettings
+from task_images.report import Reporter, make_accuracy_goal
 from task_images.schedules import Schedule
 from task_images.train import (
     Loss,
@@ -87,20 +87,22 @@ def train_classifier(
         long = replace(long, compile=speed.choose_compile(long.compile, world.contract))
         speed.apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
-    make_sample_trainer(
+    samples = Samples(
         world,
-        report,
         data,
         model,
         loss,
-        lambda model: torch.optim.SGD(
-            groups(model, settings.weight_decay) if groups else model.parameters(),
-            lr=0.0,  # set by the schedule before every update
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        ),
+        metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
+        training_metrics=[] if measure else [TopK(1)],
+        validation_loss=nn.functional.cross_entropy,
+        precision=precision,
+        compiled=long is not None and long.compile != "no",
+    )
+    goal = make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal)
+    Trainer(
+        world,
+        report,
+        SampleBatches(data),
         schedule,
         Plan(
             settings.epochs,
@@ -109,22 +111,27 @@ def train_classifier(
             resume=long.resume if long else "",
             protocol=settings.protocol,
         ),
-        method=chosen,
-        metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
-        training_metrics=[] if measure else [TopK(1)],
-        goal=None
-        if measure
-        else make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal),
-        validation_loss=nn.functional.cross_entropy,
-        precision=precision,
-        compiled=long is not None and long.compile != "no",
-        graphs=speed.Graphs() if long is not None and long.compile == "graphs" else None,
-        arithmetic=settings,
-        unit=Unit("images"),
         name=name,
+        validate=None if measure else samples.validate,
+        goal=None if measure else goal,
         details={**facts, **(details or {})},
         closing=closing,
         identity={**(identity or {}), **same},
+        unit=Unit("images"),
+        work=samples,
+        model=model,
+        make_optimizer=lambda model: torch.optim.SGD(
+            groups(model, settings.weight_decay) if groups else model.parameters(),
+            lr=0.0,  # set by the schedule before every update
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        ),
+        method=chosen,
+        precision=precision,
+        arithmetic=settings,
+        graphs=speed.Graphs() if long is not None and long.compile == "graphs" else None,
     ).run()
 
 
@@ -141,160 +148,88 @@ def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:
 # --- passes on a batch of inputs and targets -----------------------------------------------------------------------
 
 
-class SampleWork:
-    """A pass on a batch. `loss` is (outputs, targets) -> mean over the batch.
+@dataclass
+class Samples:
+    """A task whose passes map a batch of inputs to outputs and a loss: what a pass computes (`train.Work`), and the
+    validation of the whole validation set, each rank on its shard, which may be empty.
 
-    compiled   whether the model has compiled parts: they are used only for batches of the usual size, because
-               recompiling for a few others costs more than it saves
-    metrics    of the training samples, as augmented, by the model that trained on them
-    scores     maps the model's outputs to inputs of the metrics; None: the outputs
+    model              unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch to validate
+    loss               (outputs, targets) -> mean over the batch; validation_loss: None: the same
+    metrics            of the validation set, including the goal's
+    training_metrics   of the training samples, as augmented, by the model that trained on them
+    scores             maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)
+    compiled           whether the model has compiled parts: they are used only for training batches of the usual size,
+                       because recompiling for a few others costs more than it saves
     """
 
-    def __init__(
-        self,
-        data: Data,
-        loss: Loss,
-        compiled: bool = False,
-        metrics: Sequence[Metric] = (),
-        scores: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self._data, self._loss, self._compiled = data, loss, compiled
-        self._metrics, self._scores = metrics, scores or _keep_outputs
+    world: World
+    data: Data
+    model: nn.Module
+    loss_of: Loss
+    metrics: Sequence[Metric] = ()
+    training_metrics: Sequence[Metric] = ()
+    validation_loss: Loss | None = None
+    scores: Callable[[Tensor], Tensor] | None = None
+    precision: Precision | None = None
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
         self._usual = 0
 
     def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and targets on the device; the first batch's size is the usual one."""
         self._usual = self._usual or part.size
-        return self._data.prepare(part, training=True)
+        return self.data.prepare(part, training=True)
 
     def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        """The model's outputs; batches of another size do not use compiled parts."""
-        with run_eagerly(self._compiled and len(data[1]) != self._usual):
+        """The model's outputs."""
+        with run_eagerly(self.compiled and len(data[1]) != self._usual):
             outputs: Tensor = model(data[0])
         return outputs
 
     def loss(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> PassLoss:
         """The mean loss over the batch, with the number of samples."""
-        value = self._loss(outputs, data[1])
+        value = self.loss_of(outputs, data[1])
         return PassLoss(value, value.detach(), len(data[1]))
 
     def observe(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> None:
         """Add a pass to the metrics, asynchronously."""
-        outputs = outputs.detach()
-        for metric in self._metrics:
-            metric.update(self._scores(outputs), data[1])
+        self._count(self.training_metrics, outputs.detach(), data[1])
+
+    def _count(self, metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> None:
+        scores = outputs if self.scores is None else self.scores(outputs)
+        for metric in metrics:
+            metric.update(scores, targets)
 
     def read_sums(self) -> list[list[float]]:
         """This rank's sums of the metrics since they were last collected, for a checkpoint."""
-        sums = [metric.take() for metric in self._metrics]
+        sums = [metric.take() for metric in self.training_metrics]
         self.load_sums(sums)
         return sums
 
     def load_sums(self, sums: list[list[float]]) -> None:
         """Restore the sums of `read_sums`."""
-        for metric, own in zip(self._metrics, sums, strict=True):
+        for metric, own in zip(self.training_metrics, sums, strict=True):
             metric.take()
             metric.add(*own)
 
     def collect_metrics(self, world: World) -> Values:
         """The metrics since the last call, over all ranks. Collective."""
-        return collect(world, self._metrics) if self._metrics else {}
+        return collect(world, self.training_metrics) if self.training_metrics else {}
 
-
-@dataclass(frozen=True)
-class SampleValidator:
-    """Computes loss and metrics over the whole validation set, each rank on its shard, which may be empty.
-
-    model      unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch
-    scores     maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)
-    """
-
-    world: World
-    model: nn.Module
-    data: Data
-    loss: Loss
-    metrics: Sequence[Metric]
-    precision: Precision
-    scores: Callable[[Tensor], Tensor]
-    compiled: bool = False
-
-    def __call__(self, epoch: int) -> Values:
-        mean = Mean("loss")
+    def validate(self, epoch: int) -> Values:
+        """Loss and metrics over the whole validation set. Collective."""
+        mean, loss_of = Mean("loss"), self.validation_loss or self.loss_of
+        autocast = contextlib.nullcontext if self.precision is None else self.precision.autocast
         with torch.inference_mode(), run_eagerly(self.compiled):
             for batch in self.data.validation():
                 inputs, targets = self.data.prepare(batch, training=False)
-                with self.precision.autocast():
+                with autocast():
                     outputs = self.model(inputs)
-                    loss = self.loss(outputs, targets)
+                    loss = loss_of(outputs, targets)
                 mean.add_mean(loss, batch.size)
-                scores = self.scores(outputs)
-                for metric in self.metrics:
-                    metric.update(scores, targets)
+                self._count(self.metrics, outputs, targets)
         return check_finite(collect(self.world, [mean, *self.metrics]), epoch)
-
-
-def make_sample_trainer(
-    world: World,
-    report: Reporter,
-    data: Data,
-    model: nn.Module,
-    loss: Loss,
-    make_optimizer: MakeOptimizer,
-    schedule: Schedule,
-    plan: Plan,
-    *,
-    method: Method,
-    metrics: Sequence[Metric] = (),
-    training_metrics: Sequence[Metric] = (),
-    goal: GoalWatch | None = None,
-    validation_loss: Loss | None = None,
-    scores: Callable[[Tensor], Tensor] | None = None,
-    precision: Precision | None = None,
-    compiled: bool = False,
-    graphs: "speed.Graphs | None" = None,
-    arithmetic: CudaSettings | None = None,
-    unit: Unit | None = None,
-    name: str = "",
-    details: Mapping[str, Any] | None = None,
-    identity: Mapping[str, Any] | None = None,
-    closing: Callable[[], Mapping[str, Any]] = dict,
-) -> Trainer[Batch]:
-    """The trainer of a task that maps a batch of inputs to outputs and a loss.
-
-    loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
-    metrics  of the validation set, including the goal's. Empty: no validation
-    training_metrics   of the training samples
-    scores   see SampleValidator; the others see Trainer and Loop
-    """
-    precision = precision or Precision("fp32", world.device)
-    validator = SampleValidator(
-        world, model, data, validation_loss or loss, metrics, precision, scores or _keep_outputs, compiled
-    )
-    return Trainer(
-        world,
-        report,
-        SampleBatches(data),
-        schedule,
-        plan,
-        name=name,
-        validate=validator if metrics else None,
-        goal=goal,
-        details=dict(details or {}),
-        closing=closing,
-        identity=dict(identity or {}),
-        work=SampleWork(data, loss, compiled, training_metrics, scores),
-        model=model,
-        make_optimizer=make_optimizer,
-        method=method,
-        precision=precision,
-        arithmetic=arithmetic or CudaSettings(),
-        graphs=graphs,
-        unit=unit or Unit(),
-    )
-
-
-def _keep_outputs(outputs: Tensor) -> Tensor:
-    return outputs
 
 
 def run_eagerly(needed: bool) -> AbstractContextManager[object]:

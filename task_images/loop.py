@@ -23,9 +23,9 @@ from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Schedule
 
 if TYPE_CHECKING:
-    from task_images import elastic
+    from task_images import restarts
 else:
-    elastic = Lazy("task_images.elastic")
+    restarts = Lazy("task_images.restarts")
 
 P = TypeVar("P")
 
@@ -318,7 +318,7 @@ class Loop(Generic[P]):
         self._is_done, self._spent = False, False
         self._attach()
         contract = self.world.contract
-        self._restarts = None if contract.checkpoint_dir is None else elastic.Restarts(contract)
+        self._restarts = None if contract.checkpoint_dir is None else restarts.Restarts(contract)
         earlier = self._restore()
         self.world.barrier()
         if self._restarts is not None:

@@ -5,7 +5,8 @@ training_session, read_parameters   the ranks of a run as a `World` and a `Repor
 TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings class imports them from parameters,
                              without torch
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
-Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
+Trainer, Work, PassLoss      the trainer, and what a pass computes
+Samples, SampleBatches       passes on batches of inputs and targets, with their validation
 Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
 GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
 corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
@@ -19,11 +20,11 @@ seed_all, generator          random numbers that do not depend on the number of 
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
 
-from task_images.classification import make_sample_trainer
+from task_images.classification import Samples
 from task_images.clock import Tracker
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError, emit
 from task_images.data import ArrayData, Batch, Data, generator, seed_all
-from task_images.loop import Batches, Plan, Unit, Update
+from task_images.loop import Batches, Plan, SampleBatches, Unit, Update
 from task_images.methods.base import Bsp, prepare_method
 from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
 from task_images.prepare import load_validation

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from task_images.classification import make_sample_trainer
+from task_images.classification import Samples
 from task_images.contract import Contract
 from task_images.data import ArrayData, seed_all
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
-from task_images.loop import Plan, Unit
+from task_images.loop import Plan, SampleBatches, Unit
 from task_images.methods.base import Bsp, Method, prepare_method
 from task_images.parameters import (
     AccuracyOnSettings,
@@ -26,7 +26,7 @@ from task_images.parameters import (
 )
 from task_images.report import made_up, make_accuracy_goal
 from task_images.schedules import PerUpdate, Schedule, follow_plateaus
-from task_images.train import F1, Dice, TopK
+from task_images.train import F1, Dice, TopK, Trainer
 from task_images.world import training_session
 
 
@@ -186,22 +186,23 @@ def main(contract: Contract) -> None:
         model = LogisticRegression(FEATURES).to(world.device)
         loss = RegularizedLoss(model, settings.l1, settings.l2)
         rows = ArrayData(world, training, validation, settings.batch_size, contract.seed, loaders=settings.loaders)
-        make_sample_trainer(
+        samples = Samples(
+            world, rows, model, loss, [TopK(1), F1(), Dice()], training_metrics=[TopK(1)], scores=torch.sigmoid
+        )
+        Trainer(
             world,
             report,
-            rows,
-            model,
-            loss,
-            lambda model: torch.optim.SGD(model.parameters(), lr=settings.learning_rate, fused=True),
+            SampleBatches(rows),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
-            method=prepare_method(world, lambda: _own_method(settings)),
-            metrics=[TopK(1), F1(), Dice()],
-            training_metrics=[TopK(1)],
+            validate=samples.validate,
             goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
-            scores=torch.sigmoid,
-            arithmetic=settings,
             unit=Unit("rows"),
+            work=samples,
+            model=model,
+            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=settings.learning_rate, fused=True),
+            method=prepare_method(world, lambda: _own_method(settings)),
+            arithmetic=settings,
             details={
                 **({} if files is None else {"target_loss": TARGET_LOSS}),
                 "parameters": FEATURES,

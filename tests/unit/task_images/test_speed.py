@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.classification import make_sample_trainer, train_classifier
+from task_images.classification import Samples, train_classifier
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError, parse_event
 from task_images.data import ArrayData
-from task_images.loop import Plan
+from task_images.loop import Plan, SampleBatches
 from task_images.methods.base import Bsp, Method
 from task_images.models.resnet import resnet
 from task_images.parameters import CheckpointedSettings, CudaSettings, SpeedSettings
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
-from task_images.train import TopK, make_precision, refuse_bf16_lstm, set_arithmetic
+from task_images.train import TopK, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
 CPU = torch.device("cpu")
@@ -42,10 +42,12 @@ def train_images(word: str, method: Method, backend: object = None) -> tuple[nn.
     if backend is not None:
         model.compile(backend=backend)
     samples = (np.random.default_rng(1).normal(size=(22, 3, 8, 8)).astype(np.float32), np.arange(22) % 10)
-    trainer = make_sample_trainer(
-        world, Reporter(world, "noise", synthetic=True), ArrayData(world, samples, samples, 8, 1), model,
-        nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-        PerUpdate(Constant(0.1)), Plan(2), method=method, metrics=[TopK(1)], compiled=word != "no",
+    data = ArrayData(world, samples, samples, 8, 1)
+    work = Samples(world, data, model, nn.functional.cross_entropy, [TopK(1)], compiled=word != "no")
+    trainer = Trainer(
+        world, Reporter(world, "noise", synthetic=True), SampleBatches(data), PerUpdate(Constant(0.1)), Plan(2),
+        validate=work.validate, work=work, model=model, method=method,
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
         graphs=Graphs() if word == "graphs" else None,
     )  # fmt: skip
     trainer.after_validation = lambda epoch, values: losses.append(values["loss"])

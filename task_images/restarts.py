@@ -1,4 +1,4 @@
-"""Restarts by the agent: when ranks write checkpoints for them, and the clock of the whole run.
+"""Restarts by the agent after a rank was lost: when ranks write checkpoints for them, and the clock of the whole run.
 
 FOLDER/clock-N.json             when rank N first began training, by the machine's clock
 FOLDER/training-A-N             exists once rank N trains in attempt A
