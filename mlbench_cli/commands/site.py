@@ -1,7 +1,5 @@
 """`mlbench site`: results that others can read, check and repeat, as static pages."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,21 +7,11 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
-from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.results.site.build import SiteOptions, build_site
-from mlbench_cli.results.site.repository import check_repository, format_annotation, init_repository
 from mlbench_cli.util.text import counted, list_some, one_line, shorten
 
-site = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@site.callback()
-def about() -> None:
-    """Build a results site from archives, or start a repository of results."""
-
-
-@site.command(cls=PanelCommand)
-def build(
+def site(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
     target: Annotated[Path, typer.Option("--to", "--output", metavar="DIR", help="folder of the site")] = Path("site"),
     title: Annotated[str, typer.Option("--title", help="title of the site")] = "mlbench results",
@@ -79,40 +67,3 @@ def build(
         for kind, values in summary.disclosed.items():
             console.note(f"  {kind}: {one_line(list_some([shorten(value, 200) for value in sorted(values)], 8))}")
     console.note(f"Next: python -m http.server --directory {target}")
-
-
-@site.command(cls=PanelCommand)
-def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
-) -> None:
-    """Start a repository of results.
-
-    It gets a layout, rules, a submission guide, and a workflow for GitHub that checks and publishes. Numbers are in
-    archives only, and nothing generated is committed.
-    """
-    for path in init_repository(folder):
-        console.out(str(path))
-    console.note(f"Next: git init {folder}, then follow {folder / 'README.md'}")
-
-
-@site.command(cls=PanelCommand)
-def check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="repository of results")] = Path(),
-    output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
-) -> int:
-    """Check a repository of results against its rules.
-
-    mlbench verifies every archive and checks every claim. On GitHub the objections become annotations. The exit code is
-    7 if there are any.
-    """
-    with tempfile.TemporaryDirectory() as work:
-        count, objections = check_repository(folder, Path(work))
-    if output is Format.json:
-        console.out_json({"claims": count, "objections": [each._asdict() for each in objections]})
-    for each in objections:
-        console.warn(f"{each.file}: {each.message}")
-        if output is Format.text and os.environ.get("GITHUB_ACTIONS") == "true":
-            typer.echo(format_annotation(each))
-    if not objections and output is Format.text:
-        console.out(f"{counted(count, 'claim')}, no objections")
-    return 7 if objections else 0

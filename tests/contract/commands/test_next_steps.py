@@ -99,7 +99,7 @@ def test_an_experiment_is_one_file_that_other_commands_read(place: Path) -> None
     mlbench("report", "both.md", "a.zip", "b.zip")
     assert "6 runs" in mlbench("report", "both.html", "a.zip", "b.zip").stderr
     mlbench("charts", "charts", "a.zip")
-    built = mlbench("site", "build", "a.zip", "--to", "site", "-o", "json")
+    built = mlbench("site", "a.zip", "--to", "site", "-o", "json")
     assert json.loads(built.stdout)["archives"] == 3
     for words in (["verify", "a.zip", "--sign", "key"], ["run", "again", "--from", "a.zip"]):
         refused = mlbench(*words, code=2).stderr

@@ -8,7 +8,6 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.verify import verify
 from tests.unit.results.runs import sealed_run
 
 Captured = pytest.CaptureFixture[str]
@@ -36,7 +35,7 @@ def add_runs(folder: Path, seconds: tuple[float, ...], name: str = "run-2") -> l
 
 def publish(*words: str) -> str:
     """Build the site of `in`; everything in it as one text."""
-    assert run(["site", "build", "in", "--to", "site", *words]) == 0
+    assert run(["site", "in", "--to", "site", *words]) == 0
     return "\n".join(path.read_bytes().decode("latin-1") for path in Path("site").rglob("*") if path.is_file())
 
 
@@ -51,7 +50,7 @@ def reproduce(folder: Path) -> Path:
 def test_a_link_beside_a_receipt_is_not_published(tmp_path: Path, capsys: Captured) -> None:
     receipt = reproduce(tmp_path / "in")
     Path(f"{receipt}.sig").symlink_to(tmp_path / "secret")
-    assert run(["site", "build", "in", "--to", "site"]) == 7
+    assert run(["site", "in", "--to", "site"]) == 7
     assert "is a link or no regular file" in capsys.readouterr().err
     assert SECRET not in publish("--leave-out")
     Path(f"{receipt}.sig").unlink()
@@ -66,7 +65,7 @@ def test_files_that_block_or_lead_elsewhere_are_left_alone(tmp_path: Path, capsy
     (tmp_path / "in" / "z.zip").symlink_to(tmp_path / "secret")
     assert SECRET not in publish("--leave-out")
     (tmp_path / "in" / "entry.json").symlink_to("/dev/zero")
-    assert run(["site", "build", "in", "--to", "site", "--leave-out"]) == 2
+    assert run(["site", "in", "--to", "site", "--leave-out"]) == 2
     assert "is a link or no regular file" in capsys.readouterr().err
 
 
@@ -91,18 +90,3 @@ def test_submitters_are_not_put_together(tmp_path: Path) -> None:
     assert len({each["id"] for each in results}) == 2
     assert not any("H100" in str(each["machine"]) for each in results)
     assert {each["submitter_says"] for each in results} == {None, "64x H100"}
-
-
-@pytest.mark.usefixtures("forked_ranks")
-def test_repeats_cut_at_the_end_are_missed(tmp_path: Path, capsys: Captured) -> None:
-    assert run(["site", "init", "repository"]) == 0
-    Path("repository/rules/default.yaml").write_text("signed: false\nrepeats: 1\n")
-    claim = Path("repository/results/digits_resnet/tiny/2026-01-01_demo")
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "epochs=1", "--share-machine"]
-    assert run(["run", "demo", "1", *words, "--repeat", "2"]) == 0
-    assert run(["download", "demo-1-r1", "--to", str(claim / "demo-1-r1.zip")]) == 0
-    (claim / "entry.json").write_text('{"submitter": "me"}')
-    capsys.readouterr()
-    assert run(["site", "check", "repository"]) == 7
-    assert "demo-1-r2 is missing" in capsys.readouterr().err
-    assert verify(claim / "demo-1-r1.zip").ok
