@@ -84,7 +84,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Workers of pytest-xdist end without atexit's functions."""
+    """Workers of pytest-xdist end without atexit's functions. Elsewhere libraries complain about what is frozen then."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.unfreeze()
     if "tests.browser" in sys.modules:
         sys.modules["tests.browser"].close_browser()
 
