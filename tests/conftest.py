@@ -84,7 +84,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Workers of pytest-xdist end without atexit's functions. Elsewhere libraries complain about what is frozen then."""
+    """Workers of pytest-xdist end without the functions of atexit. Elsewhere triton would call frozen objects leaks."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         gc.unfreeze()
     if "tests.browser" in sys.modules:

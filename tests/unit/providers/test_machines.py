@@ -14,6 +14,11 @@ from providers.machines import load_prices, load_shapes, user_price_file
 TABLE = Path(providers.__file__ or "").with_name("machines.csv")
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+
+
 def test_the_shipped_table_is_dated_of_prices_and_says_the_same_of_a_machine_everywhere() -> None:
     shapes: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     with TABLE.open() as file:

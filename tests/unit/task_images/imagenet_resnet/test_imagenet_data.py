@@ -342,8 +342,9 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
         list(itertools.chain(batches, itertools.chain.from_iterable(map(source.training, range(6, 1000)))))
 
 
-def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images: ImageFolders) -> None:
+def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(tmp_path: Path) -> None:
     """Also a PNG, four inks and gray, which are among the real images; the damaged file is named."""
+    images = load(generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5), 3, quiet)
     for index, (mode, form) in enumerate((("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "JPEG"))):
         path = images.training.path(index)
         with Image.open(path) as image:
