@@ -21,6 +21,7 @@ from mlbench_cli.errors import Explanation, Interrupted, MlbenchError, Stopped, 
 EXIT_PIPE = 141
 STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
 # -o, alone or behind switches as in -yo, with its value in the next word or the same.
+_deadlines: list[threading.Timer] = []  # the last one ends a process that was told to stop
 _OUTPUT, _OUTPUT_JSON = re.compile("-[a-zA-Z]*o"), re.compile("-[a-zA-Z]*o=?json")
 
 
@@ -40,6 +41,20 @@ def run(argv: Sequence[str], dispatch: Callable[[Sequence[str]], int]) -> int:
 
                 traceback.print_exc()
             return _report(_explain(error), as_json=_wants_json(argv))
+
+
+def take_longer(seconds: float) -> None:
+    """Go on for so many seconds after a signal, for what the user was told to expect; a second signal ends at once."""
+    if _deadlines:
+        _deadlines[-1].cancel()
+        _end_after(seconds, *_deadlines[-1].args)
+
+
+def _end_after(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    _deadlines.append(timer)
+    timer.start()
 
 
 def _explain(error: BaseException) -> Explanation:
@@ -81,21 +96,19 @@ def _wants_json(argv: Sequence[str]) -> bool:
 def _stopping_on_signals() -> Iterator[None]:
     """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt, so that what is under way ends gracefully.
 
-    The process ends STOP_SECONDS later whatever it does then: a call that blocks, or a thread that nobody can stop.
+    The process ends STOP_SECONDS later (see `take_longer`) whatever it does then: a call that blocks, or a thread that
+    nobody can stop.
     What is cut off is safe at any moment: records are transactions, files are replaced as a whole, and a run's archive
     is completed by its agent or by the next command. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    timers: list[threading.Timer] = []
 
     def stop(number: int, frame: object) -> NoReturn:
         for each in before:
             signal.signal(each, lambda again, frame: os._exit(128 + again))
-        timers.append(threading.Timer(STOP_SECONDS, os._exit, (128 + number,)))
-        timers[0].daemon = True
-        timers[0].start()
+        _end_after(STOP_SECONDS, 128 + number)
         if number == signal.SIGTERM:
             raise Terminated("Terminated (SIGTERM).")
         raise KeyboardInterrupt
@@ -108,7 +121,7 @@ def _stopping_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for timer in timers:
+        for timer in _deadlines:
             timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)

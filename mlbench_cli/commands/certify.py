@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mlbench_cli import console
+from mlbench_cli import boundary, console
 from mlbench_cli.api import Client
 from mlbench_cli.certify.certificate import (
     ARCHIVE,
@@ -36,7 +37,7 @@ LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
 ABSENT_SECONDS = 180  # for which nodes may be missing before the others start without them
 RECHECKED = ("node", "pairs")
-PARTIAL_SECONDS = 60.0  # for a run that was stopped here to complete its archive; Ctrl-C again does not wait
+PARTIAL_SECONDS, PRESENTED_SECONDS = 60.0, 30.0  # for a run that was stopped here to complete its archive, and to show
 
 
 def certify(
@@ -105,15 +106,7 @@ def certify(
         return _present(_find_archive(client, archive), out, key, earlier, output)
     if cluster is None:
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
-    if level not in LEVELS:
-        raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
-    if unknown := [stage for stage in only or () if stage not in STAGES]:
-        raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
-    soaks = level == "soak" and "soak" in (only or STAGES)
-    if not soaks and (hours is not None or "soak" in (only or ())):
-        raise UsageError("Only --level soak repeats the other stages for --hours.", hint="--level soak --hours 24")
-    if hours is not None and not 0 < hours <= 720:
-        raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
+    _check_stages(level, only, hours)
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
     found, request = client.store.cluster(cluster), Request(absent=f"{ABSENT_SECONDS}s", gpu=gpu or None)
     if earlier is not None:
@@ -146,33 +139,56 @@ def certify(
     name, timeout = _free_name(client, cluster), f"{max(1, round(limit))}s"
     program: dict[str, Any] = {"task": "certify", "preset": LEVELS[level], "set": changes}
     request = replace(request, name=name, workers=(nodes,), cluster=cluster, timeout=timeout, **program)
+    return _measure(
+        context,
+        client,
+        request,
+        plan.describe(cluster, level),
+        asks=not yes and cluster != "local",
+        present=lambda source: _present(source, out, key, earlier, output),
+    )
+
+
+def _measure(
+    context: typer.Context,
+    client: Client,
+    request: Request,
+    description: str,
+    *,
+    asks: bool,
+    present: Callable[[Path], int],
+) -> int:
+    """Run the request, to its end or to Ctrl-C, and present its certificate. Returns the exit code."""
+    afterwards = f"mlbench certify --archive {request.name}"
     try:
         launch = client.prepare(request)
         launch.render()
-        console.note(plan.describe(cluster, level))
-        console.confirm("Start?", yes=yes or cluster == "local")
+        console.note(description)
+        console.confirm("Start?", yes=not asks)
         with launch.open(("mlbench", *context.obj)) as opened:
             opened.record()
             run = opened.left[0]
             try:
                 follow_run(opened, run)
             except Stopped as stopped:
-                if run.runs_here:
+                if run.runs_here and not run.is_finished:
+                    boundary.take_longer(PARTIAL_SECONDS + PRESENTED_SECONDS)
+                    console.note("Writing what was measured; Ctrl-C again leaves it to: " + afterwards)
                     with suppress(MlbenchError):
                         run.wait(PARTIAL_SECONDS)
                 if run.is_finished:
-                    _present(run.folder, out, key, earlier, output)
+                    present(run.folder)
                 else:
-                    stopped.hint = f"{stopped.hint}; when it has ended: mlbench certify --archive {name}"
+                    stopped.hint = f"{stopped.hint}; when it has ended: {afterwards}"
                 raise
     except MlbenchError as error:
         own = {option for parameter in context.command.params for option in parameter.opts}
         others = {f"--{item.name.replace('_', '-')}" for item in OPTIONS} - own - {"--cluster"}
         if named := [word for word in re.findall(r"--[a-z-]+", error.hint or "") if word in others]:
-            words = f"{equivalent_command(request)} {named[0]} ..., then: mlbench certify --archive {name}"
+            words = f"{equivalent_command(request)} {named[0]} ..., then: {afterwards}"
             error.hint = f"{error.hint} Only mlbench run has that option: {words}"
         raise
-    return _present(run.folder, out, key, earlier, output)
+    return present(run.folder)
 
 
 # --- before the run -------------------------------------------------------------------------------------------------
@@ -183,6 +199,18 @@ def _find_archive(client: Client, name: str) -> Path:
     if len(found) != 1:
         raise UsageError(f"{name} has {len(found)} archives, and a certificate has one.", hint="mlbench status")
     return found[0]
+
+
+def _check_stages(level: str, only: Sequence[str] | None, hours: float | None) -> None:
+    if level not in LEVELS:
+        raise UsageError(f'There is no level "{level}".', hint=f"--level {', '.join(LEVELS)}")
+    if unknown := [stage for stage in only or () if stage not in STAGES]:
+        raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
+    soaks = level == "soak" and "soak" in (only or STAGES)
+    if not soaks and (hours is not None or "soak" in (only or ())):
+        raise UsageError("Only --level soak repeats the other stages for --hours.", hint="--level soak --hours 24")
+    if hours is not None and not 0 < hours <= 720:
+        raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
 
 
 def _plan_recheck(node: str, earlier: Certificate | None, cluster: str, nodes: int | None) -> tuple[str, ...]:
