@@ -6,9 +6,7 @@ the order of ranks, so that sums do not depend on who comes first, and answers a
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +34,7 @@ MAX_SERVERS = 64
 
 
 class ServerGroup:
-    """Trainers, then servers, as the ranks of a process group beside that of the trainers. All calls raise
-    PeerLostError, naming the rank that is gone."""
+    """Trainers, then servers, as the ranks of a process group beside that of the trainers."""
 
     def __init__(self, contract: Contract, servers: int) -> None:
         self.trainers, self.size = contract.world_size, contract.world_size + servers
@@ -51,37 +48,21 @@ class ServerGroup:
             replicas.await_everyone(store, "here", self.rank, self.size, RENDEZVOUS_SECONDS)
             self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=COLLECTIVE_SECONDS))
         except RuntimeError as error:
-            raise PeerLostError(f"trainers and parameter servers did not meet: {_short(error)}") from None
+            why = " ".join(str(error).split())[:200]
+            raise PeerLostError(f"trainers and parameter servers did not meet: {why}") from None
 
-    def start_send(self, tensor: Tensor, rank: int, tag: int) -> Any:
+    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
         """Start to send."""
-        with self.expecting(rank):
-            return self._group.send([tensor], rank, tag)
+        return self._group.send([tensor], rank, tag)
 
-    def start_receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
         """Start to receive into `tensor`."""
-        with self.expecting(rank):
-            return self._group.recv([tensor], rank, tag)
-
-    def wait(self, work: Any, rank: int) -> None:
-        """Wait until a message to or from `rank` has arrived."""
-        with self.expecting(rank):
-            work.wait()
-
-    @contextlib.contextmanager
-    def expecting(self, rank: int) -> Iterator[None]:
-        """A context in which an error means that `rank` is gone."""
-        try:
-            yield
-        except RuntimeError as error:
-            name = f"trainer {rank}" if rank < self.trainers else f"parameter server {rank - self.trainers}"
-            raise PeerLostError(f"lost {name}: {_short(error)}", "See its log for the cause.") from None
+        return self._group.recv([tensor], rank, tag)
 
     def announce(self, table: Sequence[tuple[int, int]], server: int) -> None:
         """Tell a server, as trainer 0, the elements and types of the messages that come; none: the training is done."""
-        rank = self.trainers + server
         for numbers in ([len(table)], *([table] if table else [])):
-            self.wait(self.start_send(torch.tensor(numbers), rank, CONTROL), rank)
+            self.send(torch.tensor(numbers), self.trainers + server, CONTROL).wait()
 
     def close(self) -> None:
         """Tell the servers that the training is done."""
@@ -147,13 +128,12 @@ class Served(Bucketed):
         sent = message.flat.cpu()
         answer = torch.empty_like(sent)
         booked = self.link.book(message.flat, 1)
-        sending, receiving = self.group.start_send(sent, rank, tag), self.group.start_receive(answer, rank, tag)
-        pending = Pending(self.link, receiving, booked)
+        sending = self.group.send(sent, rank, tag)
+        pending = Pending(self.link, self.group.receive(answer, rank, tag), booked)
 
         def finish() -> None:
-            with self.group.expecting(rank):
-                pending.wait()
-                sending.wait()
+            pending.wait()
+            sending.wait()
             message.flat.copy_(answer)
 
         return finish
@@ -198,28 +178,24 @@ def assign(sizes: Sequence[int], servers: int) -> list[int]:
 
 
 def serve(contract: Contract) -> None:
-    """Run a parameter server until the trainers are done. Raises PeerLostError if one is lost."""
+    """Run a parameter server until the trainers are done."""
     trainers, number = contract.world_size, contract.rank - contract.world_size
     if trainers == 1:
-        sys.stdout.write("there is a single trainer: this parameter server has nothing to do\n")
+        print("there is a single trainer: this parameter server has nothing to do")
         return
     torch.set_num_threads(cpu_threads(contract))
     group = ServerGroup(contract, contract.servers)
-    sys.stdout.write(f"parameter server {number} serves {trainers} trainers\n")
-    sys.stdout.flush()
-    try:
-        while count := _read(group, 1)[0]:
-            numbers = _read(group, 2 * count)
-            _sum_all(group, list(zip(numbers[::2], numbers[1::2], strict=True)))
-    except PeerLostError as error:
-        raise PeerLostError(f"the parameter server ends: {error}", "See the trainers' logs for the cause.") from None
-    sys.stdout.write(f"parameter server {number}: all {trainers} trainers are done\n")
+    print(f"parameter server {number} serves {trainers} trainers", flush=True)
+    while count := _read(group, 1)[0]:
+        numbers = _read(group, 2 * count)
+        _sum_all(group, list(zip(numbers[::2], numbers[1::2], strict=True)))
+    print(f"parameter server {number}: all {trainers} trainers are done")
 
 
 def _read(group: ServerGroup, count: int) -> list[int]:
     """Numbers from trainer 0."""
     numbers = torch.empty(count, dtype=torch.int64)
-    group.wait(group.start_receive(numbers, 0, CONTROL), 0)
+    group.receive(numbers, 0, CONTROL).wait()
     return [int(number) for number in numbers]
 
 
@@ -228,19 +204,15 @@ def _sum_all(group: ServerGroup, table: Sequence[tuple[int, int]]) -> None:
     arriving = []
     for number, (size, kind) in enumerate(table):
         parts = [torch.empty(size, dtype=getattr(torch, DTYPES[kind])) for _ in range(group.trainers)]
-        arriving.append([(part, group.start_receive(part, rank, FIRST + number)) for rank, part in enumerate(parts)])
+        arriving.append([(part, group.receive(part, rank, FIRST + number)) for rank, part in enumerate(parts)])
     answers = []
     for number, messages in enumerate(arriving):
         like = messages[0][0]
         total = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
-        for rank, (part, work) in enumerate(messages):
-            group.wait(work, rank)
+        for part, work in messages:
+            work.wait()
             total += part
         total = total.to(like.dtype)
-        answers += [(group.start_send(total, rank, FIRST + number), rank) for rank in range(group.trainers)]
-    for work, rank in answers:
-        group.wait(work, rank)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        answers += [group.send(total, rank, FIRST + number) for rank in range(group.trainers)]
+    for work in answers:
+        work.wait()
