@@ -10,14 +10,13 @@ from task_images.cifar10_resnet20.data import prepare_data as prepare_data
 from task_images.cifar10_resnet20.task import train
 from task_images.contract import Contract
 from task_images.methods.ddp import Ddp
-from task_images.parameters import parameter, read_parameters
+from task_images.parameters import read_parameters
 
 
 @dataclass(frozen=True)
 class Settings(PlainSettings):
     """Parameters of the task, with the preset `spec` as defaults: those of the original's code."""
 
-    bucket_mb: float = parameter(25.0, "bucket size in MiB at which gradients are sent", min=0.000001, max=100000)
     schedule: str = "multistep"
     learning_rate: float = 0.1
     scale_rate: bool = False
@@ -33,7 +32,6 @@ TASK = replace(
     measured_on=["CPU"],
     legacy_name="PyTorch Cifar-10 ResNet-20 (DDP)",
     method={"own": "ddp"},
-    free=["checkpoint", "channels_last", "compile", "loaders", "resident", "bucket_mb"],
     presets={
         "legacy": {
             "channels_last": False,
@@ -57,4 +55,4 @@ TASK = replace(
 def main(contract: Contract) -> None:
     """Train ResNet on CIFAR-10 with gradients reduced by DistributedDataParallel."""
     settings = read_parameters(Settings, contract.parameters)
-    train(contract, settings, Ddp(bucket=f"{settings.bucket_mb}MiB"))
+    train(contract, settings, Ddp())

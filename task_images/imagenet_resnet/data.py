@@ -5,16 +5,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from task_images.cache import cached_folder
-from task_images.contract import EnvironmentUnfitError
 from task_images.data import Batch, BufferPool, Labels, Partition, ahead, generator, pin, shard
 from task_images.imagenet_resnet.folders import ImageFolders, load
 from task_images.imagenet_resnet.jpeg import Cut, Place, decode_batch, load_decoder
@@ -41,7 +39,7 @@ class Wanted(NamedTuple):
 
 
 class Decoding:
-    """Images decoded, and the seconds of all threads (or processes) together that it took."""
+    """Images decoded, and the seconds of all threads together that it took."""
 
     def __init__(self) -> None:
         self._images, self._seconds = 0, 0.0
@@ -65,8 +63,7 @@ class FileData:
     least_crop      in training, the least share of an image's area that is cut out
     loaders         threads that decode ahead; 0: decode when asked
     draft           whether JPEGs are decoded no larger than needed, see jpeg
-    decoders        threads, processes, or device: JPEGs are decoded where the model is, by a thread if there are
-                    `loaders`
+    decoders        threads, or device: JPEGs are decoded where the model is, by a thread if there are `loaders`
     """
 
     def __init__(
@@ -151,9 +148,6 @@ class FileData:
         if self._decoders == "device":
             yield from self._decode_on_device(labels, wanted)
             return
-        if self._decoders == "processes":
-            yield from self._decode_in_processes(labels, wanted)
-            return
         shape = (most, self._side, self._side, 3)
         buffers = BufferPool(partial(np.empty, shape, np.uint8))
         is_pinned = self._world.device.type == "cuda"
@@ -179,37 +173,6 @@ class FileData:
             if finished is not None:
                 yield finished
 
-    def _decode_in_processes(self, labels: Labels, wanted: Iterator[Wanted]) -> Iterator[Batch]:
-        """The batches wanted, each decoded by one of `loaders` processes of torch's loader: a thread needs the
-        training's interpreter for a quarter of a millisecond an image, which a fast GPU does not leave."""
-        asked: deque[Wanted] = deque()
-
-        def list_places() -> Iterator[list[Place]]:
-            for one in wanted:
-                asked.append(one)
-                yield one.places
-
-        is_cuda = self._world.device.type == "cuda"
-        squares = _Squares(self._cut, self._images)
-        sampler: Any = list_places()
-        loader = DataLoader(squares, None, sampler=sampler, num_workers=self._loaders, pin_memory=is_cuda)
-        try:
-            for made in loader:
-                if isinstance(made, Exception):
-                    raise made
-                one, (images, seconds) = asked.popleft(), made
-                self._decoding.add(len(one.rows), seconds)
-                yield Batch(
-                    images.permute(0, 3, 1, 2), pin(torch.from_numpy(labels[one.rows]), self._world.device), one.total
-                )
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise EnvironmentUnfitError(
-                "a process that decodes images was killed, or could not start",
-                "The machine may have too little memory: reduce --set loaders, or use --set decoders=threads.",
-            ) from None
-
     def _decode_on_device(self, labels: Labels, wanted: Iterator[Wanted]) -> Iterator[Batch]:
         """The batches wanted, their images on the device, two of them made ahead."""
 
@@ -219,20 +182,6 @@ class FileData:
             return Batch(images, pin(torch.from_numpy(labels[rows]), self._world.device), total)
 
         return ahead(min(self._loaders, 1), (partial(make, *one) for one in wanted), _BATCHES_AHEAD)
-
-
-class _Squares(Dataset[Any]):
-    """From places to the squares of their images and the seconds that it took, or to what is wrong with one."""
-
-    def __init__(self, cut: Cut, images: ImageFolders) -> None:
-        self._cut, self._images = cut, images
-
-    def __getitem__(self, places: Any) -> Any:
-        squares = np.empty((len(places), self._cut.side, self._cut.side, 3), np.uint8)
-        try:
-            return torch.from_numpy(squares), self._cut.fill(squares, self._images, places)
-        except EnvironmentUnfitError as error:
-            return error
 
 
 class FakeData:

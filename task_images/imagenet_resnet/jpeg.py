@@ -117,7 +117,7 @@ def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> 
 
 @dataclass(frozen=True)
 class Cut:
-    """How images are cut, as `data.FileData` says. Equal arguments give equal bytes, in whatever process."""
+    """How images are cut, as `data.FileData` says. Equal arguments give equal bytes."""
 
     seed: int
     side: int
@@ -151,7 +151,7 @@ def load_decoder() -> ModuleType:
         from torchvision import io
     except (ImportError, OSError, RuntimeError) as error:
         raise EnvironmentUnfitError(
-            f"decoders=device needs torchvision: {error}", f"{install_hint('torchvision')}, or --set decoders=processes"
+            f"decoders=device needs torchvision: {error}", f"{install_hint('torchvision')}, or --set decoders=threads"
         ) from None
     return io  # type: ignore[no-any-return]
 

@@ -93,17 +93,9 @@ class Settings(CheckpointedSettings):
     decay_all: bool = parameter(False, "also apply weight decay to scales, shifts and biases")
     decoders: str = parameter(
         "threads",
-        "type of the loaders; processes keep the interpreter free for GPUs that need thousands of images per second; "
-        "device: torchvision decodes where the model is (nvJPEG)",
-        choices=("threads", "processes", "device"),
-    )
-    reduction: str = parameter(
-        "ddp",
-        "ddp: gradients are reduced in buckets during the backward pass; flat: in one buffer after it",
-        choices=("ddp", "flat"),
-    )
-    bucket_mb: float = parameter(
-        25.0, "with ddp, bucket size in MiB at which gradients are sent", min=1e-06, max=100000
+        "threads of the rank; device: torchvision decodes where the model is (nvJPEG), for GPUs that need thousands of "
+        "images per second",
+        choices=("threads", "device"),
     )
     goal_full: float = 75.9
     loaders: int = 4
@@ -123,7 +115,7 @@ TASK = Task(
         "ImageNet (ILSVRC 2012, 1.28 million + 50,000 photographs) as train/ and val/ or as official "
         "archives, never downloaded; or generated; or fake"
     ),
-    free=["checkpoint", "channels_last", "compile", "loaders", "decoders", "reduction", "bucket_mb"],
+    free=["checkpoint", "channels_last", "compile", "loaders", "decoders"],
     files={
         "when": {"data": "imagenet"},
         "folders": [".", "imagenet"],
@@ -168,7 +160,6 @@ TASK = Task(
             "epochs": 20,
             "warmup_epochs": 1.0,
             "learning_rate": 0.5,
-            "reduction": "flat",
             "loaders": 1,
             "goal_full": 80.0,
             "goal_light": 50.0,
@@ -216,7 +207,6 @@ def main(contract: Contract) -> None:
     """Find or generate the images and train the chosen network to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check(settings, contract.world_size)
-    ddp = Ddp(bucket=f"{settings.bucket_mb}MiB") if settings.reduction == "ddp" else None
     synthetic = settings.data != "imagenet"
     with training_session(contract, NAMES[settings.data], synthetic) as (world, report):
         data, images = make_data(world, settings, report)
@@ -235,7 +225,7 @@ def main(contract: Contract) -> None:
             loss=partial(cross_entropy, label_smoothing=settings.label_smoothing),
             measure=settings.data == "fake",
             groups=None if settings.decay_all else split_decay,
-            method=ddp,
+            method=Ddp(),
             name="imagenet_resnet",
             identity={
                 "network": settings.model,
@@ -285,8 +275,6 @@ def check(settings: Settings, workers: int) -> None:
     """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
     check_settings(settings)
     make_schedule(settings, workers, 1)
-    if settings.decoders == "processes" and not settings.loaders:
-        raise TaskUsageError("decoders=processes needs --set loaders above 0", "--set loaders=4")
     if settings.data == "generated" and min(settings.training_images, settings.validation_images) < settings.classes:
         raise TaskUsageError(
             f"{settings.training_images} and {settings.validation_images} images are too few for"

@@ -89,7 +89,7 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
     same = SMALL | {"training_images": 35, "epochs": 4, "learning_rate": 0.02, "nesterov": True, "scale_rate": False}
     plain = finished_result(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
     variants: dict[str, Parameters] = {
-        "ddp": {"task": DDP, "bucket_mb": 0.05},
+        "ddp": {"task": DDP, "environment": {"MLBENCH_METHOD": json.dumps({"name": "ddp", "bucket": "50kB"})}},
         "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
         "plain memory": {"channels_last": False, "loaders": 0},
     }

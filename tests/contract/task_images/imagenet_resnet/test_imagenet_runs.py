@@ -1,5 +1,6 @@
 """ImageNet's task on small folders and real ranks: to its goal, from files, for throughput, interrupted, misused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ SMALL: Parameters = {
 }
 
 
-def run(ranks: RankServer, folder: Path, size: int = 2, preset: str = "tiny", **changes: Any) -> list[Ended]:
+def run(
+    ranks: RankServer,
+    folder: Path,
+    size: int = 2,
+    preset: str = "tiny",
+    method: Parameters | None = None,
+    **changes: Any,
+) -> list[Ended]:
     folder.mkdir(exist_ok=True)
-    given = {"MLBENCH_DATA_DIR": str(folder.parent / "data")}
+    given = {"MLBENCH_DATA_DIR": str(folder.parent / "data"), "MLBENCH_METHOD": json.dumps(method) if method else ""}
     return ranks.run(f"task_images.run {TASK}", size, folder, load_task(TASK).resolve(preset) | changes, **given)
 
 
@@ -50,11 +58,11 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     write_folders(tmp_path / "data")
     same = SMALL | {"data": "imagenet", "classes": 3, "batch_size": 3, "epochs": 3, "norm": "group"}
     same["learning_rate"] = 0.02
-    flat = finished_result(run(ranks, tmp_path / "flat", **same))
+    flat = finished_result(run(ranks, tmp_path / "flat", method={"name": "bsp"}, **same))
     assert flat["synthetic"] is False
     assert flat["details"]["images"] == [3 * PER_CLASS, 6]
     assert flat["data_identity"]["official"] is False
-    ddp = finished_result(run(ranks, tmp_path / "ddp", **same, reduction="ddp", bucket_mb=0.05, loaders=2))
+    ddp = finished_result(run(ranks, tmp_path / "ddp", method={"name": "ddp", "bucket": "50kB"}, **same, loaders=2))
     assert losses(ddp) == pytest.approx(losses(flat), rel=1e-3)
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]
 

@@ -1,7 +1,5 @@
 """ImageNet's files: in folders, in the official archives, whole and damaged; who gets what."""
 
-import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -309,37 +307,6 @@ def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
     decoded = whole.facts()["decoded"]
     assert isinstance(decoded, dict)
     assert decoded["images"] >= 3 * len(images.training)
-
-
-def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: Path) -> None:
-    """Memory is shared and used again; what is damaged, and who is killed, is named."""
-    folder = generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5)
-    images = load(folder, 3, quiet)
-    source = data(images, loaders=2, decoders="processes")
-    for epoch in (1, 2, 3):
-        found, wanted = (receive_batches(one, epoch) for one in (source, data(images, loaders=2)))
-        for (inputs, targets, total), (same, labels, samples) in zip(found, wanted, strict=True):
-            assert torch.equal(inputs, same)
-            assert torch.equal(targets, labels)
-            assert total == samples
-    shared, plain = (torch.cat([batch.inputs for batch in one.validation()]) for one in (source, data(images)))
-    assert torch.equal(shared, plain)
-    facts = source.facts()
-    assert facts["decoders"] == "processes"
-    assert isinstance(facts["decoded"], dict)
-    assert facts["decoded"]["images"] >= 3 * 41 + 13
-    (folder / "val").rename(folder / "elsewhere")
-    with pytest.raises(EnvironmentUnfitError, match=r"\.jpeg is gone"):
-        list(source.validation())
-    (folder / "elsewhere").rename(folder / "val")
-    batches = source.training(5)
-    next(batches)
-    children = multiprocessing.active_children()
-    assert len(children) == 2
-    children[0].kill()
-    children[0].join()
-    with pytest.raises(EnvironmentUnfitError, match="a process that decodes images was killed"):
-        list(itertools.chain(batches, itertools.chain.from_iterable(map(source.training, range(6, 1000)))))
 
 
 def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(tmp_path: Path) -> None:
