@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
+from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 
@@ -53,6 +53,10 @@ def call_timeout() -> float:
     if not 0 < seconds <= 3600:
         raise UsageError(f'MLBENCH_CALL_SECONDS is "{given}", not a number of seconds above 0 and up to 3600.')
     return seconds
+
+
+class RightsError(CredentialError):
+    """The credentials are valid, but lack a right. A check that needs it can be left out; nothing else can."""
 
 
 class TransientError(DeadlineError):

@@ -9,7 +9,7 @@ spot. When a cluster is planned, the clouds are asked about machines that no tab
 
 import csv
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from mlbench_cli.config import settings
-from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError, did_you_mean
 from mlbench_cli.util.text import counted
-from providers.base import PlanLine
+from providers.base import PlanLine, RightsError
 from providers.doctor import Check, Checklist
 
 SHIPPED = Path(__file__).with_name("machines.csv")
@@ -348,4 +348,42 @@ def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[C
     hint = f"Other prices are unknown; your price table: {user_price_file()}"
     yield checklist.result(
         "prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1, optional=True
+    )
+
+
+# --- what plans say on every cloud ------------------------------------------------------------------------------------
+
+
+def check_if_permitted(places: str, check: Callable[[], list[str]]) -> list[str]:
+    """The warnings of a check of machines and quotas, or one that it was not possible: for lack of a right, or by an
+    error of no known kind. Raises what else is wrong."""
+    try:
+        return check()
+    except MlbenchError as error:
+        if type(error) not in (RightsError, MlbenchError):
+            raise
+        return [f"Whether {places} has the machines and the quota allows them could not be checked: {error.message}"]
+
+
+def warn_unchecked(login: str) -> str:
+    """The warning about a sketch, which is made without credentials."""
+    return (
+        "Not checked, because there are no credentials: versions, quotas, and whether these machines are offered "
+        f"there. To check them: {login}"
+    )
+
+
+def warn_slow_network(machine: str, network: str, remedy: str = "") -> str:
+    """The warning about several machines with a fast network that the cluster does not set up."""
+    return (
+        f"{machine} has {network}, which this cluster does not set up{remedy}: between machines, NCCL will use TCP "
+        "over one network card, and results are labeled slow_network."
+    )
+
+
+def make_version_error(cloud: str, wanted: str, place: str, offered: Iterable[str]) -> UsageError:
+    """The error for a --kubernetes-version that the cloud does not offer."""
+    return UsageError(
+        f"{cloud} does not offer Kubernetes {wanted} {place}.",
+        hint=f"It has {', '.join(offered)}; or remove --kubernetes-version",
     )

@@ -1,11 +1,9 @@
 """The table of providers. Each is imported when it is used, and with it its cloud's library."""
 
-from collections.abc import Iterator
 from importlib import import_module
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from providers.base import Provider
-from providers.doctor import Check
 
 # A new provider is one line here and one folder, whose class overrides what its clusters have (see `base`).
 PROVIDERS = {
@@ -39,8 +37,3 @@ def creators() -> dict[str, Provider]:
     """The providers of `create-cluster`, by name. Their modules need no cloud's library to be imported."""
     loaded = {name: load(name) for name in PROVIDERS}
     return {name: provider for name, provider in loaded.items() if provider.options is not None}
-
-
-def run_checks(provider: str, project: str | None, location: str | None) -> Iterator[Check]:
-    """All checks of a cloud (one of PAID or its alias) before anything is created in it: `mlbench doctor PROVIDER`."""
-    yield from load(provider).check_account(project, location)

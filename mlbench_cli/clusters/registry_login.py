@@ -1,15 +1,9 @@
-"""The registry of a cluster: what it is called, and the login to it if the cluster's own cloud runs it."""
+"""The login to the registry of a cluster whose own cloud runs it."""
 
-from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.tasks.images import parse_image
 from mlbench_cli.tasks.registries import Login
 from providers import registry
-
-
-def registry_of(cluster: Cluster) -> str | None:
-    """The registry that the cluster's runs get the tasks' images from; None if none was named or made."""
-    return ClusterDetails.of(cluster).registry
 
 
 def find_registry_login(cluster: Cluster | None, place: str) -> Login | None:

@@ -84,7 +84,7 @@ def _describe_unchecked(name: str, finding: FoundImage) -> str:
 
 def _registry_words(name: str, cluster: Cluster) -> str:
     """The options of `mlbench images push` that name the registry of the run's image."""
-    own = cluster_images.registry_of(cluster)
+    own = ClusterDetails.of(cluster).registry
     if own and name.startswith(own):
         return f" --cluster {cluster.name}"
     return "" if name.startswith(LOCAL_REGISTRY) else f" --registry {name.partition('@')[0].rpartition('/')[0]}"

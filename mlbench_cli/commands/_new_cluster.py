@@ -307,10 +307,11 @@ def _check(cluster: Cluster) -> tuple[list[str], list[str]]:
     """What `mlbench doctor` finds in the cluster's cloud: topics that are in order, and lines about others."""
     if cluster.provider not in registry.PAID:
         return [], []
+    cloud = registry.load(cluster.provider)
     passed: dict[str, None] = {}
     missing = []
     try:
-        for check in registry.run_checks(cluster.provider, cluster.account or None, cluster.location or None):
+        for check in cloud.check_account(cluster.account or None, cluster.location or None):
             topic = check.what.removeprefix(f"{cluster.provider} ")
             if check.state == "ok":
                 if said := next((words for start, words in CHECKED.items() if topic.startswith(start)), None):

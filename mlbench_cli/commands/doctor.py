@@ -68,11 +68,9 @@ def doctor(
                 hint=f"mlbench doctor {'|'.join(known)}",
             )
     if providers:
-        checks = [
-            check
-            for name in providers
-            for check in (check_machines(name) if name in KINDS else registry.run_checks(name, project, location))
-        ]
+        checks: list[Check] = []
+        for name in providers:
+            checks += check_machines(name) if name in KINDS else registry.load(name).check_account(project, location)
     else:
         checks = [check() for check in CHECKS]
     if output == Format.json:

@@ -23,7 +23,15 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, BusyError, Cause, TransientError, call_timeout, error_from_causes
+from providers.base import (
+    NOT_CONFIGURED,
+    BusyError,
+    Cause,
+    RightsError,
+    TransientError,
+    call_timeout,
+    error_from_causes,
+)
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -435,7 +443,7 @@ def _lasting_error(message: str, words: str, codes: set[str], status: int, subsc
     if codes & DISABLED:
         return UsageError(message, hint="az account list -o table   shows the state of your subscriptions")
     if "linkedauthorizationfailed" in codes:
-        return CredentialError(
+        return RightsError(
             message,
             hint="Give the identity of the cluster Network Contributor on the subnet, and yourself Managed Identity "
             "Operator on an --identity: az role assignment create --assignee PRINCIPAL --role ROLE --scope ID",
@@ -447,7 +455,7 @@ def _lasting_error(message: str, words: str, codes: set[str], status: int, subsc
     if status == 401:
         return CredentialError(message, hint=LOGIN)
     if status == 403:
-        return CredentialError(message, hint=rights_hint(subscription))
+        return RightsError(message, hint=rights_hint(subscription))
     if status in (400, 409):
         return UsageError(message)
     return MlbenchError(message, hint=AGAIN if status == 0 else None)

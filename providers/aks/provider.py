@@ -63,7 +63,15 @@ from providers.cluster_end import describe_hold
 from providers.doctor import Check
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
 from providers.kubernetes_calls import ReadyMachines
-from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
+from providers.machines import (
+    check_forced,
+    load_prices,
+    make_version_error,
+    require_vcpus,
+    settle_gpus,
+    warn_slow_network,
+    warn_unchecked,
+)
 
 REGION = re.compile(r"[a-z]{4,40}\d?")
 VERSION = re.compile(r"1\.\d{2}(\.\d+)?")
@@ -141,7 +149,14 @@ class AksProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks sizes and quotas with read-only calls."""
-        return make_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster))
+        options, machine, azure = read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster)
+        _check_version(options, azure)
+        _check_identity(options, azure)
+        count = ClusterDetails.of(cluster).nodes or 0
+        demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
+        zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]
+        warnings = check_machines(azure, demands, zones)
+        return _price(cluster, options, machine, warnings, f"subscription {azure.subscription}", ask=True)
 
     def fill_place(self, options: Mapping[str, Any]) -> Message:
         """The options with a subscription, which otherwise comes from the credentials."""
@@ -149,7 +164,8 @@ class AksProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        return sketch_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster))
+        options, machine = read_options(cluster, AksOptions), _recorded_machine(cluster)
+        return _price(cluster, options, machine, [warn_unchecked("az login")], "a subscription of yours")
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources in the order of creation: group, cluster, end, pool, device plugin, machines, probe."""
@@ -296,31 +312,10 @@ def _azure(cluster: Cluster) -> api.Azure:
 # --- the plan: parts, prices, and whether Azure will allow it -------------------------------------------------------
 
 
-UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To "
-    "check them: az login"
-)
 # Premium disks are sold in sizes: the smallest with this many GB is used.
 DISKS = ((32, "disk-p4"), (64, "disk-p6"), (128, "disk-p10"), (256, "disk-p15"), (512, "disk-p20"), (1024, "disk-p30"))
 LARGEST_DISK = "disk-p40"
 SMALL = 10  # maximum number of machines recommended for the free tier
-
-
-def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Azure) -> Plan:
-    """The plan. Raises CredentialError, UsageError or CapacityError for certain problems; possible ones are
-    warnings."""
-    _check_version(options, azure)
-    _check_identity(options, azure)
-    count = ClusterDetails.of(cluster).nodes or 0
-    demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
-    zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]
-    warnings = check_machines(azure, demands, zones)
-    return _price(cluster, options, machine, warnings, f"subscription {azure.subscription}", ask=True)
-
-
-def sketch_plan(cluster: Cluster, options: AksOptions, machine: Machine) -> Plan:
-    """The plan for users without an account. Makes no calls."""
-    return _price(cluster, options, machine, [UNCHECKED], "a subscription of yours")
 
 
 def _price(
@@ -364,10 +359,7 @@ def disk_of(gigabytes: int) -> str:
 def _warn(options: AksOptions, machine: Machine, count: int, details: AksDetails) -> list[str]:
     warnings = []
     if (fabric := FABRICS.get(machine.name)) and count > 1:
-        warnings.append(
-            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
-            "machines, NCCL will use TCP, and results are labeled slow_network."
-        )
+        warnings.append(warn_slow_network(machine.name, f"{fabric.gbits} Gbit/s of {fabric.name}"))
     driver = DRIVERS.get(machine.gpu or "", OTHER_DRIVER)
     if machine.gpus and _branch(driver) < MIN_DRIVERS[IMAGE_CUDA]:
         warnings.append(
@@ -404,10 +396,7 @@ def _check_version(options: AksOptions, azure: Azure) -> None:
         return
     patches = [patch for versions in offered.values() for patch in versions]
     if wanted not in offered and wanted not in patches:
-        raise UsageError(
-            f"AKS does not offer Kubernetes {wanted} in {azure.location}.",
-            hint=f"It has {', '.join(sorted(offered))}; or remove --kubernetes-version",
-        )
+        raise make_version_error("AKS", wanted, f"in {azure.location}", sorted(offered))
 
 
 def _check_identity(options: AksOptions, azure: Azure) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message
 from providers.aks.options import Machine
-from providers.base import TransientError
-from providers.machines import Shortage, make_quota_error
+from providers.base import RightsError, TransientError
+from providers.machines import Shortage, check_if_permitted, make_quota_error
 
 # Names of quotas other than those of families. Spot machines of all families share one per region.
 ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"
@@ -48,20 +48,15 @@ def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]
 
     The last demand is for the workers, in one of `zones` (numbers) if given.
     """
-    try:
+
+    def check() -> list[str]:
         offers = list_offers(azure)
         found = [_require_offer(azure, offers, demand) for demand in demands]
         _check_zones(azure, found[-1], zones)
         _check_quotas(azure, demands, found, list_quotas(azure))
-    except (UsageError, CapacityError, NotFoundError, TransientError):
-        raise
-    except MlbenchError as error:
-        if isinstance(error, CredentialError) and "AuthorizationFailed" not in error.message:
-            raise
-        return [
-            f"Whether {azure.location} has the machines and the quota allows them could not be checked: {error.message}"
-        ]
-    return []
+        return []
+
+    return check_if_permitted(azure.location, check)
 
 
 def list_offers(azure: Azure) -> dict[str, Offer]:
@@ -75,9 +70,7 @@ def find_offer(azure: Azure, name: str) -> Offer | None:
     """The region's offer of a VM size; None if it has none, or the list of sizes may not be read."""
     try:
         return list_offers(azure).get(name.lower())
-    except CredentialError as error:
-        if "AuthorizationFailed" not in error.message:
-            raise
+    except RightsError:
         return None
 
 

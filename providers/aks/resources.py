@@ -2,6 +2,10 @@
 
 Everything is in the group, and AKS deletes its own group for the machines with the cluster, so deleting the group
 deletes everything. AKS allows one operation at a time on a cluster and rejects others: mlbench waits for these.
+
+They are no ARM template: the expiry timer is made in Kubernetes between cluster and pool, a pool that gets no machines
+is replaced by one in another zone, a role on a subnet is in somebody else's group, and a failed deployment leaves what
+it has made. So each part would be looked for, polled and deleted by itself all the same.
 """
 
 import os

@@ -20,7 +20,7 @@ from mlbench_cli.errors import (
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, Cause, TransientError, call_timeout, error_from_causes
+from providers.base import NOT_CONFIGURED, Cause, RightsError, TransientError, call_timeout, error_from_causes
 
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -43,11 +43,11 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     ),
     (
         r"AccessDenied\w*|UnauthorizedOperation|Unauthorized\w*|OptInRequired|NotAuthorized\w*|PendingVerification|Blocked",
-        CredentialError,
+        RightsError,
         ASK_RIGHTS,
     ),
     # EKS' code for requests for which the caller, or a named role, lacks permission.
-    (r"ClientException", CredentialError, ASK_RIGHTS),
+    (r"ClientException", RightsError, ASK_RIGHTS),
     (
         r"InsufficientInstanceCapacity|InsufficientHostCapacity|InsufficientCapacity\w*|UnfulfillableCapacity|"
         r"InsufficientFreeAddresses\w*|SpotMaxPriceTooLow|Ec2InstanceCapacity\w*",

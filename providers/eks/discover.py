@@ -19,6 +19,7 @@ from providers.base import (
     ROLE_LABEL,
     WORKER,
     PartialSearchError,
+    RightsError,
     details_from_tags,
     expiry_of,
 )
@@ -375,7 +376,7 @@ def find_principal(aws: Aws, caller: str) -> str:
         return caller
     try:
         return str(aws.call("iam", "get_role", RoleName=match[3])["Role"]["Arn"])
-    except (CredentialError, NotFoundError):
+    except (RightsError, NotFoundError):
         return f"arn:{match[1]}:iam::{match[2]}:role/{match[3]}"
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import ROLE_LABEL, WORKER, CloudOptions, option
-from providers.eks.api import ASK_RIGHTS, Aws
+from providers.base import ROLE_LABEL, WORKER, CloudOptions, RightsError, option
+from providers.eks.api import Aws
 from providers.machines import GpuCatalog, check_count, describe_gpus, load_shapes
 
 
@@ -196,9 +196,7 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
     """
     try:
         items = aws.call("ec2", "describe_instance_types", InstanceTypes=[machine.name])["InstanceTypes"]
-    except CredentialError as error:
-        if error.hint != ASK_RIGHTS:
-            raise
+    except RightsError:
         return None
     except UsageError as error:
         if not is_gpu_family(machine.name):

@@ -76,7 +76,7 @@ from providers.eks.resources import (
     worker_group,
 )
 from providers.gpu_probe import NONE, GpuProbe
-from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
+from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus, warn_slow_network, warn_unchecked
 from providers.workloads import OrphanedResource, WorkloadObject
 
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
@@ -155,8 +155,32 @@ class EksProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
-        options = read_options(cluster, EksOptions)
-        return make_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
+        options, groups = read_options(cluster, EksOptions), self.groups(cluster)
+        machine = _recorded_machine(cluster, options)
+        aws = aws_in(cluster.location)
+        aws.call("sts", "get_caller_identity")
+        workers = groups[1]
+        zone = zones_for(aws, list(workers.types), options.zone)[0]
+        for other in workers.zones[1:]:
+            zones_for(aws, list(workers.types), other)
+        warnings = check_version(aws, options.kubernetes_version)
+        given = split_subnets(options.subnets)
+        if given:
+            zone, more = check_subnets(aws, given, groups)
+            warnings += more
+        else:
+            check_public_access(aws, groups)
+        if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
+            warnings += check_reservation(
+                find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
+            )
+        else:
+            warnings += check_vcpus(aws, groups, machine)
+        warnings += _fabric_warnings(options, workers, machine)
+        if options.spot and len(workers.types) > 1:
+            warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
+        workers_line = price_spot(aws, workers, zone)
+        return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given), ask=True)
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with a region, which otherwise comes from environment or profile."""
@@ -166,8 +190,15 @@ class EksProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        options = read_options(cluster, EksOptions)
-        return sketch_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
+        options, groups = read_options(cluster, EksOptions), self.groups(cluster)
+        machine = _recorded_machine(cluster, options)
+        workers = groups[1]
+        line = None
+        if workers.spot:
+            line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
+        warnings = [warn_unchecked("aws configure or aws sso login"), *_fabric_warnings(options, workers, machine)]
+        zone = options.zone or cluster.location
+        return _price(groups, cluster.location, zone, warnings, line, is_given=bool(options.subnets))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
         """The groups of system machines and workers."""
@@ -405,51 +436,6 @@ EFA_WARNING = (
 )
 
 
-def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
-    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
-    aws = aws_in(cluster.location)
-    aws.call("sts", "get_caller_identity")
-    workers = groups[1]
-    zone = zones_for(aws, list(workers.types), options.zone)[0]
-    for other in workers.zones[1:]:
-        zones_for(aws, list(workers.types), other)
-    warnings = check_version(aws, options.kubernetes_version)
-    given = split_subnets(options.subnets)
-    if given:
-        zone, more = check_subnets(aws, given, groups)
-        warnings += more
-    else:
-        check_public_access(aws, groups)
-    if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
-        warnings += check_reservation(
-            find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
-        )
-    else:
-        warnings += check_vcpus(aws, groups, machine)
-    warnings += _fabric_warnings(options, workers, machine)
-    if options.spot and len(workers.types) > 1:
-        warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
-    workers_line = price_spot(aws, workers, zone)
-    return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given), ask=True)
-
-
-UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and which zone has these machines. To check "
-    "them: aws configure or aws sso login"
-)
-
-
-def sketch_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
-    """The plan for somebody without an account: nothing is asked."""
-    workers = groups[1]
-    line = None
-    if workers.spot:
-        line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
-    warnings = [UNCHECKED, *_fabric_warnings(options, workers, machine)]
-    zone = options.zone or cluster.location
-    return _price(groups, cluster.location, zone, warnings, line, is_given=bool(options.subnets))
-
-
 def _fabric_warnings(options: EksOptions, workers: Group, machine: Machine) -> list[str]:
     """What to know of the machines' fast network before money is spent."""
     if options.efa:
@@ -457,10 +443,7 @@ def _fabric_warnings(options: EksOptions, workers: Group, machine: Machine) -> l
     gbits = machine.fabric_gbits
     if not gbits or workers.count < 2:
         return []
-    return [
-        f"{workers.types[0]} has {gbits} Gbit/s of EFA, which this cluster does not set up (--efa): between machines, "
-        "NCCL will use TCP over one network card, and results are labeled slow_network."
-    ]
+    return [warn_slow_network(workers.types[0], f"{gbits} Gbit/s of EFA", " (--efa)")]
 
 
 def _price(

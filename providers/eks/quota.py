@@ -9,9 +9,10 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from providers.base import PlanLine, TransientError
+from providers.base import PlanLine, RightsError, TransientError
 from providers.eks.api import ELSEWHERE, MORE_QUOTA, Aws, aws_in
 from providers.eks.options import LIST_SUBNETS, Group, Machine, machine_of
+from providers.machines import make_version_error
 from providers.pins import ends_soon
 
 # --- reserved machines: On-Demand Capacity Reservations, and Capacity Blocks for ML -----------------------------------
@@ -483,7 +484,7 @@ def version_for(aws: Aws, wanted: str | None) -> str | None:
         return wanted
     try:
         chosen = choose_version(offered_versions(aws))
-    except CredentialError:
+    except RightsError:
         return None
     return None if chosen is None else chosen.name
 
@@ -493,7 +494,7 @@ def check_version(aws: Aws, wanted: str | None) -> list[str]:
     today = datetime.now(UTC).date()
     try:
         offered = offered_versions(aws)
-    except CredentialError as error:
+    except RightsError as error:
         return [] if wanted is None else [f"Cannot check whether EKS has Kubernetes {wanted}: {error.message}"]
     named = ", ".join(map(str, offered))
     if wanted is None:
@@ -504,10 +505,7 @@ def check_version(aws: Aws, wanted: str | None) -> list[str]:
         return [f"The cluster gets Kubernetes {chosen}{reason}."]
     found = next((version for version in offered if version.name == wanted), None)
     if found is None:
-        raise UsageError(
-            f"EKS does not offer Kubernetes {wanted} with standard support.",
-            hint=f"It has: {named}; or remove --kubernetes-version",
-        )
+        raise make_version_error("EKS", wanted, "with standard support", map(str, offered))
     if not found.ends_soon(today):
         return []
     return [

@@ -35,6 +35,7 @@ from providers.base import (
     Readiness,
     Resource,
     ResourceStatus,
+    RightsError,
     TransientError,
     ownership_tags,
     reason_to_keep_images,
@@ -455,7 +456,7 @@ def choose_addon_version(aws: Aws, addon: str, kubernetes: str | None) -> str:
         return ""
     try:
         answer = aws.call("eks", "describe_addon_versions", addonName=addon, kubernetesVersion=kubernetes)
-    except CredentialError:  # a permission that earlier versions of mlbench did not need
+    except RightsError:  # earlier versions of mlbench did not need it
         return ""
     offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
     if (known := find_pin("eks", addon, kubernetes)) in offered:
@@ -851,7 +852,7 @@ class NodeStack(Stack):
                     "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=MAX_ACTIVITIES
                 )
                 running = self._list_machines(name)
-            except (CredentialError, NotFoundError):
+            except (RightsError, NotFoundError):
                 return None
             if len(running) >= self.group.count:
                 return None  # it got them after all

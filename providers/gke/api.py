@@ -17,7 +17,15 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, BusyError, Cause, TransientError, call_timeout, error_from_causes
+from providers.base import (
+    NOT_CONFIGURED,
+    BusyError,
+    Cause,
+    RightsError,
+    TransientError,
+    call_timeout,
+    error_from_causes,
+)
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -75,7 +83,7 @@ CAUSES: tuple[Cause, ...] = (
         re.compile(
             r"VPC_SERVICE_CONTROLS|vpcServiceControlsUniqueIdentifier|VPC Service Controls|SECURITY_POLICY_VIOLATED"
         ),
-        CredentialError,
+        RightsError,
         "A service perimeter (VPC Service Controls) of the organization blocks this: ask its administrator to let you "
         "in with an access level or ingress rule, and name the identifier in the message.",
     ),
@@ -87,14 +95,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     (
         re.compile(r"hostServiceAgentUser|compute\.subnetworks\.use\b.*projects/"),
-        CredentialError,
+        RightsError,
         "The host project's administrator must give this project's GKE access: roles/container.hostServiceAgentUser "
         "there, and roles/compute.networkUser on the subnetwork, for service-NUMBER@container-engine-robot.iam."
         "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   shows the number.",
     ),
     (
         re.compile(r"compute\.(subnetworks|networks)\.\w+"),
-        CredentialError,
+        RightsError,
         "You may not read or use the network: ask for roles/compute.networkUser on it (in a host project, on the "
         "subnetwork there), or leave out --network and --subnetwork.",
     ),
@@ -341,7 +349,7 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     if isinstance(error, api.Unauthenticated):
         return CredentialError(message, hint=LOGIN)
     if isinstance(error, api.Forbidden):
-        return CredentialError(message, hint=_permission_hint(str(error), project))
+        return RightsError(message, hint=_permission_hint(str(error), project))
     if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
         return capacity_error(message, project)
     if isinstance(error, api.FailedPrecondition | api.Aborted) and _says(error, BUSY):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -15,6 +15,7 @@ from providers.base import (
     Plan,
     Provider,
     Resource,
+    RightsError,
     check_ranges,
     check_tags,
     read_options,
@@ -66,7 +67,15 @@ from providers.gke.resources import (
 )
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
 from providers.kubernetes_calls import ReadyMachines
-from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus
+from providers.machines import (
+    check_forced,
+    load_prices,
+    make_version_error,
+    require_vcpus,
+    settle_gpus,
+    warn_slow_network,
+    warn_unchecked,
+)
 from providers.workloads import OrphanedResource, WorkloadObject
 
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
@@ -128,9 +137,8 @@ class GkeProvider(Provider):
             compute = Compute(api.project_of(options.project))
             told = compute.find_gpus(zone, machine)
             arm = {"arm": compute.is_arm(zone, machine)}
-        except CredentialError as error:
-            if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing permission: the credentials are invalid
-                raise
+        except RightsError:
+            pass  # the table tells
         machine = settle_gpus(
             machine,
             told,
@@ -142,7 +150,33 @@ class GkeProvider(Provider):
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
-        return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
+        options, machine, gke = read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster)
+        _check_version(options, gke, machine)
+        count = ClusterDetails.of(cluster).nodes or 0
+        system_type = options.system_machine_type
+        zones = ControlPlane(cluster, gke, options).zones(machine)
+        for zone in split_zones(options.zones)[1:]:
+            Compute(gke.project).check_offer(zone, machine)
+        demands = [
+            Demand(Machine(options.system_machine_type), SYSTEM_NODES, SYSTEM_DISK, default_disk_type(system_type)),
+            Demand(
+                machine,
+                count,
+                options.disk_size,
+                options.disk_type or default_disk_type(machine.name),
+                purchase_of(options),
+            ),
+        ]
+        if ClusterDetails.of(cluster).registry_made:
+            require_api(gke.project)
+        networks = count_networks(setup_of(cluster))
+        public = not options.private_nodes
+        warnings = check_machines(gke.project, zones, demands, public_addresses=public, networks=networks)
+        if options.reservation and count:
+            name = parse_reservation(options.reservation)
+            for zone in zones:
+                warnings += check_reservation(name, gke.project, zone, machine, count // len(zones))
+        return _price(cluster, options, machine, zones, warnings, f"project {gke.project}")
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with a project, which otherwise comes from the credentials."""
@@ -150,7 +184,16 @@ class GkeProvider(Provider):
 
     def sketch(self, cluster: Cluster) -> Plan:
         """Sizes and prices for users without an account. Makes no calls."""
-        return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
+        options, machine = read_options(cluster, GkeOptions), _recorded_machine(cluster)
+        zones = list(options.worker_zone) or [cluster.location]
+        return _price(
+            cluster,
+            options,
+            machine,
+            zones,
+            [warn_unchecked("gcloud auth application-default login")],
+            "a project of yours",
+        )
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources in the order of creation: control plane, networks, end, pool, wait for machines, probe."""
@@ -369,49 +412,6 @@ def _gke(cluster: Cluster) -> Gke:
 # --- the plan: parts, prices, and whether Google will allow it ------------------------------------------------------
 
 
-UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and whether the zone has these machines. To "
-    "check them: gcloud auth application-default login"
-)
-
-
-def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke) -> Plan:
-    """The plan. Raises CredentialError, UsageError or CapacityError for certain problems; possible ones are
-    warnings."""
-    _check_version(options, gke, machine)
-    count = ClusterDetails.of(cluster).nodes or 0
-    system_type = options.system_machine_type
-    zones = ControlPlane(cluster, gke, options).zones(machine)
-    for zone in split_zones(options.zones)[1:]:
-        Compute(gke.project).check_offer(zone, machine)
-    demands = [
-        Demand(Machine(options.system_machine_type), SYSTEM_NODES, SYSTEM_DISK, default_disk_type(system_type)),
-        Demand(
-            machine,
-            count,
-            options.disk_size,
-            options.disk_type or default_disk_type(machine.name),
-            purchase_of(options),
-        ),
-    ]
-    if ClusterDetails.of(cluster).registry_made:
-        require_api(gke.project)
-    networks = count_networks(setup_of(cluster))
-    public = not options.private_nodes
-    warnings = check_machines(gke.project, zones, demands, public_addresses=public, networks=networks)
-    if options.reservation and count:
-        name = parse_reservation(options.reservation)
-        for zone in zones:
-            warnings += check_reservation(name, gke.project, zone, machine, count // len(zones))
-    return _price(cluster, options, machine, zones, warnings, f"project {gke.project}")
-
-
-def sketch_plan(cluster: Cluster, options: GkeOptions, machine: Machine) -> Plan:
-    """The plan for users without an account. Makes no calls."""
-    zones = list(options.worker_zone) or [cluster.location]
-    return _price(cluster, options, machine, zones, [UNCHECKED], "a project of yours")
-
-
 def _price(
     cluster: Cluster, options: GkeOptions, machine: Machine, zones: list[str], found: list[str], project: str
 ) -> Plan:
@@ -461,11 +461,8 @@ def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list
     if fabric and options.fast_network:
         warnings.append(_explain_fast_network(fabric))
     elif fabric and count > 1:
-        warnings.append(
-            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up "
-            "(--fast-network): between machines, NCCL will use TCP over one network card, and results are labeled "
-            "slow_network."
-        )
+        network = f"{fabric.gbits} Gbit/s of {fabric.name}"
+        warnings.append(warn_slow_network(machine.name, network, " (--fast-network)"))
     if options.private_nodes:
         warnings.append(
             "Private nodes reach the Internet only through Cloud NAT, if the network has one; without it, images have "
@@ -501,10 +498,7 @@ def _check_version(options: GkeOptions, gke: Gke, machine: Machine) -> None:
         return
     if not any(version == wanted or version.startswith((f"{wanted}.", f"{wanted}-")) for version in offered):
         short = sorted({".".join(version.split(".")[:2]) for version in offered})
-        raise UsageError(
-            f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {gke.location}.",
-            hint=f"It has {', '.join(short)}; or remove --kubernetes-version",
-        )
+        raise make_version_error("GKE", wanted, f"in the channel {options.release_channel} of {gke.location}", short)
 
 
 def _check_since(fabric: Fabric, wanted: str | None, offered: list[str], default: str) -> None:

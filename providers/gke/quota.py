@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from providers.base import BusyError, TransientError, call_timeout
+from providers.base import BusyError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.options import DISK_QUOTAS, Machine, cpu_quota_names
-from providers.machines import Shortage, make_quota_error
+from providers.machines import Shortage, check_if_permitted, make_quota_error
 
 ENDPOINT = "https://compute.googleapis.com"
 # GPU -> name of its regional quota; for spot machines with the prefix PREEMPTIBLE_.
@@ -77,21 +77,15 @@ def check_machines(
     of VPC networks, each with a subnetwork and a firewall rule.
     """
     compute = Compute(project)
-    try:
+
+    def check() -> list[str]:
         cpus = [compute.check_offer(zones[0], demand.machine) for demand in demands]
         for zone in zones[1:]:
             compute.check_offer(zone, demands[-1].machine)
         region, others = api.region_of(zones[0]), dict.fromkeys(NETWORK_QUOTAS, networks)
         return compute.check_quotas(region, demands, cpus, others, public_addresses=public_addresses)
-    except (UsageError, CapacityError, NotFoundError, TransientError):
-        raise
-    except MlbenchError as error:
-        if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing permission: the credentials are invalid
-            raise
-        return [
-            f"Whether {', '.join(zones)} has the machines and the quota allows them could not be checked: "
-            f"{error.message}"
-        ]
+
+    return check_if_permitted(", ".join(zones), check)
 
 
 class Compute:

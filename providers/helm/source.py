@@ -1,7 +1,12 @@
 """Helm charts from a folder, or from a chart repository by exact version.
 
-Repositories are read with pyhelm's `repo`; the rest of pyhelm is for Tiller, which Helm 3 removed. This adds timeouts,
-limits, digests, and safe extraction.
+pyhelm's `repo` fetches the index and the chart; the rest of pyhelm is for Tiller, which Helm 3 removed. Of `repo` the
+function below its two public ones is used, because pyhelm 2.14.5 is not safe with today's repositories:
+
+* `repo_index` has no timeout and no limit of size, and parses without libyaml, so 20 MB take minutes.
+* `from_repo` does not compare the index's digest, and unpacks with `extractall`: on Python 3.11 a chart can write
+  outside of its folder. It turns the address "/chart.tgz" of an index into one that requests rejects, and says "None
+  not found in the repository" of any missing chart.
 """
 
 import hashlib

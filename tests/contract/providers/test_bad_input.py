@@ -428,7 +428,7 @@ EKS = {
     "GPU count that does not fit": Case(
         UsageError, "g4dn.xlarge has 1 × T4, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
     ),
-    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.36", ("-k", "1.30")),
+    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has 1.36", ("-k", "1.30")),
     "no quota": Case(
         CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192", "aws service-quotas request", ("-t", "p4d.24xlarge")
     ),
