@@ -19,7 +19,7 @@ from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
 from mlbench_cli.runs.views import add_figures, runs_document
-from mlbench_cli.util.text import counted
+from mlbench_cli.util.text import counted, list_some
 from mlbench_cli.util.times import parse_timestamp
 
 MAX_SHOWN = 50  # runs, unless --limit says otherwise
@@ -141,9 +141,15 @@ def _show_rows(
         return
     show_rows([{**status.to_dict(), **figures} for status, figures in shown])
     show_repeats(repeats, all_metrics=True)
+    never_started: dict[str, list[str]] = {}  # experiment -> runs that nobody starts
     for status, _ in shown:
-        if status.problem and not (experiments and is_queue_problem(status)):
+        if status.problem and status.row.queue is not None:
+            never_started.setdefault(status.row.queue.name, []).append(status.row.run.name)
+        elif status.problem:
             console.warn(f"{status.row.run.name}: {status.problem}")
+    for experiment, names in never_started.items() if not experiments else ():  # whose lines say it already
+        console.warn(f"{list_some(names)}: not started, because the queue of the experiment has ended.")
+        console.next_step(f"mlbench run {experiment}")
     ended = [status.row.run.name for status in states if status.state == ENDED]
     if ended:
         console.note(f"Ended, archive not complete yet: {', '.join(ended)}.")
@@ -306,9 +312,9 @@ def _goal(goal: GoalStanding | None, is_spent: bool) -> str | None:
 
 def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
     """A few lines on stdout; with `verbose` also the end of the queue's log."""
-    counts = f"{status.finished} of {status.total} runs finished" + (
-        f", {status.failed} failed" if status.failed else ""
-    )
+    counts = f"{status.finished} of {status.total} runs finished"
+    counts += f", {status.failed} failed" if status.failed else ""
+    counts += f", {status.canceled} canceled" if status.canceled else ""
     left = "" if status.eta is None else f", about {console.duration(status.eta)} left"
     facts = [("Experiment", status.name), ("State", f"{status.state}, {counts}{left}"), ("Queue", status.queue_text)]
     if status.experiment.require_goal:
@@ -319,8 +325,3 @@ def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
     console.out("")
     if status.state is ExperimentState.STOPPED:
         console.next_step(f"mlbench run {status.name}")
-
-
-def is_queue_problem(status: RunStatus) -> bool:
-    """Whether a run's only problem is that nobody starts it, which its experiment reports already."""
-    return status.row.queue is not None

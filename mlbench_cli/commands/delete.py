@@ -59,6 +59,6 @@ def delete(
 
 def _question(runs: Sequence[RunHandle]) -> str:
     if len(runs) == 1:
-        return f"Remove {runs[0].name} and its results in {runs[0].folder}?"
+        return f"Delete {runs[0].name} and its results?"
     names = ", ".join(run.name for run in runs[:5]) + (", ..." if len(runs) > 5 else "")
-    return f"Remove {len(runs)} runs and their results ({names})?"
+    return f"Delete {len(runs)} runs and their results ({names})?"

@@ -472,6 +472,9 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
         return
     if not interactive():
         raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to the command.")
+    if display_width(f"{question} [y/N] ") >= terminal_width(sys.stderr):  # the line editor needs all of its line
+        note(question)
+        question = "Yes or no?"
     if ask(f"{question} [y/N] ").lower() not in ("y", "yes"):
         raise Interrupted("Not confirmed; nothing was done.")
 

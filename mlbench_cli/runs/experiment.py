@@ -193,11 +193,12 @@ def make_plan(
 ) -> Plan:
     """The plan that completes `experiment`, whose members are `existing`, to all `candidates`.
 
-    A member with the same content hash is that candidate, whatever its name. If it has ended, it is kept. If it was
-    interrupted, or failed with `retry_failed`, a new run with its own name replaces it. Raises UsageError with the
-    difference for a candidate that contradicts the members.
+    A member with the same content hash is that candidate, whatever its name and whether it shares its machine. If it
+    has ended, it is kept. If it was interrupted, or failed with `retry_failed`, a new run with another name replaces
+    it. Raises UsageError with the difference for a candidate that contradicts the members.
     """
     by_hash = {row.member.content_hash: row for row in existing}
+    wanted = {candidate.content_hash for candidate in candidates}
     members = {row.member.index: row.member for row in existing}
     free = max(members, default=-1) + 1
     new: list[Run] = []
@@ -205,6 +206,9 @@ def make_plan(
     runs: list[Run] = []
     for candidate in candidates:
         row = by_hash.get(candidate.content_hash)
+        if row is None and by_hash:  # a run that waited for its machine may be started again with --share-machine
+            other = replace(candidate.spec, share_machine=not candidate.spec.share_machine).content_hash
+            row = None if other in wanted else by_hash.get(other)
         if row is None:
             _refuse_contradiction(experiment, existing, candidate)
             run = make_run(candidate.spec)
@@ -214,8 +218,8 @@ def make_plan(
         elif row.outcome is None:
             run = row.run
         elif row.outcome.is_resumable or (retry_failed and not row.outcome.is_success):
-            run = make_run(replace(row.run.spec, name=next_attempt(row.run.name)))
-            members[row.member.index] = replace(row.member, run_id=run.id)
+            run = make_run(replace(candidate.spec, name=next_attempt(row.run.name)))
+            members[row.member.index] = replace(row.member, run_id=run.id, content_hash=candidate.content_hash)
             new.append(run)
         else:
             runs.append(row.run)
@@ -290,11 +294,13 @@ def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 def _show(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = shlex.join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "not given" if value is None else shorten(f'"{value}"' if isinstance(value, str) else str(value))
 
 
 def _comparable(content: dict[str, object], ignored: set[str]) -> dict[str, object]:
-    return {key: value for key, value in content.items() if key not in {"workers", "seed", *ignored}}
+    return {key: value for key, value in content.items() if key not in {"workers", "seed", "share_machine", *ignored}}
 
 
 # Option -> the fields of a spec that it decides, where their names differ.

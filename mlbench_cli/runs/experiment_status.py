@@ -24,6 +24,7 @@ class ExperimentStatus:
     state: ExperimentState
     finished: int
     failed: int
+    canceled: int
     total: int
     queue: QueueState
     queue_text: str | None
@@ -43,7 +44,12 @@ class ExperimentStatus:
             "id": experiment.id,
             "created": experiment.created,
             "state": str(self.state),
-            "progress": {"finished": self.finished, "failed": self.failed, "total": self.total},
+            "progress": {
+                "finished": self.finished,
+                "failed": self.failed,
+                "canceled": self.canceled,
+                "total": self.total,
+            },
             "eta_seconds": self.eta,
             "queue": {"state": str(self.queue), "text": self.queue_text},
             "require_goal": experiment.require_goal,
@@ -66,13 +72,15 @@ def experiment_status(
     folder = QueueFolder.of(store.folder, experiment.id)
     queue = folder.find_state()
     state = ExperimentState.derive(known, is_queued=queue is not QueueState.ENDED)
-    failed = sum(1 for _, outcome in known if outcome is not None and not outcome.is_success)
+    canceled = sum(1 for _, outcome in known if outcome is Outcome.CANCELLED)
+    failed = sum(1 for _, outcome in known if outcome is not None and not outcome.is_success) - canceled
     finished = sum(1 for state, _ in known if state is RunState.FINISHED)
     return ExperimentStatus(
         experiment,
         state,
         finished,
         failed,
+        canceled,
         len(known),
         queue,
         _queue_text(folder, queue, state),

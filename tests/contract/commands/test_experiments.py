@@ -126,6 +126,14 @@ def test_a_matrix_from_flags_to_compare(capsys: Captured) -> None:
     assert len(read_output()) == 4
 
 
+def test_a_resumed_experiment_may_share_the_machine(capsys: Captured) -> None:
+    argv = ["run", "x", "1", *COMMAND, "--repeat"]
+    assert outcomes(answer(capsys, *argv, "1")) == {"x-1": "completed"}
+    assert outcomes(answer(capsys, *argv, "2", "--share-machine")) == {"x-1": "completed", "x-1-r2": "completed"}
+    assert {row.run.name: row.run.spec.share_machine for row in Store().runs()} == {"x-1": False, "x-1-r2": True}
+    assert len(read_output()) == 2
+
+
 def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
     argv = ["run", "x", "1", *COMMAND, "--matrix", "seed=1,2", "--save", "x.yaml"]
     assert run([*argv, "--dry-run"]) == 0

@@ -103,7 +103,7 @@ def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: 
     assert 'the queue of the experiment "x" ended; its process' in err
     assert "mlbench run x" in err
     found = status(capsys, "x")["experiments"][0]
-    assert (found["state"], found["progress"]) == ("stopped", {"finished": 1, "failed": 0, "total": 3})
+    assert (found["state"], found["progress"]) == ("stopped", {"finished": 1, "failed": 0, "canceled": 0, "total": 3})
     assert "was killed" in found["queue"]["text"]
     assert run(["status", "x"]) == 0
     assert "stopped, 1 of 3 runs finished" in capsys.readouterr().out

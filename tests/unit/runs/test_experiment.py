@@ -213,7 +213,7 @@ def test_a_member_is_what_its_run_computes() -> None:
         ({"a": 1}, {"a": 1}, []),
         ({"a": 1, "b": "x"}, {"a": 2, "b": "y"}, ["a was 1, now 2", 'b was "x", now "y"']),
         ({"a": 1}, {}, ["a was 1, now not given"]),
-        ({}, {"a": None, "b": False}, ["b was not given, now False"]),
+        ({}, {"a": None, "b": False}, ["b was not given, now no"]),
         ({"p": {"x": 1, "y": 2}}, {"p": {"x": 1, "y": 3}}, ["p.y was 2, now 3"]),
         ({"p": {"q": {"x": 1}}}, {"p": {"q": {}}}, ["p.q.x was 1, now not given"]),
         ({"p": {"x": 1}}, {"p": 3}, ["p was {'x': 1}, now 3"]),
