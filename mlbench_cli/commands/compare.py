@@ -24,11 +24,9 @@ from mlbench_cli.results.analysis.compare import (
     make_document,
 )
 from mlbench_cli.results.analysis.numbers import format_estimate
-from mlbench_cli.results.analysis.stats import Estimate
+from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
-
-_TOO_FEW = "Too few "  # how a verdict begins that holds for all rows
 
 
 def compare(
@@ -138,6 +136,8 @@ def _format_setting(value: object) -> str | None:
     if isinstance(value, list | tuple):
         words = list(map(str, value))
         return shlex.join(words) if all(isinstance(item, str) for item in value) else ", ".join(words)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return None if value is None or value == "" else str(value)
 
 
@@ -155,9 +155,14 @@ def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
     return other is not None and other is not row and (row.a, row.b) == (other.a, other.b)
 
 
+def _has_intervals(found: Comparison) -> bool:
+    """Whether there were enough runs for any of the ratios to have an interval."""
+    return any(row.ratio is not None and row.ratio.low is not None for row in found.rows.values())
+
+
 def _describe_change(row: Row, found: Comparison) -> str:
-    """What the row says about B; what the verdict says of all rows is not repeated."""
-    return row.words if not (found.verdict or "").startswith(_TOO_FEW) else row.words.partition(", too few")[0]
+    """What the row says about B; what is true of all rows is said once."""
+    return row.words if _has_intervals(found) else row.words.partition(", too few")[0]
 
 
 def _show(found: Comparison) -> None:
@@ -177,6 +182,9 @@ def _show(found: Comparison) -> None:
         if console.is_too_wide(headers, cells):  # the interval of the ratio matters most
             cells = [[row.name, *_estimates(row, _format_mean), _describe_change(row, found)] for row in rows]
         console.out_table(headers, cells, wrap=True)
+    has_ratios = any(row.ratio is not None for row in figures)
+    if has_ratios and not _has_intervals(found) and not (found.verdict or "").startswith("Too few"):
+        console.note(f"Too few runs for an interval of the change: each side needs at least {MIN_RUNS}.")
     if found.differences:
         console.out("")
         has_one_task = "task" not in found.differences

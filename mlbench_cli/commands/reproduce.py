@@ -258,7 +258,7 @@ def _show(found: Reproduction) -> None:
     console.out_table(
         ["NOT THE SAME", "ORIGINAL", "AGAIN"],
         [
-            [f"{each.name}{' *' if each.matters else ''}", each.original, each.reproduction]
+            [f"{each.name.removeprefix('values of ')}{' *' if each.matters else ''}", each.original, each.reproduction]
             for each in found.not_the_same
         ],
         wrap=True,
