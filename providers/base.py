@@ -432,6 +432,20 @@ def registry_details(registry: str | None, made: str | None = None) -> dict[str,
     return {"registry": registry.rstrip("/")}
 
 
+def describe_differences(settings: Mapping[str, tuple[object, object]]) -> str | None:
+    """The settings that a resource has otherwise than they are asked for; None if there are none. Of each name: what it
+    has, and what it is to have."""
+
+    differing = {name: pair for name, pair in settings.items() if pair[0] != pair[1]}
+    return ", ".join(f"{name} {_say(has)} instead of {_say(asked)}" for name, (has, asked) in differing.items()) or None
+
+
+def _say(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) or "none"
+
+
 def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
     """Why the cluster's image repository stays; `command` deletes it. None if it is deleted with the cluster."""
     return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None

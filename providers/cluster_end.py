@@ -30,7 +30,7 @@ from providers.base import (
 from providers.kubernetes_calls import ClusterObjects, Connect, Document, open_young_cluster, path_of
 from templates import documents
 
-HOLD = "mlbench-hold"
+NAMESPACE, HOLD = "mlbench-end", "mlbench-hold"
 MIN_SECONDS = 60  # of a hold whose end has passed before it was made
 
 
@@ -71,13 +71,11 @@ class WorkerHold(ClusterObjects):
         self,
         cluster: Cluster,
         connect: Connect,
-        namespace: str,
         count: int,
         needs: Sequence[Resource],
         goes_with: Resource,
     ) -> None:
         super().__init__(connect, cluster.name, needs, goes_with)
-        self._namespace = namespace
         self._count = count
         self._expires = int(ClusterDetails.of(cluster).expires or 0)
         self._started: str | None = None  # when the Job began
@@ -99,7 +97,7 @@ class WorkerHold(ClusterObjects):
         began = parse_timestamp(self._started) if self._started else time.time()
         values = {
             "name": HOLD,
-            "namespace": self._namespace,
+            "namespace": NAMESPACE,
             "expires": self._expires,
             "seconds": max(self._expires - int(began), int(time.time() - began) + MIN_SECONDS),
             "count": self._count,

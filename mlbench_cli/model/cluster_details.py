@@ -157,9 +157,10 @@ class ClusterDetails:
         """The planned price; None if it is unknown or nothing was planned."""
         return self.plan.get("price_per_hour")
 
-    def describe_rest(self) -> str:
-        """The price of what remains without workers, as part of a sentence; empty if unknown."""
-        lines = [line for line in self.plan.get("lines", []) if not line["what"].startswith(_WORKER_PARTS)]
+    def describe_rest(self, *ended: str) -> str:
+        """The price of what remains without workers, and without what begins with `ended` in the plan, as part of a
+        sentence; empty if unknown."""
+        lines = [line for line in self.plan.get("lines", []) if not line["what"].startswith((*_WORKER_PARTS, *ended))]
         known = [line["count"] * line["price_per_hour"] for line in lines if line["price_per_hour"] is not None]
         if not lines or len(known) < len(lines):
             return ""

@@ -34,6 +34,7 @@ from providers.base import (
     Resource,
     ResourceStatus,
     TransientError,
+    describe_differences,
     ownership_tags,
     reason_to_keep_images,
 )
@@ -337,12 +338,13 @@ class WorkerPool(AzureResource):
 
     def find_difference(self, found: Message) -> str | None:
         """VM size and priority, if they are not those requested."""
-        asked = (self.machine.name.lower(), "Spot" if self.plane.options.spot else "Regular")
-        properties = found["properties"]
-        has = (str(properties.get("vmSize")).lower(), properties.get("scaleSetPriority") or "Regular")
-        words = ("VM size", "priority")
-        differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
-        return ", ".join(differing) or None
+        has, spot = found["properties"], bool(self.plane.options.spot)
+        return describe_differences(
+            {
+                "VM size": (str(has.get("vmSize")).lower(), self.machine.name.lower()),
+                "spot": (has.get("scaleSetPriority") == "Spot", spot),
+            }
+        )
 
 
 def shrinkable(most: int) -> Message:
@@ -494,7 +496,6 @@ class SubnetAccess(Resource):
 
 # --- the end of a cluster ---------------------------------------------------------------------------------------------
 
-NAMESPACE = "mlbench-end"
 # Waits for a signal. AKS' machines already have it for their own pods.
 PAUSE = "mcr.microsoft.com/oss/kubernetes/pause:3.6"
 
@@ -506,7 +507,7 @@ class AksHold(WorkerHold):
 
     def __init__(self, pool: WorkerPool, needs: Sequence[Resource] = ()) -> None:
         plane = pool.plane
-        super().__init__(plane.cluster, plane.access, NAMESPACE, pool.count, needs, plane.group)
+        super().__init__(plane.cluster, plane.access, pool.count, needs, plane.group)
         self.pool = pool
 
     def let_shrink(self) -> None:

@@ -274,9 +274,10 @@ class EksProvider(Provider):
         """Describe what AWS removes by itself at the expiry, and what remains and costs money."""
         has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
         gateway = " and NAT gateway" if has_gateway else ""
+        price = ClusterDetails.of(cluster).describe_rest("system machine ", "GB of disk", "public address")
         return (
-            f"Then AWS terminates the machines. The control plane{gateway} will remain"
-            f"{ClusterDetails.of(cluster).describe_rest()} until mlbench gc --expired or mlbench delete-cluster."
+            f"Then AWS terminates the machines. The control plane{gateway} will remain{price} until mlbench gc "
+            "--expired or mlbench delete-cluster."
         )
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:

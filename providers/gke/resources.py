@@ -31,6 +31,7 @@ from providers.base import (
     Resource,
     ResourceStatus,
     TransientError,
+    describe_differences,
     ownership_tags,
     reason_to_keep_images,
 )
@@ -344,16 +345,18 @@ class WorkerPool(GkeResource):
         return request
 
     def _difference(self, found: Any) -> str | None:
-        fast = bool(setup_of(self.plane.cluster))
-        asked = (self.machine.name, self.machine.gpu or "", self.machine.gpus, bool(self.plane.options.spot), fast)
         accelerator = found.config.accelerators[0] if found.config.accelerators else None
-        gpu = (accelerator.accelerator_type, accelerator.accelerator_count) if accelerator else ("", 0)
         networks = found.network_config
-        has_fast = bool(networks.additional_node_network_configs or networks.accelerator_network_profile)
-        has = (found.config.machine_type, *gpu, found.config.spot, has_fast)
-        words = ("machine type", "GPU", "number of GPUs", "spot", "fast network")
-        differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
-        return ", ".join(differing) or None
+        is_fast = bool(networks.additional_node_network_configs or networks.accelerator_network_profile)
+        return describe_differences(
+            {
+                "machine type": (found.config.machine_type, self.machine.name),
+                "GPU": (accelerator.accelerator_type if accelerator else "", self.machine.gpu or ""),
+                "number of GPUs": (accelerator.accelerator_count if accelerator else 0, self.machine.gpus),
+                "spot": (bool(found.config.spot), bool(self.plane.options.spot)),
+                "fast network": (is_fast, bool(setup_of(self.plane.cluster))),
+            }
+        )
 
 
 def shrinkable(most: int) -> Message:
@@ -465,7 +468,6 @@ def _conditions(found: Any) -> str | None:
 # GKE has no timer: machines that exceed their maximum run time (`max_run_duration`) are recreated, and changing it
 # recreates every machine. So a label tells every machine's `mlbench gc`, and a Job holds the workers until then.
 
-NAMESPACE = "mlbench-end"
 # Waits for a signal. GKE's machines already have it for their own pods.
 PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 
@@ -477,7 +479,7 @@ class GkeHold(WorkerHold):
 
     def __init__(self, pool: WorkerPool, needs: Sequence[Resource] = ()) -> None:
         plane = pool.plane
-        super().__init__(plane.cluster, plane.access, NAMESPACE, pool.count, needs, plane)
+        super().__init__(plane.cluster, plane.access, pool.count, needs, plane)
         self.pool = pool
         self.operation: str | None = None
 
