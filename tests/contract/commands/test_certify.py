@@ -151,9 +151,6 @@ def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
     client.send_signal(signal.SIGINT)
     client.communicate(timeout=200)
     assert client.returncode == 130
-    if not (tmp_path / "cut/certificate.json").exists():  # a busy machine stops ranks later than the client waits for
-        run(["wait", "certify-local-2"])
-        assert run(["certify", "--archive", str(folder_of(home, "certify-local-2")), "--out", "cut"]) == 9
     found = certificate(tmp_path / "cut")
     assert found["is_partial"]
     assert found["verdict"] == "cannot_tell"
