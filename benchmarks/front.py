@@ -2,7 +2,7 @@
 
     python -m benchmarks.front [ARCHIVE...]
 
-The runs of the report are every second archive of results/archives, or those that are named. Wanted: a dozen commands
+The runs of the report are every second archive of results/archives, or those that are named. Wanted: two dozen commands
 and 15 options in the default help, a headline of at most a sentence, and at most 3 s and 3 MB for a report.
 """
 
@@ -61,7 +61,7 @@ def time_lines(home: str, *words: str) -> list[tuple[float, str]]:
 def show_help(home: str) -> None:
     lines = help_of(home, "--help")
     commands = lines[lines.index("Commands:") + 1 :]
-    count = next(index for index, line in enumerate(commands) if not line)
+    count = sum(re.match(r"  [a-z-]+  +[A-Z]", line) is not None for line in commands)
     print(f"mlbench --help: {count} commands, {len(lines)} lines")
     for word in ("--help", "--help-all"):
         options = [line for line in help_of(home, "run", word) if OPTION.match(line)]
