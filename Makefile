@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS ?= dev
-# Most tests wait for processes and sockets, so two workers share a core. Each collects all tests: 15 s of a core.
+# Most tests wait for processes and sockets, so two workers share a core. Each collects all tests: 10 s of a core.
 JOBS   ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # What needs no cluster; long tests run nightly only.
 MARKS  ?= not cluster and not nightly
