@@ -171,7 +171,7 @@ def test_the_log_of_rank_0_is_shown_above_the_progress(home: Path, tmp_path: Pat
     lines = [plain(line).split("\r")[-1] for line in printed.splitlines()]
     assert "first of 0" in lines
     assert "last" in lines
-    assert "of 1" not in printed
+    assert "first of 1" not in printed
 
 
 def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> None:
