@@ -95,7 +95,7 @@ class GkeResource(Resource):
 
     def poll(self) -> Readiness:
         """Ready when the create operation is done. Raises Google's error if it failed."""
-        return self.poll_operation(self.operation, "made")
+        return self.poll_operation(self.operation, "created")
 
     def poll_operation(self, operation: str | None, doing: str) -> Readiness:
         """The progress of an operation on it. Raises with Google's message if the operation or the resource has
