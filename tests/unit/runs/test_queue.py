@@ -134,9 +134,9 @@ def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cl
 
         thread = threading.Thread(target=delete)
         thread.start()
-        assert waits.wait(30)
+        assert waits.wait(120)
         store.advance(run, RunState.SUBMITTED)
-    thread.join(30)
+    thread.join(120)
     assert "delete" in str(engine.calls)
 
 

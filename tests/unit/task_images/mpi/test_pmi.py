@@ -74,7 +74,7 @@ def test_ranks_find_each_others_values_after_a_barrier() -> None:
     waiting = threading.Thread(target=lambda: came.append(second.ask("cmd=barrier_in")))
     waiting.start()
     assert first.ask("cmd=barrier_in") == "cmd=barrier_out rc=0"
-    waiting.join(10)
+    waiting.join(120)
     assert came == ["cmd=barrier_out rc=0"]
     assert second.ask("cmd=get kvsname=x key=card-0") == "cmd=get_result rc=0 value=a=b/c=="
     assert first.ask("cmd=spawn nprocs=1") == "cmd=spawn_result rc=-1 msg=unknown"
