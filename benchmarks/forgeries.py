@@ -435,7 +435,7 @@ def _rename(forged: Forged) -> None:
 
 def _forget_load(row: Document) -> None:
     if row.get("kind") == "machine":
-        row.update(busy_seconds=row["own_seconds"], steal_seconds=0.0, waiting_seconds=0.0)
+        row.update(busy_seconds=row["own_seconds"])
 
 
 def _replace(path: Path, before: str, after: str) -> None:

@@ -33,10 +33,7 @@ MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter i
 # Prefixes of the names of networks that bypass the kernel's TCP: those of aws-ofi-nccl ("Libfabric", formerly "AWS
 # Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. All others, including "FastSocket", are slower.
 FAST_NETWORKS = ("AWS Libfabric", "Libfabric", "GPUDirectTCPX", "FasTrak", "gIB", "IB")
-_COUNTERS = (
-    *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds"),
-    *("waiting_seconds", "throttled_periods", "throttled_seconds"),
-)
+_COUNTERS = ("elapsed_seconds", "busy_seconds", "own_seconds", "throttled_periods", "throttled_seconds")
 
 
 @dataclass(frozen=True)
@@ -188,21 +185,15 @@ def _check_contention(meter: _Meter) -> Condition | None:
     other = _other_seconds(meter.last)
     if other < MIN_OTHER_SECONDS or other / seconds <= MAX_OTHER_SHARE * cores:
         return None
-    steal = meter.last.get("steal_seconds", 0.0) / seconds
     reason = f"other processes used {other / seconds:.2g} of {counted(cores, 'CPU')} on average"
-    if steal > 0.5 * other / seconds:
-        reason = f"the hypervisor gave {other / seconds:.2g} of {counted(cores, 'CPU')} to others on average"
-    figures = {"other_cpus": other / seconds, "peak_other_cpus": meter.peak, "stolen_cpus": steal, "cores": cores}
-    if "waiting_seconds" in meter.last:
-        figures["waiting_share"] = min(1.0, meter.last["waiting_seconds"] / seconds)
+    figures = {"other_cpus": other / seconds, "peak_other_cpus": meter.peak, "cores": cores}
     return Condition("contended", reason, {name: round(value, 4) for name, value in figures.items()})
 
 
 def _other_seconds(counters: Mapping[str, float]) -> float:
-    """CPU seconds not available to this run."""
+    """CPU seconds that everything but this run used."""
     busy, own = counters.get("busy_seconds"), counters.get("own_seconds", 0.0)
-    others = 0.0 if busy is None else max(0.0, busy - own)
-    return others + counters.get("steal_seconds", 0.0)
+    return 0.0 if busy is None else max(0.0, busy - own)
 
 
 def _quota_limited(meter: _Meter) -> Condition | None:
