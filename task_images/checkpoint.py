@@ -7,8 +7,8 @@ FOLDER/UPDATE/__N_0.distcp    instead of model and optimizer in main.pt, if the 
                               (torch.distributed.checkpoint), which another layout can read
 
 Rank 0 writes main.pt last, and each .pt file is written atomically. A checkpoint is complete when it has main.pt and
-the files of as many ranks as that names. Ranks on several machines may write to different folders; only a sharded model
-needs one that all ranks see. Of .pt files only data are unpickled, no code.
+the files of as many ranks as that names, all of a run with the same settings. Ranks on several machines may write to
+different folders; only a sharded model needs one that all ranks see. Of .pt files only data are unpickled, no code.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ warnings.filterwarnings("ignore", message=".*single process.*", module=r"torch\.
 class State:
     """What a rank has for a checkpoint.
 
-    main    written by rank 0; own: by each rank
+    main    written by rank 0, its entry `identity` by all; own: by each rank
     parts   model and optimizer, if they are not in `main`; is_sharded: this rank has a part of them only
     """
 
@@ -61,43 +61,64 @@ class Checkpoints:
 
     def __init__(self, world: World, folder: Path, *, keeps_all: bool = False) -> None:
         self._world, self._folder, self._keeps_all = world, folder, keeps_all
-        self._written: list[int] = []
+        self._written = [] if keeps_all else self._list_earlier()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def write(self, update: int, state: State) -> None:
         """Write the checkpoint of an update, and delete the one before it once all ranks have written theirs.
         Collective."""
-        self._write(update, state)
+        self._write(update, state, self._world.barrier)
         if not self._keeps_all:
             self._world.barrier()
             self._drop_all_but(1)
 
-    def _write(self, update: int, state: State) -> None:
-        place = self._folder / str(update)
-        place.mkdir(parents=True, exist_ok=True)
-        is_first = self._world.is_first
-        if is_first:
-            (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
-        if state.parts is not None and (is_first or state.is_sharded):
-            save(dict(state.parts), checkpoint_id=str(place), no_dist=not state.is_sharded)
-        _write(place / OWN.format(self._world.rank), state.own)
-        if is_first:
-            _write(place / MAIN, {"form": FORM, "ranks": self._world.size, **state.main})
-        self._written.append(update)
+    def _list_earlier(self) -> list[int]:
+        """What this rank wrote here before it was started again."""
+        own = OWN.format(self._world.rank)
+        return sorted(int(file.parent.name) for file in self._folder.glob(f"*/{own}") if file.parent.name.isdecimal())
+
+    def _write(self, update: int, state: State, meet: Callable[[], None] | None = None) -> None:
+        """Write this rank's files; rank 0 writes the last one after a call of `meet`. Raises EnvironmentUnfitError."""
+        world, place = self._world, self._folder / str(update)
+        settings = {"identity": dict(state.main["identity"]), "ranks": world.size}
+        with self._explain_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
+            if world.is_first:
+                (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
+            if state.parts is not None and (world.is_first or state.is_sharded):
+                save(dict(state.parts), checkpoint_id=str(place), no_dist=not state.is_sharded)
+            _write(place / OWN.format(world.rank), {**state.own, **settings})
+        if meet is not None:
+            meet()
+        if world.is_first:
+            with self._explain_errors(place):
+                _write(place / MAIN, {"form": FORM, **state.main, **settings})
+        self._written = [*(known for known in self._written if known != update), update]
+
+    @contextmanager
+    def _explain_errors(self, place: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError, CheckpointException) as error:  # torch raises the latter two on a full disk
+            for part in place.glob(f"__{self._world.rank}_*.distcp"):
+                part.unlink(missing_ok=True)
+            raise EnvironmentUnfitError(
+                f"the checkpoint {place} cannot be written: {_shorten(error)}", "Free space there, or write none."
+            ) from None
 
     def write_behind(self, update: int, state: State) -> None:
         """Write a checkpoint in a thread, from a copy in host memory: training waits only for the copy, and for the
-        checkpoint before if that is still being written. Raises OSError if writing that one failed."""
+        checkpoint before if that is still being written. Raises EnvironmentUnfitError if writing that one failed."""
         self.wait()
-        main = state.main if self._world.is_first else {}
+        main = state.main if self._world.is_first else {"identity": state.main["identity"]}
         parts = state.parts if self._world.is_first else None
         copied = State(_copy_to_host(main), _copy_to_host(state.own), _copy_to_host(parts))
         self._thread = threading.Thread(target=self._write_copied, args=(update, copied), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raises OSError if writing failed."""
+        """Wait until nothing is being written. Raises EnvironmentUnfitError if writing failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -136,10 +157,14 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
 def replace_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which replaces `path` once it is on disk; after an error, `path` is unchanged."""
     partial = path.with_name(f".{path.name}")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     partial.replace(path)
 
 
@@ -165,19 +190,31 @@ def read_main(world: World, place: Path, expected: Mapping[str, Any]) -> Mapping
     return found
 
 
-def read_own(world: World, place: Path, ranks: int) -> list[Mapping[str, Any]]:
-    """What each rank had of its own, in a checkpoint of `ranks` ranks; of as many ranks as there are now, only what
-    this one had."""
-    wanted = [world.rank] if ranks == world.size else range(ranks)
-    return [_read(world, _find_own(place, rank)) for rank in wanted]
+def read_own(world: World, place: Path, main: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each rank had of its own in the checkpoint `place`, of which `main` was read; of as many ranks as there are
+    now, only what this one had. Raises EnvironmentUnfitError if a file is missing, damaged or another run's."""
+    ranks: int = main["ranks"]
+    found = []
+    for rank in [world.rank] if ranks == world.size else range(ranks):
+        path = _find_own(place, rank)
+        own = _read(world, path)
+        if (own["identity"], own["ranks"]) != (main["identity"], ranks):
+            raise EnvironmentUnfitError(f"{path} is of another run than {place / MAIN}", "Use an earlier one.")
+        found.append(own)
+    return found
 
 
 def _find_own(place: Path, rank: int) -> Path:
     """The file of a rank: in the same folder, or in that rank's output folder, whose name ends with the rank."""
     beside = place / OWN.format(rank)
-    output, folder = place.parents[1], place.parent.name
-    other = output.with_name(output.name.removesuffix("0") + str(rank)) / folder / place.name / beside.name
-    return other if other.exists() and not beside.exists() else beside
+    if beside.exists():
+        return beside
+    folder = place.absolute().parent
+    output = folder.parent
+    if not output.name:
+        return beside
+    other = output.with_name(output.name.removesuffix("0") + str(rank)) / folder.name / place.name / beside.name
+    return other if other.exists() else beside
 
 
 def _read(world: World, path: Path) -> Any:
@@ -193,8 +230,11 @@ def _read(world: World, path: Path) -> Any:
 
 
 def _make_error(path: Path, error: BaseException) -> EnvironmentUnfitError:
-    why = " ".join(str(error).split())[:200] or type(error).__name__
-    return EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.")
+    return EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {_shorten(error)}", "Use an earlier one.")
+
+
+def _shorten(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def share(world: World, place: Path) -> None:

@@ -154,7 +154,7 @@ class Samples:
     validation of the whole validation set, each rank on its shard, which may be empty.
 
     model              unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch to validate
-    loss               (outputs, targets) -> mean over the batch; validation_loss: None: the same
+    loss_of            (outputs, targets) -> mean over the batch; validation_loss: None: the same
     metrics            of the validation set, including the goal's
     training_metrics   of the training samples, as augmented, by the model that trained on them
     scores             maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)

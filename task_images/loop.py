@@ -345,6 +345,7 @@ class Loop(Generic[P]):
             facts["measured_at_seconds"] = self.curve[-1]["seconds"]
         details = {**self.details, **facts, **self._facts(self._updates_per_second(measured)), **closing}
         goal = None if measured else self.goal
+        self._finish_writing()
         self.report.result(self.tracker, goal, details, self.plan.budget if self._spent else None, end)
         self._close()
 
@@ -579,6 +580,9 @@ class Loop(Generic[P]):
 
     def _write_checkpoints(self, is_end: bool) -> None:
         """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
+
+    def _finish_writing(self) -> None:
+        """Wait for what is still being written. A run whose checkpoints could not be written has no result."""
 
     def _close(self) -> None:
         """Called after the result."""

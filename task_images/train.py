@@ -300,7 +300,7 @@ class Trainer(Loop[P], Generic[P]):
         if self._precision.scale and main["loss_scale"]:
             self._precision.scale.value = main["loss_scale"]["value"]
             self._precision.scale.good = main["loss_scale"]["good"]
-        self._load_own_states(checkpoint.read_own(world, place, main["ranks"]), main["ranks"])
+        self._load_own_states(checkpoint.read_own(world, place, main), main["ranks"])
         earlier = self._load_main_state(main)
         if again is not None:
             self.curve = main["curve"]
@@ -319,6 +319,8 @@ class Trainer(Loop[P], Generic[P]):
             method.update = main["update"]
         else:
             self.method.load_state_dict(main)
+        if self.world.size > 1:
+            self.method.take_model()
 
     def _load_own_states(self, found: Sequence[Mapping[str, Any]], ranks: int) -> None:
         """What this rank had of its own if there are as many ranks as before, else what all had."""
@@ -338,9 +340,11 @@ class Trainer(Loop[P], Generic[P]):
         if own["sums"] is not None:
             self.work.load_sums(own["sums"])  # type: ignore[attr-defined]
 
-    def _close(self) -> None:
+    def _finish_writing(self) -> None:
         if self._behind is not None:
             self._behind.wait()
+
+    def _close(self) -> None:
         self.method.close()
 
 

@@ -402,6 +402,10 @@ class Method:
     def mix(self, rate: float) -> None:
         """After the update: exchange weights."""
 
+    def take_model(self) -> None:
+        """All ranks have loaded the model of a checkpoint: what the method keeps of the weights follows. A rank's own
+        state may be loaded afterwards."""
+
     def own_state(self) -> dict[str, Any]:
         """What only this rank has (residuals, weights, ...), for its file of a checkpoint; empty: nothing."""
         return {}

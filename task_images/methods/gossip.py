@@ -94,6 +94,11 @@ class Choco(Drifting):
         """The estimates, too."""
         return {**super().own_state(), "believed": self._believed.cpu(), "mixed": self._mixed.cpu()}
 
+    def take_model(self) -> None:
+        """All estimates are the common weights."""
+        self._believed.copy_(self.read_weights())
+        self._mixed.copy_(self._believed)
+
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         super().load_own_state(state)

@@ -131,6 +131,10 @@ class SlowMo(Drifting):
         """The state of the outer step, too."""
         return {**super().own_state(), "anchor": self._anchor.cpu(), "momentum": self._momentum.cpu()}
 
+    def take_model(self) -> None:
+        """The outer step goes on from the common weights."""
+        self._anchor.copy_(self.read_weights())
+
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         super().load_own_state(state)

@@ -93,10 +93,6 @@ ELSEWHERE = {
         "contract/engines/kubernetes/test_pod_patch.py",
         "test_a_patch_is_merged_into_the_pods",
     ),
-    "attached with Kueue": (
-        "contract/engines/kubernetes/test_engine.py",
-        "test_a_queue_releases_the_job_itself",
-    ),
 }
 
 

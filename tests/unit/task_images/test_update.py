@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.checkpoint import Checkpoints, State, read_own
+from task_images.checkpoint import Checkpoints, State, read_main, read_own
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.loop import Plan, Update
 from task_images.methods.base import Bsp, LossScale
@@ -175,7 +176,48 @@ def test_a_checkpoint_is_deleted_once_the_next_one_is_whole(tmp_path: Path) -> N
                 time.sleep(0.3)
                 assert sorted(file.name for file in (tmp_path / "1").iterdir()) == ["main.pt", "rank-0.pt", "rank-1.pt"]
             kept.write(update, State({"identity": {}}, {"part": torch.tensor(update + world.rank)}))
-        return [int(own["part"]) for own in read_own(world, tmp_path / "2", 2)]
+        return [int(own["part"]) for own in read_own(world, tmp_path / "2", read_main(world, tmp_path / "2", {}))]
 
     assert run_ranks(2, body) == [[2], [3]]
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    run_ranks(2, lambda world: Checkpoints(world, tmp_path).write(3, State({"identity": {}}, {})))  # started again
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def test_a_checkpoint_of_which_a_rank_has_another_runs_part_is_refused(tmp_path: Path) -> None:
+    def write(world: ThreadWorld, seed: int) -> None:
+        Checkpoints(world, tmp_path, keeps_all=True).write(1, State({"identity": {"seed": seed}}, {}))
+
+    run_ranks(2, lambda world: write(world, 1))
+    left = (tmp_path / "1/rank-1.pt").read_bytes()
+    run_ranks(2, lambda world: write(world, 2))
+    (tmp_path / "1/rank-1.pt").write_bytes(left)
+    with pytest.raises(EnvironmentUnfitError, match=r"rank-1\.pt is of another run than"):
+        run_ranks(2, lambda world: read_own(world, tmp_path / "1", read_main(world, tmp_path / "1", {"seed": 2})))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_full_disk_is_named_and_left_as_it_was(world: World, tmp_path: Path, behind: bool) -> None:
+    state = State({"identity": {}}, {"part": torch.zeros(100_000)})
+    kept = Checkpoints(world, tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        if behind:
+            kept.write_behind(1, state)
+        with pytest.raises(EnvironmentUnfitError, match=r"the checkpoint .*/1 cannot be written"):
+            kept.wait() if behind else kept.write(1, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "1").iterdir()) == []
+
+
+def test_a_checkpoint_may_be_named_from_the_folder_where_it_is(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "all" / "1"
+    Checkpoints(world, place.parent).write(1, State({"identity": {}}, {"part": torch.tensor(7)}))
+    for folder, name in ((tmp_path, "all/1"), (place.parent, "1"), (place, ".")):
+        monkeypatch.chdir(folder)
+        [own] = read_own(world, Path(name), read_main(world, Path(name), {}))
+        assert int(own["part"]) == 7

@@ -168,6 +168,27 @@ def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
             each.close()
 
 
+def what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint(world: World) -> None:
+    """Where the ranks' own states are not there, as after a change of their number."""
+    _, first = train(world, make("localsgd"), 4)
+    with first.consensus():
+        [state] = _share([first.state_dict()])
+
+    def make_loaded() -> nn.Module:
+        net = Net()
+        net.load_state_dict(state["model"])
+        return net
+
+    for name, options in (("slowmo", {"steps": "2"}), ("diloco", {"steps": "2"}), ("choco", {})):
+        rest, method = train(world, make(name, **options), 3, start=4, state=copy.deepcopy(state))
+        again, other = train(world, make(name, **options), 3, start=4, state=copy.deepcopy(state), make_net=make_loaded)
+        for one, two in zip(rest.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, two), (name, float((one - two).detach().abs().max()))
+        for each in (method, other):
+            each.close()
+    first.close()
+
+
 def torchs_engines_go_on_from_a_checkpoint(world: World) -> None:
     for name in [one.name for one in list_possible(world.size) if one.name in ("zero1", "fsdp2", "hsdp")]:
         _, first = train(world, make(name), 3, make_net=PlainNet)
@@ -380,6 +401,7 @@ CHECKS: list[Callable[[World], None]] = [
     full_density_and_full_rank_are_exact,
     bytes_are_those_of_the_formula,
     a_resumed_training_goes_on_as_if_it_had_not_stopped,
+    what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint,
     torchs_engines_go_on_from_a_checkpoint,
     a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
     neighbors_come_together_as_fast_as_their_mixing_matrix_says,

@@ -85,6 +85,8 @@ def train(
     )
     if state is not None:
         method.load_state_dict(state)
+        if world.size > 1:
+            method.take_model()
         if own := state.get("own"):
             method.load_own_state(own)
     weight, total = (world.rank + 1.0, sum(range(1, world.size + 1))) if uneven else (1.0, float(world.size))
