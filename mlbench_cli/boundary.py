@@ -16,12 +16,12 @@ from typing import NoReturn
 
 from mlbench_cli import console
 from mlbench_cli.errors import Explanation, Interrupted, MlbenchError, Stopped, Terminated
+from mlbench_cli.util import stopping
 
 # As shells report a program that SIGPIPE ended because nobody reads its output any more: `mlbench logs x | head`.
 EXIT_PIPE = 141
 STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
 # -o, alone or behind switches as in -yo, with its value in the next word or the same.
-_deadlines: list[threading.Timer] = []  # the last one ends a process that was told to stop
 _OUTPUT, _OUTPUT_JSON = re.compile("-[a-zA-Z]*o"), re.compile("-[a-zA-Z]*o=?json")
 
 
@@ -41,20 +41,6 @@ def run(argv: Sequence[str], dispatch: Callable[[Sequence[str]], int]) -> int:
 
                 traceback.print_exc()
             return _report(_explain(error), as_json=_wants_json(argv))
-
-
-def take_longer(seconds: float) -> None:
-    """Go on for so many seconds after a signal, for what the user was told to expect; a second signal ends at once."""
-    if _deadlines:
-        _deadlines[-1].cancel()
-        _end_after(seconds, *_deadlines[-1].args)
-
-
-def _end_after(seconds: float, code: int) -> None:
-    timer = threading.Timer(seconds, os._exit, (code,))
-    timer.daemon = True
-    _deadlines.append(timer)
-    timer.start()
 
 
 def _explain(error: BaseException) -> Explanation:
@@ -96,8 +82,8 @@ def _wants_json(argv: Sequence[str]) -> bool:
 def _stopping_on_signals() -> Iterator[None]:
     """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt, so that what is under way ends gracefully.
 
-    The process ends STOP_SECONDS later (see `take_longer`) whatever it does then: a call that blocks, or a thread that
-    nobody can stop.
+    The process ends STOP_SECONDS later (or when the command says, see `stopping`) whatever it does then: a call that
+    blocks, or a thread that nobody can stop.
     What is cut off is safe at any moment: records are transactions, files are replaced as a whole, and a run's archive
     is completed by its agent or by the next command. A second signal ends the process at once.
     """
@@ -108,7 +94,7 @@ def _stopping_on_signals() -> Iterator[None]:
     def stop(number: int, frame: object) -> NoReturn:
         for each in before:
             signal.signal(each, lambda again, frame: os._exit(128 + again))
-        _end_after(STOP_SECONDS, 128 + number)
+        stopping.end_after(STOP_SECONDS, 128 + number)
         if number == signal.SIGTERM:
             raise Terminated("Terminated (SIGTERM).")
         raise KeyboardInterrupt
@@ -121,8 +107,7 @@ def _stopping_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for timer in _deadlines:
-            timer.cancel()
+        stopping.call_off()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mlbench_cli import boundary, console
+from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.certify.certificate import (
     ARCHIVE,
@@ -30,6 +30,7 @@ from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageEr
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
+from mlbench_cli.util import stopping
 from mlbench_cli.util.durations import parse_duration
 from task_images.certify import STAGES
 
@@ -172,7 +173,7 @@ def _measure(
                 follow_run(opened, run)
             except Stopped as stopped:
                 if run.runs_here and not run.is_finished:
-                    boundary.take_longer(PARTIAL_SECONDS + PRESENTED_SECONDS)
+                    stopping.take_longer(PARTIAL_SECONDS + PRESENTED_SECONDS)
                     console.note("Writing what was measured; Ctrl-C again leaves it to: " + afterwards)
                     with suppress(MlbenchError):
                         run.wait(PARTIAL_SECONDS)

@@ -306,7 +306,7 @@ def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     console.confirm("Remove it?", yes=True)
     with pytest.raises(UsageError, match="no terminal to ask on") as caught:
         console.confirm("Remove it?", yes=False)
-    assert caught.value.hint == "Add --yes to agree beforehand."
+    assert caught.value.hint == "Add --yes to the command."
 
 
 @pytest.mark.parametrize(

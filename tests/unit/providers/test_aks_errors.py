@@ -4,7 +4,7 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from providers.aks.api import BUSY_WORDS, error_from_answer, register_command
-from providers.base import BusyError, TransientError
+from providers.base import BusyError, RightsError, TransientError
 
 
 def answer(status: int, code: str = "Conflict", message: str = "words") -> MlbenchError:
@@ -33,7 +33,7 @@ def test_codes_of_something_that_ends_first_are_busy_with_any_status(code: str) 
         (400, UsageError),
         (409, UsageError),
         (401, CredentialError),
-        (403, CredentialError),
+        (403, RightsError),
         (404, NotFoundError),
     ],
 )
@@ -95,10 +95,10 @@ def test_the_cause_is_told_from_the_words(
         (404, "Other", "The subscription 'x' could not be found.", UsageError, "--subscription ID chooses one"),
         (409, "MissingSubscriptionRegistration", "namespace 'Microsoft.Network'", UsageError, "az provider register"),
         (409, "ReadOnlyDisabledSubscription", "words", UsageError, "state of your subscriptions"),
-        (403, "LinkedAuthorizationFailed", "words", CredentialError, "Managed Identity Operator"),
+        (403, "LinkedAuthorizationFailed", "words", RightsError, "Managed Identity Operator"),
         (400, "InvalidLocation", "words", UsageError, "az account list-locations"),
         (401, "InvalidAuthenticationToken", "words", CredentialError, "az login"),
-        (403, "AuthorizationFailed", "words", CredentialError, "Contributor on the subscription sub"),
+        (403, "AuthorizationFailed", "words", RightsError, "Contributor on the subscription sub"),
         (0, "InternalOperationError", "words", MlbenchError, "Repeat the create-cluster command"),
     ],
 )

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers.aks.api import Message, error_from_answer
 from providers.aks.options import GPU_MACHINES, AksOptions, choose_machine
 from providers.aks.provider import AksProvider, disk_of
 from providers.aks.quota import read_price
-from providers.base import BusyError, TransientError, identity_options
+from providers.base import BusyError, RightsError, TransientError, identity_options
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 
@@ -62,7 +62,7 @@ def test_disks_are_priced_by_the_next_larger_size(gigabytes: int, disk: str) -> 
         (409, {"error": {"code": "ResourceGroupBeingDeleted", "message": "it goes"}}, BusyError),
         (404, {"error": {"code": "ResourceNotFound", "message": "The Resource was not found"}}, NotFoundError),
         (404, {"error": {"code": "SubscriptionNotFound", "message": "no such"}}, UsageError),
-        (403, {"error": {"code": "AuthorizationFailed", "message": "no"}}, CredentialError),
+        (403, {"error": {"code": "AuthorizationFailed", "message": "no"}}, RightsError),
         (429, {"error": {"code": "TooManyRequests", "message": "later"}}, TransientError),
         (502, {"code": "", "message": "<html>a proxy</html>"}, TransientError),
         (400, None, UsageError),

@@ -8,7 +8,7 @@ from google.api_core import exceptions as google_errors
 from google.auth import exceptions as auth_errors
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from providers.base import BusyError, TransientError
+from providers.base import BusyError, RightsError, TransientError
 from providers.gke import api as gke
 from providers.gke import quota
 from providers.gke.options import Machine
@@ -22,15 +22,15 @@ from providers.gke.quota import Demand, Purchase
     [
         (google_errors.NotFound("x"), NotFoundError, None),
         (google_errors.Unauthenticated("x"), CredentialError, "application-default login"),
-        (google_errors.Forbidden("x"), CredentialError, "roles container.admin and iam.serviceAccountUser in demo"),
+        (google_errors.Forbidden("x"), RightsError, "roles container.admin and iam.serviceAccountUser in demo"),
         (
             google_errors.PermissionDenied("SERVICE_DISABLED"),
-            CredentialError,
+            RightsError,
             "services enable container.googleapis.com",
         ),
         (
             google_errors.Forbidden("Kubernetes has not been used in project 12 before"),
-            CredentialError,
+            RightsError,
             "services enable container.googleapis.com --project demo",
         ),
         (google_errors.InternalServerError("x"), TransientError, None),

@@ -12,7 +12,7 @@ from botocore import exceptions
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers import registry
-from providers.base import TransientError
+from providers.base import RightsError, TransientError
 from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
 from providers.eks.provider import EksProvider
@@ -209,9 +209,9 @@ def test_the_provider_is_in_the_table() -> None:
         ("UnrecognizedClientException", "", CredentialError),
         ("SignatureDoesNotMatch", "Signature expired: 2026", CredentialError),
         ("InvalidSignatureException", "Signature not yet current: 2026", CredentialError),
-        ("AccessDeniedException", "", CredentialError),
-        ("UnauthorizedOperation", "", CredentialError),
-        ("OptInRequired", "", CredentialError),
+        ("AccessDeniedException", "", RightsError),
+        ("UnauthorizedOperation", "", RightsError),
+        ("OptInRequired", "", RightsError),
         ("VcpuLimitExceeded", "", CapacityError),
         ("ResourceLimitExceededException", "", CapacityError),
         ("LimitExceeded", "", CapacityError),
