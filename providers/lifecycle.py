@@ -618,7 +618,7 @@ def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Map
         message += " Their price is unknown."
     hint = f"{delete_command(cluster)}   deletes them; to resume, repeat the command"
     if explained.hint:
-        # An error about what exists already names the command, as what to do first.
+        # Where the error is about what exists, its hint has the command already.
         hint = explained.hint if delete_command(cluster) in explained.hint else f"{explained.hint}\n{hint}"
     explained.message, explained.hint = message, hint
     explained.details = {**explained.details, "exists": list(existing)}

@@ -34,7 +34,7 @@ from providers.lifecycle import find_deleted_cluster, hold_operation_lock
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
 SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
-# What a plan says of the checks that passed, by the beginnings of their names. Others are none of a person who plans.
+# What a plan says of the checks that passed, by the beginnings of their names; of others it says nothing.
 CHECKED = {
     "credentials": "credentials",
     "rights": "permissions",

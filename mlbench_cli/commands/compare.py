@@ -23,7 +23,7 @@ from mlbench_cli.results.analysis.compare import (
     find_metric,
     make_document,
 )
-from mlbench_cli.results.analysis.numbers import format_estimate
+from mlbench_cli.results.analysis.numbers import TOO_FEW_RUNS, format_estimate
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
@@ -155,19 +155,16 @@ def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
     return other is not None and other is not row and (row.a, row.b) == (other.a, other.b)
 
 
-def _has_intervals(found: Comparison) -> bool:
-    """Whether there were enough runs for any of the ratios to have an interval."""
-    return any(row.ratio is not None and row.ratio.low is not None for row in found.rows.values())
-
-
-def _describe_change(row: Row, found: Comparison) -> str:
-    """What the row says about B; what is true of all rows is said once."""
-    return row.words if _has_intervals(found) else row.words.partition(", too few")[0]
+def _lack_runs(found: Comparison) -> bool:
+    """Whether no row has an interval because there were too few runs, which is said once for all of them."""
+    changes = [row.words for row in found.rows.values() if row.ratio is not None]
+    return bool(changes) and all(words.endswith(TOO_FEW_RUNS) for words in changes)
 
 
 def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(found.verdict)
+    lacks_runs = _lack_runs(found)
     figures = [row for row in found.rows.values() if (row.a or row.b) and not _repeats_another(row, found.rows)]
     tables = (
         ("TIME", [row for row in figures if row.is_time]),
@@ -178,12 +175,16 @@ def _show(found: Comparison) -> None:
         if number or found.verdict:
             console.out("")
         headers = [title, found.a, found.b, "CHANGE"]
-        cells = [[row.name, *_estimates(row, format_estimate), _describe_change(row, found)] for row in rows]
+        changes = [row.words.removesuffix(TOO_FEW_RUNS) if lacks_runs else row.words for row in rows]
+        cells = [
+            [row.name, *_estimates(row, format_estimate), change] for row, change in zip(rows, changes, strict=True)
+        ]
         if console.is_too_wide(headers, cells):  # the interval of the ratio matters most
-            cells = [[row.name, *_estimates(row, _format_mean), _describe_change(row, found)] for row in rows]
+            cells = [
+                [row.name, *_estimates(row, _format_mean), change] for row, change in zip(rows, changes, strict=True)
+            ]
         console.out_table(headers, cells, wrap=True)
-    has_ratios = any(row.ratio is not None for row in figures)
-    if has_ratios and not _has_intervals(found) and not (found.verdict or "").startswith("Too few"):
+    if lacks_runs and not (found.verdict or "").startswith("Too few"):
         console.note(f"Too few runs for an interval of the change: each side needs at least {MIN_RUNS}.")
     if found.differences:
         console.out("")

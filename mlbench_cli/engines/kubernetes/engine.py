@@ -207,9 +207,9 @@ class KubernetesEngine(HeadEngine):
             snapshot = self._sync(run)
             pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
             coming = [
-                unit
-                for unit, report in snapshot.nodes.items()
-                if unit in pods and not has_ended(pods[unit]) and not report.is_over and has_started(pods[unit])
+                worker
+                for worker, report in snapshot.nodes.items()
+                if worker in pods and not has_ended(pods[worker]) and not report.is_over and has_started(pods[worker])
             ]
             heads = [pod for pod in self._head_pods(api, run) if not has_ended(pod)]
             if (not coming and (snapshot.is_served or not heads)) or time.monotonic() >= end:
@@ -219,11 +219,11 @@ class KubernetesEngine(HeadEngine):
     def _find_missing(self, run: Run, snapshot: Snapshot, seen: Observation) -> list[int]:
         """The workers that have run, but of which the head has nothing."""
         folder = RunFolder(run.folder)
-        started = {run.spec.unit_of(worker.rank) for worker in seen.workers if worker.started}
+        started = {run.spec.unit_of(each.rank) for each in seen.workers if each.started}
         return [
-            unit
-            for unit, report in snapshot.nodes.items()
-            if unit in started and report.state is None and not (folder.state / f"fetched-{unit}.json").exists()
+            worker
+            for worker, report in snapshot.nodes.items()
+            if worker in started and report.state is None and not (folder.state / f"fetched-{worker}.json").exists()
         ]
 
     def _explain_loss(self, api: Api, run: Run, missing: Sequence[int]) -> Finding:
@@ -232,11 +232,11 @@ class KubernetesEngine(HeadEngine):
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
         pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
-        for unit in missing:
-            log = RunFolder(run.folder).log(run.spec.ranks_of(unit)[0])
-            if unit in pods and not log.exists():
+        for worker in missing:
+            log = RunFolder(run.folder).log(run.spec.ranks_of(worker)[0])
+            if worker in pods and not log.exists():
                 with suppress(MlbenchError):
-                    pod = object_path("Pod", self._namespace(run), pods[unit]["metadata"]["name"])
+                    pod = object_path("Pod", self._namespace(run), pods[worker]["metadata"]["name"])
                     self._copy_plain_log(api, pod, log)
         others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
         return Finding(

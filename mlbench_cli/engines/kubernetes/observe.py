@@ -80,7 +80,7 @@ class RunObserver:
     def observe(self, snapshot: Snapshot) -> Observation:
         """The run now: `snapshot` is what its agents say. Raises ApiError."""
         # Known before the head was asked: what these pods had to say is in the snapshot.
-        self._had_ended = {unit for unit, pod in self._pods.items() if has_ended(pod)}
+        self._had_ended = {worker for worker, pod in self._pods.items() if has_ended(pod)}
         if time.monotonic() >= self._next_look:
             self.refresh()
         seen = self.observation(snapshot)
@@ -124,7 +124,9 @@ class RunObserver:
         Times are seconds since 1970 by the server's clock. Nothing is asked of the cluster.
         """
         now, spec, job, pods = time.time() + self._api.server_ahead, self._run.spec, self.job or {}, self._pods
-        summaries = {unit: said for unit, report in snapshot.nodes.items() if (said := summarize(report)) is not None}
+        summaries = {
+            worker: said for worker, report in snapshot.nodes.items() if (said := summarize(report)) is not None
+        }
         states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
         first = first_failed(job, states, pods, summaries)
         if first is not None:
@@ -179,7 +181,8 @@ class RunObserver:
             return None
         ended = self._had_ended if snapshot.is_served else ()
         nodes = {
-            unit: replace(report, alive=False) if unit in ended else report for unit, report in snapshot.nodes.items()
+            worker: replace(report, alive=False) if worker in ended else report
+            for worker, report in snapshot.nodes.items()
         }
         folder = RunFolder(self._run.folder)
         return observe(

@@ -15,6 +15,7 @@ from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio
 from mlbench_cli.util.text import decimals, significant
 
 NO_VALUE = "–"
+TOO_FEW_RUNS = ", too few runs"  # how a change without an interval ends
 SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
@@ -67,8 +68,8 @@ def format_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, 
     if found is None:
         return NO_VALUE
     if found.low is None:
-        why = "too few runs" if found.count < MIN_RUNS else "too few sessions"
-        return f"{_difference(found, higher_is_better, is_time)}, {why}"
+        why = TOO_FEW_RUNS if found.count < MIN_RUNS else ", too few sessions"
+        return f"{_difference(found, higher_is_better, is_time)}{why}"
     turned = found if found.log >= 0 else found.inverse
     if found.is_confounded:
         return f"{_difference(found, higher_is_better, is_time)} ({_ends(turned)}), other session"
@@ -107,7 +108,7 @@ def format_change(
     points = b.mean - a.mean
     text = f"{significant(abs(points))} points {'higher' if points > 0 else 'lower'}" if points else "equal"
     if found.low is None:
-        return f"{text}, too few runs"
+        return f"{text}{TOO_FEW_RUNS}"
     if found.is_confounded:
         return f"{text}, other session"
     return text if found.is_different else "no difference seen"
