@@ -34,14 +34,22 @@ SOURCES = {
 
 
 class Shape(NamedTuple):
-    """What a machine type has. `cards` are network cards with EFA; `gbits` is the rate of its fast network."""
+    """What a machine type has. `network` is the documented rate of its ordinary network in Gbit/s, `cards` are network
+    cards with EFA, and `gbits` is the rate of its fast network."""
 
     name: str
     gpu: str | None
     gpus: int
     vcpus: int | None
+    network: float | None
     cards: int
     gbits: int | None
+
+
+@cache
+def list_clouds() -> tuple[str, ...]:
+    """The clouds of the table."""
+    return tuple(dict.fromkeys(row["cloud"] for row in _read(SHIPPED)))
 
 
 @cache
@@ -51,7 +59,8 @@ def load_shapes(cloud: str) -> tuple[Shape, ...]:
     for row in _read(SHIPPED):
         if row["cloud"] == cloud and (row["gpu"] or row["vcpus"]):
             gpus, vcpus, cards, gbits = (int(row[name] or 0) for name in ("gpus", "vcpus", "cards", "gbits"))
-            shape = Shape(row["item"], row["gpu"] or None, gpus, vcpus or None, cards, gbits or None)
+            network = float(row["network"]) if row["network"] else None
+            shape = Shape(row["item"], row["gpu"] or None, gpus, vcpus or None, network, cards, gbits or None)
             found.setdefault(shape.name, shape)
     return tuple(found.values())
 

@@ -21,7 +21,7 @@ from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError, Stop
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.predict.machines import find_gpu, load_machines
+from mlbench_cli.predict.machines import find_gpu
 from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs.launch import public_images
@@ -31,6 +31,7 @@ from mlbench_cli.util.text import counted
 from providers import registry
 from providers.base import PartialSearchError, delete_command
 from providers.lifecycle import find_deleted_cluster, hold_operation_lock
+from providers.machines import load_shapes
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
 SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
@@ -368,9 +369,8 @@ def describe_cluster(original: Sequence[Archive], runs: int) -> tuple[CreationRe
         )
     options: dict[str, Any] = {"machine_type": machine} if machine else {}
     found = find_gpu(str((archive.environment["ranks"].get("0") or {}).get("device_name") or ""))
-    # GPUs that are added to a machine type, instead of being part of it.
-    added = [each.gpu for each in load_machines() if each.priced_as and each.kind == spec.cluster_kind]
-    if found is not None and found.key in added:
+    # On a machine type that has none, GPUs were attached.
+    if found is not None and any(shape.name == machine and not shape.gpu for shape in load_shapes(name)):
         options |= {"gpu_type": found.key, "num_gpus": spec.gpus_per_worker}
     longest = max(float(one.result["wall_seconds"] or 0.0) for one in original)
     # The same command finds the cluster of one that was interrupted.

@@ -14,11 +14,10 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.predict.machines import MachineType, compare, find_machine
+from mlbench_cli.predict.machines import Machine, compare, find_machine
 from mlbench_cli.predict.model import Basis, Elsewhere, Link, Measured, Prediction, measure, predict
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_money, format_percent, format_value
 from mlbench_cli.util.text import counted
-from providers.machines import load_prices
 
 BASES = {
     Basis.MEASURED: "as measured in this setting",
@@ -92,28 +91,15 @@ def _parse_sizes(text: str | None) -> list[int]:
         raise UsageError(f'--workers "{text[:60]}" is not a list of numbers.', hint="--workers 2,4,8") from None
 
 
-def _find_place(
-    machine: MachineType | None, link: Link | None, price: float | None, group: list[Measured]
-) -> Elsewhere:
+def _find_place(machine: Machine | None, link: Link | None, price: float | None, group: list[Measured]) -> Elsewhere:
     """The requested machine, network and price, relative to the machine of the runs in `group`."""
     if machine is None:
         return Elsewhere(link, price)
-    place = compare(machine, group, price if price is not None else _list_price(machine))
+    place = compare(machine, group, price if price is not None else machine.price)
     return place if link is None else Elsewhere(link, place.per_hour, place.slower, place.is_guessed)
 
 
-def _list_price(machine: MachineType) -> float | None:
-    """The lowest list price of the machine type for an hour, over all regions whose prices are known; None if none."""
-    table = load_prices(machine.provider)
-    sums = []
-    for region in table.list_regions():
-        parts = [table.price(item, region) for item in machine.items]
-        if all(part is not None for part in parts):
-            sums.append(sum(part for part in parts if part is not None))
-    return min(sums, default=None)
-
-
-def _show(found: list[Prediction], known: list[Measured], machine: MachineType | None, link: Link | None) -> None:
+def _show(found: list[Prediction], known: list[Measured], machine: Machine | None, link: Link | None) -> None:
     has_goal = any(item.to_goal is not None for item in found)
     rows = [
         [
@@ -129,12 +115,11 @@ def _show(found: list[Prediction], known: list[Measured], machine: MachineType |
     price = "PRICE (USD)" if has_goal else "USD/H"
     heads = ["METHOD", "WORKERS", "UPDATE", "INTERVAL", "SAMPLES/S", "COMPUTING", "TO GOAL", price, "BASIS"]
     console.out_table(heads, rows, droppable=["COMPUTING", "INTERVAL"])
-    if machine is not None:
-        console.note(f"On {machine}; network {_describe(link or machine.link)}.")
-    elif link is not None:
-        console.note(f"Network: {_describe(link)}.")
+    on = "" if machine is None else f"On {machine}. "
+    if (target := link or (machine.link if machine is not None else None)) is not None:
+        console.note(f"{on}Network: {_describe(target)}.")
     elif probed := next((one.link for one in known if one.link is not None), None):
-        console.note(f"Network: {_describe(probed)}, as the runs probed it.")
+        console.note(f"{on}Network: {_describe(probed)}, as the runs probed it.")
     console.note(f"From {counted(len(known), 'run')}. Basis:")
     for basis in dict.fromkeys(item.basis for item in found):
         console.note(f"  {basis.value}: {BASES[basis]}")

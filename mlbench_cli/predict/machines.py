@@ -1,18 +1,18 @@
-"""Machine types: their hardware, and how fast a rank computes on one relative to the machine of a run.
+"""How fast a rank computes on a machine of a cloud, relative to the machine of a run, and what its network carries.
 
-The tables list common types. Cores, memory and network rates are from the clouds' documentation of 2026; "up to" rates
-count in full. GPU rates are from NVIDIA's datasheets, without sparsity.
+Machines are those of providers/machines.csv. GPU rates (gpus.csv) are from NVIDIA's datasheets, without sparsity.
 """
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.predict.model import Elsewhere, Link, Measured
+from providers.machines import Shape, list_clouds, load_prices, load_shapes
 
 NETWORK_SHARE = 0.8  # share of the documented rate that a stream of messages reaches
 NETWORK_ROUND_TRIP = 1e-4  # seconds, in one zone
@@ -20,10 +20,11 @@ NETWORK_ROUND_TRIP = 1e-4  # seconds, in one zone
 
 @dataclass(frozen=True)
 class Gpu:
-    """A type of GPU. `names` are substrings of CUDA's device name; rates are per second."""
+    """A type of GPU. `names` are substrings of CUDA's device name, `sold_as` what clouds call it."""
 
     key: str
     names: tuple[str, ...]
+    sold_as: tuple[str, ...]
     tensor_tflops: float
     gbytes: float
 
@@ -34,106 +35,113 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class MachineType:
-    """A machine type of a cloud. `priced_as`: items of the price table, joined by "+"."""
+class Machine:
+    """A machine type of a cloud. `attached` is the GPU added to a type that has none, e.g. a T4 on Google's N1."""
 
-    provider: str
-    name: str
-    gpu: str
-    gpus: int
-    vcpus: int
-    gbits: float
-    priced_as: str = ""
-
-    @property
-    def items(self) -> list[str]:
-        """The items of the price table that make up its price."""
-        return (self.priced_as or self.name).split("+")
+    cloud: str
+    shape: Shape
+    attached: str = ""
 
     @property
     def kind(self) -> str:
-        """Provider and machine type, as runs on such machines record them."""
-        return f"{self.provider}/{self.name}"
+        """Cloud and machine type, as runs on such machines record them."""
+        return f"{self.cloud}/{self.shape.name}"
 
     @property
-    def cores(self) -> int:
-        """Physical cores: clouds count two threads of a core as two vCPUs."""
-        return max(1, self.vcpus // 2)
+    def has_gpu(self) -> bool:
+        """Whether it has a GPU, known or not."""
+        return bool(self.attached or self.shape.gpu)
 
     @property
-    def link(self) -> Link:
-        """The network between two such machines in one zone."""
-        return Link(1e9 * NETWORK_SHARE * self.gbits, NETWORK_ROUND_TRIP)
+    def gpu(self) -> Gpu | None:
+        """Its GPU; None without one, or with one whose speed is unknown."""
+        name = f"{self.cloud}/{self.attached or self.shape.gpu}"
+        return next((gpu for gpu in load_gpus() if name in gpu.sold_as), None)
+
+    @property
+    def link(self) -> Link | None:
+        """The network between two such machines in one zone; None if it is unknown. "Up to" rates count in full."""
+        rate = self.shape.network
+        return None if rate is None else Link(1e9 * NETWORK_SHARE * rate, NETWORK_ROUND_TRIP)
+
+    @property
+    def price(self) -> float | None:
+        """The lowest list price for an hour over all regions; None if it is unknown."""
+        table = load_prices(self.cloud)
+        items = [item for item in (self.shape.name, self.attached) if item]
+        by_region = [[table.price(item, region) for item in items] for region in table.list_regions()]
+        return min((sum(p or 0.0 for p in parts) for parts in by_region if None not in parts), default=None)
 
     def __str__(self) -> str:
-        return f"{self.kind}+{self.gpu}" if self.priced_as else self.kind
+        return f"{self.kind}+{self.attached}" if self.attached else self.kind
 
 
 @cache
-def load_gpus() -> Mapping[str, Gpu]:
-    """The table of GPUs by key."""
-    return {
-        row["gpu"]: Gpu(
-            row["gpu"],
-            tuple(row["names"].split("|")),
-            float(row["tensor_tflops"]),
-            float(row["gbytes_per_second"]),
+def load_gpus() -> tuple[Gpu, ...]:
+    """The table of GPUs."""
+    with resources.files(__package__).joinpath("gpus.csv").open("r", encoding="utf-8") as file:
+        return tuple(
+            Gpu(
+                row["gpu"],
+                tuple(row["names"].split("|")),
+                tuple(row["sold_as"].split("|")),
+                float(row["tensor_tflops"]),
+                float(row["gbytes_per_second"]),
+            )
+            for row in csv.DictReader(file)
         )
-        for row in _rows("gpus.csv")
-    }
-
-
-@cache
-def load_machines() -> tuple[MachineType, ...]:
-    """All machine types of the table."""
-    return tuple(
-        MachineType(
-            *(row["provider"], row["machine"], row["gpu"], int(row["gpus"]), int(row["vcpus"])),
-            *(float(row["gbits"]), row["priced_as"]),
-        )
-        for row in _rows("machines.csv")
-    )
 
 
 def find_gpu(name: str) -> Gpu | None:
     """The GPU for CUDA's device name `name`; the longest match counts."""
-    fitting = [(len(word), gpu) for gpu in load_gpus().values() for word in gpu.names if word in name]
+    fitting = [(len(word), gpu) for gpu in load_gpus() for word in gpu.names if word in name]
     return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
-def find_machine(text: str) -> MachineType:
-    """The machine type named `text`, with or without its provider. Raises UsageError that suggests a near name."""
-    fitting = [machine for machine in load_machines() if text in (str(machine), machine.kind, machine.name)]
-    # A machine that is also sold with a GPU attached has the plain name to itself.
-    found = [machine for machine in fitting if text == str(machine) or not machine.priced_as] or fitting
-    if not found:
-        near = did_you_mean(text, [each for machine in load_machines() for each in (str(machine), machine.name)])
+def find_machine(text: str) -> Machine:
+    """The machine type named `text`: with or without its cloud, and perhaps "+GPU" for an attached one.
+
+    Raises UsageError that suggests a near name.
+    """
+    name, _, added = text.partition("+")
+    machines = {
+        f"{cloud}/{shape.name}": Machine(cloud, shape) for cloud in list_clouds() for shape in load_shapes(cloud)
+    }
+    found = machines.get(name) or next((each for each in machines.values() if each.shape.name == name), None)
+    if found is None:
+        near = did_you_mean(name, [*machines, *(each.shape.name for each in machines.values())])
         raise UsageError(
             f'mlbench does not know the machine type "{text[:60]}".{near}',
             hint="Without --on, predictions are for the machine of the run.",
         )
-    if len({str(machine) for machine in found}) > 1:
-        raise UsageError(f"{text} is {' or '.join(str(machine) for machine in found)}.", hint=f"--on {found[0]}")
-    return found[0]
+    if not added:
+        return found
+    sold = [
+        name.partition("/") for gpu in load_gpus() for name in gpu.sold_as if added in (gpu.key, name.partition("/")[2])
+    ]
+    with_gpu = [Machine(found.cloud, found.shape, item) for cloud, _, item in sold if cloud == found.cloud]
+    # A GPU that can be attached has a price of its own.
+    if found.has_gpu or not with_gpu or with_gpu[0].price is None:
+        raise UsageError(
+            f'mlbench knows no {found.shape.name} with a GPU "{added[:60]}" attached.',
+            hint="For example --on gke/n1-standard-8+t4",
+        )
+    return with_gpu[0]
 
 
-def compare(machine: MachineType, runs: Sequence[Measured], per_hour: float | None) -> Elsewhere:
+def compare(machine: Machine, runs: Sequence[Measured], per_hour: float | None) -> Elsewhere:
     """What differs on `machine` from `runs`: measured if one of them ran there, else guessed from cores, or from the
     GPUs' peak and memory rates. Raises UsageError between a CPU and a GPU, whose speeds no table compares."""
     if any(one.machine == machine.kind for one in runs):
         return Elsewhere(machine.link, per_hour)
     base = runs[0]
-    own, other = find_gpu(base.device), load_gpus().get(machine.gpu)
+    own, other, vcpus = find_gpu(base.device), machine.gpu, machine.shape.vcpus
     if own is not None and other is not None:
         return Elsewhere(machine.link, per_hour, own.rate / other.rate, is_guessed=True)
-    if not base.device and other is None:
-        return Elsewhere(machine.link, per_hour, base.cores / machine.cores, is_guessed=True)
+    if not base.device and not machine.has_gpu and vcpus:
+        # Clouds count two threads of a core as two vCPUs.
+        return Elsewhere(machine.link, per_hour, base.cores / max(1, vcpus // 2), is_guessed=True)
     raise UsageError(
         f"{base.name} computed on {base.device or 'CPUs'}, which says nothing about {machine}.",
         hint="Run the task for a minute on one such machine, and predict from that run.",
     )
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with resources.files(__package__).joinpath(name).open("r", encoding="utf-8") as file:
-        return list(csv.DictReader(file))

@@ -69,6 +69,17 @@ def test_a_machine_that_is_also_sold_with_a_gpu_is_found_by_its_plain_name(capsy
     assert found["price_usd"] == pytest.approx(2 * 0.38 * found["seconds_to_goal"] / 3600, rel=0.15)
 
 
+def test_an_attached_gpu_is_named_after_its_machine(capsys: Captured) -> None:
+    """Only Google attaches GPUs, and only to machines without; CPUs say nothing about them."""
+    for machine, told in [
+        ("gke/n1-standard-8+t4", "says nothing about gke/n1-standard-8+nvidia-tesla-t4"),
+        ("gke/n1-standard-8+h100", "attached"),
+        ("eks/g4dn.xlarge+t4", "attached"),
+    ]:
+        assert run(["predict", *paths("digits-bsp-2"), "--on", machine]) == 2
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -23,7 +23,7 @@ def test_the_shipped_table_is_dated_of_prices_and_says_the_same_of_a_machine_eve
     shapes: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     with TABLE.open() as file:
         for row in csv.DictReader(file):
-            shape = tuple(row[name] for name in ("gpu", "gpus", "vcpus", "cards", "gbits"))
+            shape = tuple(row[name] for name in ("gpu", "gpus", "vcpus", "network", "cards", "gbits"))
             shapes.setdefault((row["cloud"], row["item"]), set()).add(shape)
             for price, as_of in ((row["on_demand"], row["as_of"]), (row["spot"], row["spot_as_of"])):
                 assert bool(price) == bool(as_of), row
