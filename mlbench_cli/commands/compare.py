@@ -1,7 +1,7 @@
 """`mlbench compare`: results beside a baseline."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from mlbench_cli.results.analysis.compare import (
     make_document,
 )
 from mlbench_cli.results.analysis.numbers import TOO_FEW_RUNS, format_estimate
-from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate
+from mlbench_cli.results.analysis.stats import MIN_RUNS
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
 
@@ -93,12 +93,12 @@ def _title(found: Comparison, values: Values, has_several: bool) -> str:
 def _warn(found: Comparison) -> None:
     """The obstacles, one warning for each word of --across; nothing follows from two tasks."""
     by_word: dict[str, list[str]] = {}
-    runs: dict[str, list[str]] = {}  # what is wrong with a run -> sentences
+    runs: dict[str, list[str]] = {}  # what is wrong with runs -> sentences
     for obstacle in found.obstacles:
         if obstacle.word:
             by_word.setdefault(obstacle.word, []).append(obstacle.text)
         else:
-            runs.setdefault(obstacle.text.partition(" ")[2], []).append(obstacle.text)
+            runs.setdefault(obstacle.reason, []).append(obstacle.text)
     if "task" in by_word:
         by_word = {"task": by_word["task"][:1]}
     for word, texts in by_word.items():
@@ -141,14 +141,6 @@ def _format_setting(value: object) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
-def _estimates(row: Row, write: Callable[[Estimate | None, str], str]) -> list[str]:
-    return [write(side, row.unit) for side in (row.a, row.b)]
-
-
-def _format_mean(found: Estimate | None, unit: str) -> str:
-    return format_estimate(found and Estimate(found.count, found.mean), unit)
-
-
 def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
     """Whether the row says the same as another: the whole run of a command, or a best value that was the last."""
     other = rows.get("seconds" if row.name == "run" else row.name.removesuffix(" best"))
@@ -157,8 +149,13 @@ def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
 
 def _lack_runs(found: Comparison) -> bool:
     """Whether no row has an interval because there were too few runs, which is said once for all of them."""
-    changes = [row.words for row in found.rows.values() if row.ratio is not None]
-    return bool(changes) and all(words.endswith(TOO_FEW_RUNS) for words in changes)
+    notes = {row.change.note for row in found.rows.values() if row.ratio is not None}
+    return notes == {TOO_FEW_RUNS}
+
+
+def _cells(row: Row, lacks_runs: bool, *, with_intervals: bool = True) -> list[str]:
+    sides = [format_estimate(side, row.unit, with_interval=with_intervals) for side in (row.a, row.b)]
+    return [row.name, *sides, row.change.difference if lacks_runs and row.ratio else row.words]
 
 
 def _show(found: Comparison) -> None:
@@ -175,14 +172,9 @@ def _show(found: Comparison) -> None:
         if number or found.verdict:
             console.out("")
         headers = [title, found.a, found.b, "CHANGE"]
-        changes = [row.words.removesuffix(TOO_FEW_RUNS) if lacks_runs else row.words for row in rows]
-        cells = [
-            [row.name, *_estimates(row, format_estimate), change] for row, change in zip(rows, changes, strict=True)
-        ]
+        cells = [_cells(row, lacks_runs) for row in rows]
         if console.is_too_wide(headers, cells):  # the interval of the ratio matters most
-            cells = [
-                [row.name, *_estimates(row, _format_mean), change] for row, change in zip(rows, changes, strict=True)
-            ]
+            cells = [_cells(row, lacks_runs, with_intervals=False) for row in rows]
         console.out_table(headers, cells, wrap=True)
     if lacks_runs and not (found.verdict or "").startswith("Too few"):
         console.note(f"Too few runs for an interval of the change: each side needs at least {MIN_RUNS}.")

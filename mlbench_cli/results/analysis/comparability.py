@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import OWN, is_command, method_of
@@ -414,13 +414,23 @@ def name_experiment(run: str) -> str:
     return re.sub(r"-\d+(-r\d+)?$", "", run)
 
 
-def title_of(archive: Archive) -> str:
+class Title(NamedTuple):
     """What a run is for people: its task; of a user's command, its experiment and the command."""
+
+    name: str
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.command}" if self.command else self.name
+
+
+def title_of(archive: Archive) -> Title:
+    """The title of a verified archive."""
     spec = archive.run["spec"]
     if not is_command(spec):
-        return str(archive.result["task"])
+        return Title(str(archive.result["task"]))
     experiment = name_experiment(str(archive.run["name"]))
-    return f"{shorten(experiment, 60)}: {shorten(shlex.join(map(str, spec.get('argv') or ())), 80)}"
+    return Title(shorten(experiment, 60), shorten(shlex.join(map(str, spec.get("argv") or ())), 80))
 
 
 def describe(name: str, value: str) -> str:

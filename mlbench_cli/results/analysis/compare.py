@@ -6,7 +6,7 @@ no figures.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from mlbench_cli.results.analysis.comparability import (
     key_of,
 )
 from mlbench_cli.results.analysis.figures import IN_DOUBT, TIMES, Figure
-from mlbench_cli.results.analysis.numbers import format_change
+from mlbench_cli.results.analysis.numbers import Change, describe_change
 from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
@@ -69,9 +69,14 @@ class Row:
         return estimate(self.new) if self.new else None
 
     @property
+    def change(self) -> Change:
+        """B relative to A, by its parts."""
+        return describe_change(self.a, self.b, self.ratio, self.unit, self.higher_is_better, is_time=self.is_time)
+
+    @property
     def words(self) -> str:
         """B relative to A: "1.45× faster (1.39 to 1.52)"."""
-        return format_change(self.a, self.b, self.ratio, self.unit, self.higher_is_better, is_time=self.is_time)
+        return str(self.change)
 
     def worse(self, higher_is_better: bool | None) -> Ratio | None:
         """How many times worse B is than A."""
@@ -81,17 +86,18 @@ class Row:
         """Both sides and their ratio, each with mean and interval, or null."""
         each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
         facts = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
-        return {**each, **facts, "is_metric": self.is_metric, "words": self.words}
+        return {**each, **facts, "is_metric": self.is_metric, "words": self.words, "change": asdict(self.change)}
 
 
 @dataclass(frozen=True)
 class Obstacle:
     """Why figures should not be compared. `word` is the argument of `--across` that accepts it; empty if it cannot be
-    accepted.
+    accepted. `reason`: what several runs may have in common, of an obstacle that is about one run.
     """
 
     word: str
     text: str
+    reason: str = ""
 
     @property
     def sentence(self) -> str:
@@ -163,10 +169,9 @@ class Comparison:
         if not row.is_time:
             return f"{row.name}, {self.b} against {self.a}: {row.words} (95 %; {self.counts})."
         if not found.is_different:
-            ends = row.words.partition("(")[2].rstrip(")")
-            return f"No difference seen: {self.b} takes {ends} as long as {self.a} (95 %; {self.counts})."
-        change, _, ends = row.words.partition(" (")
-        return f"{self.b} {be(self.b)} {change} than {self.a} (95 %: {ends.rstrip(')')}; {self.counts})."
+            return f"No difference seen: {self.b} takes {row.change.ends} as long as {self.a} (95 %; {self.counts})."
+        change = row.change
+        return f"{self.b} {be(self.b)} {change.difference} than {self.a} (95 %: {change.ends}; {self.counts})."
 
     def _too_few(self, found: Ratio) -> str:
         if self.sessions.basis in (Basis.PAIRED, Basis.BETWEEN):
@@ -226,7 +231,7 @@ def compare(
         first,
         second,
         _differences(_settings(a), _settings(b)),
-        (*obstacles, *(Obstacle("", describe_doubt(each)) for each in b if each.result.get("doubts"))),
+        (*obstacles, *(Obstacle("", describe_doubt(each), IN_DOUBT) for each in b if each.result.get("doubts"))),
         rows,
         sessions,
         {run.name: run.outcome.replace("_", " ") for run in every if not run.good},
@@ -341,7 +346,7 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
     both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
     for archive in one:
         if archive.run["id"] in both:
-            yield Obstacle("", f"{archive.run['name']} is on both sides.")
+            yield Obstacle("", f"{archive.run['name']} is on both sides.", "on both sides")
 
 
 def describe_doubt(archive: Archive) -> str:

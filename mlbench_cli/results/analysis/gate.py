@@ -187,11 +187,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Check:
-    """One figure of one setting and size. `name` is unique."""
+    """One figure of one setting and size, whose name is unique."""
 
-    name: str
+    setting: str
+    metric: str
     workers: int
     decision: Decision
+
+    @property
+    def name(self) -> str:
+        """Setting and figure."""
+        return f"{self.setting}: {self.metric}"
 
     def to_dict(self) -> JsonObject:
         """As the gate's JSON document has it."""
@@ -244,7 +250,7 @@ def check_results(
             if labels := sorted({label for run in own for label in conditions_of(run).labels}):
                 reason = f"{decision.reason.rstrip('.')}. Some runs were {list_some(labels)}."
                 decision = replace(decision, reason=reason)
-            checks.append(Check(f"{name}: {metric}", int(own[0].result["workers"]), decision))
+            checks.append(Check(name, metric, int(own[0].result["workers"]), decision))
     return checks
 
 

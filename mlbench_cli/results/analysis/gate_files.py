@@ -76,8 +76,9 @@ def format_bencher(checks: Sequence[Check]) -> str:
         row = check.decision.row
         if row is not None and row.b is not None:
             figures = {"value": row.b.mean, "lower_value": min(row.new), "upper_value": max(row.new)}
-            name = check.name.rpartition(": ")[0][:1024]
-            found.setdefault(name, {})[re.sub(r"\W+", "-", f"mlbench-{row.name}".lower())[:64]] = figures
+            found.setdefault(check.setting[:1024], {})[re.sub(r"\W+", "-", f"mlbench-{row.name}".lower())[:64]] = (
+                figures
+            )
     return json.dumps(found, indent=2, allow_nan=False) + "\n"
 
 

@@ -5,7 +5,7 @@ label of a group.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlbench_cli.results.analysis.comparability import ComparisonKey, describe
+from mlbench_cli.results.analysis.comparability import ComparisonKey, Title, describe
 from mlbench_cli.results.analysis.series import Group, Point, Series
 from mlbench_cli.util.text import counted, list_some
 
@@ -76,10 +76,10 @@ def split_jobs(series: Series) -> list[Job]:
 def _title_of(groups: Sequence[Group]) -> str:
     """ "a, b: python train.py" of two experiments with one command."""
     titles = list(dict.fromkeys(title for group in groups for title in group.titles))
-    names, commands = zip(*(title.partition(": ")[::2] for title in titles), strict=True)
-    if len(titles) < 2 or len({*commands}) > 1:
-        return titles[0]
-    return f"{list_some(names)}{': ' + commands[0] if commands[0] else ''}"
+    commands = {title.command for title in titles}
+    if len(titles) < 2 or len(commands) > 1:
+        return str(titles[0])
+    return str(Title(list_some([title.name for title in titles]), commands.pop()))
 
 
 # Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
@@ -97,7 +97,7 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
     labels = [_describe_all(telling, fact) for fact in facts]
     if "code" in telling and all(group.key.command for group in groups):  # versions of a program: by their experiments
         rest = [name for name in telling if name != "code"]
-        names = [list_some([title.partition(": ")[0] for title in group.titles]) for group in groups]
+        names = [list_some([title.name for title in group.titles]) for group in groups]
         named = [
             ", ".join(filter(None, (name, _describe_all(rest, fact)))) for name, fact in zip(names, facts, strict=True)
         ]

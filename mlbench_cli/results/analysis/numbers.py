@@ -8,6 +8,7 @@ an interval it is no finding, and says so.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlbench_cli.model.goals import name_metric
@@ -15,7 +16,8 @@ from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio
 from mlbench_cli.util.text import decimals, significant
 
 NO_VALUE = "–"
-TOO_FEW_RUNS = ", too few runs"  # how a change without an interval ends
+NO_DIFFERENCE = "no difference seen"
+TOO_FEW_RUNS, TOO_FEW_SESSIONS, OTHER_SESSION = "too few runs", "too few sessions", "other session"
 SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
@@ -47,35 +49,55 @@ def format_value(value: float | str | None, unit: str = "") -> str:
     return f"{text}{_SPACE}{unit}" if unit else text
 
 
-def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = False) -> str:
+def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = False, with_interval: bool = True) -> str:
     """The mean with its interval: "6.17 s (5.86 to 6.48)"; of fewer than three runs "9.70 s". With `counts` also how
     many runs there are: ", n = 3"."""
     if found is None:
         return NO_VALUE
     text = format_value(found.mean, unit)
-    if found.low is not None and found.high is not None:
+    if with_interval and found.low is not None and found.high is not None:
         low, high = (_clip(end, unit, found.mean) for end in (found.low, found.high))
         text += f" ({_between(low, high, found.mean, unit)})"
     return f"{text}, n{_SPACE}={_SPACE}{found.count}" if counts else text
 
 
-def format_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> str:
-    """New / old as text: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)"; without a verdict
+@dataclass(frozen=True)
+class Change:
+    """B relative to A in words. Its text joins the parts: "1.45× faster (1.39 to 1.52)".
+
+    difference    "1.45× faster", "3.20 % slower", "26.0 points lower", "equal", "no difference seen"
+    ends          of the 95 % interval: "1.39 to 1.52"; empty without one
+    note          why it is no finding: one of the words above; empty for a finding
+    is_different  whether the repeats show a difference
+    """
+
+    difference: str
+    ends: str = ""
+    note: str = ""
+    is_different: bool = False
+
+    def __str__(self) -> str:
+        ends = f" ({self.ends})" if self.ends else ""
+        return f"{self.difference}{ends}{', ' if self.note else ''}{self.note}"
+
+
+def describe_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> Change:
+    """New / old in words: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)"; without a verdict
     "1.45× slower, too few runs".
 
     For figures that are no times: "1.45× higher", or "more" if it is not known which way is good.
     """
     if found is None:
-        return NO_VALUE
+        return Change(NO_VALUE)
+    difference = _difference(found, higher_is_better, is_time)
     if found.low is None:
-        why = TOO_FEW_RUNS if found.count < MIN_RUNS else ", too few sessions"
-        return f"{_difference(found, higher_is_better, is_time)}{why}"
+        return Change(difference, note=TOO_FEW_RUNS if found.count < MIN_RUNS else TOO_FEW_SESSIONS)
     turned = found if found.log >= 0 else found.inverse
     if found.is_confounded:
-        return f"{_difference(found, higher_is_better, is_time)} ({_ends(turned)}), other session"
+        return Change(difference, _ends(turned), OTHER_SESSION)
     if not found.is_different:
-        return f"no difference seen ({_ends(found)}×)"
-    return f"{_difference(found, higher_is_better, is_time)} ({_ends(turned)})"
+        return Change(NO_DIFFERENCE, f"{_ends(found)}×")
+    return Change(difference, _ends(turned), is_different=True)
 
 
 def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool) -> str:
@@ -90,7 +112,7 @@ def _times(factor: float) -> str:
     return f"{significant(100 * (factor - 1))}{_SPACE}%" if factor < CLOSE else f"{significant(factor)}×"
 
 
-def format_change(
+def describe_change(
     a: Estimate | None,
     b: Estimate | None,
     found: Ratio | None,
@@ -98,20 +120,16 @@ def format_change(
     higher_is_better: bool | None = False,
     *,
     is_time: bool = True,
-) -> str:
-    """B relative to A, with their ratio `found`: like `format_ratio`, but percentages differ by points.
-
-    "26.0 points lower"; with an interval that holds 1, "no difference seen".
-    """
+) -> Change:
+    """B relative to A, with their ratio `found`: like `describe_ratio`, but percentages differ by points, which have no
+    interval: "26.0 points lower"."""
+    change = describe_ratio(found, higher_is_better, is_time=is_time)
     if unit != "%" or a is None or b is None or found is None:
-        return format_ratio(found, higher_is_better, is_time=is_time)
+        return change
     points = b.mean - a.mean
     text = f"{significant(abs(points))} points {'higher' if points > 0 else 'lower'}" if points else "equal"
-    if found.low is None:
-        return f"{text}{TOO_FEW_RUNS}"
-    if found.is_confounded:
-        return f"{text}, other session"
-    return text if found.is_different else "no difference seen"
+    is_seen = change.is_different or change.note
+    return replace(change, difference=text if is_seen else NO_DIFFERENCE, ends="")
 
 
 def format_factor(found: Ratio | None) -> str:

@@ -12,7 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.comparability import ComparisonKey, conditions_of, describe, key_of, title_of
+from mlbench_cli.results.analysis.comparability import (
+    ComparisonKey,
+    Title,
+    conditions_of,
+    describe,
+    key_of,
+    title_of,
+)
 from mlbench_cli.results.analysis.figures import (
     BANDWIDTH,
     ROUND_TRIP,
@@ -47,7 +54,7 @@ class Measurement:
     conditions: Conditions
     moment: Moment
     metric: str = ""
-    title: str = ""
+    title: Title | None = None
     summary: str = ""
 
     @property
@@ -192,9 +199,9 @@ class Group:
         return self.key.facts()
 
     @property
-    def titles(self) -> list[str]:
+    def titles(self) -> list[Title]:
         """Titles of the runs for people, each once: the task, or experiments with their command."""
-        return list(dict.fromkeys(run.title or self.task for point in self.points for run in point.shown))
+        return list(dict.fromkeys(run.title or Title(self.task) for point in self.points for run in point.shown))
 
     @property
     def metric(self) -> str:

@@ -45,7 +45,7 @@ def collect(archives: Sequence[Archive], *, title: str | None = None, left_out: 
     found: Facts = {
         "title": title,
         "runs": [_run(run) for run in runs],
-        "tasks": list(dict.fromkeys(title for group in series.groups for title in group.titles)),
+        "tasks": list(dict.fromkeys(str(title) for group in series.groups for title in group.titles)),
         "goal": series.common.get("goal", ""),
         "places": list(dict.fromkeys(str(run.archive.result["cluster"]) for run in runs)),
         "date": max((str(run.archive.result["finished"]) for run in runs), default="")[:10],

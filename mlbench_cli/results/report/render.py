@@ -133,8 +133,8 @@ def make_environment(*folders: Path) -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bare": partial(format_estimate, with_interval=False),
         "be": be,
-        "before": lambda text, mark: text.partition(f" {mark}")[0],
         "begin": lambda text: f"T{text[1:]}" if text.startswith("the ") else text,
         "drawn": _draw_row,
         "estimate": _show_estimate,

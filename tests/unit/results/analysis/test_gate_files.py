@@ -12,8 +12,8 @@ from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.files import Archive
 
 
-def check(verdict: Verdict = Verdict.PASSED, name: str = "t spec gloo cpu 2: seconds") -> Check:
-    return Check(name, 2, Decision(verdict, "why"))
+def check(verdict: Verdict = Verdict.PASSED, setting: str = "t spec gloo cpu 2") -> Check:
+    return Check(setting, "seconds", 2, Decision(verdict, "why"))
 
 
 FAILED, UNKNOWN = check(Verdict.FAILED, "f"), check(Verdict.CANNOT_TELL, "u")

@@ -1,9 +1,9 @@
 import pytest
 
 from mlbench_cli.results.analysis.numbers import (
-    format_change,
+    describe_change,
+    describe_ratio,
     format_estimate,
-    format_ratio,
     format_share,
     format_value,
 )
@@ -62,41 +62,41 @@ SLOW, FAST = (10.0, 10.1, 9.9), (5.0, 5.05, 4.95)
 
 
 def test_a_ratio_says_which_way_it_goes() -> None:
-    assert format_ratio(ratio(SLOW, FAST)) == "2.00× faster (1.96 to 2.05)"
-    assert format_ratio(ratio(FAST, SLOW)) == "2.00× slower (1.96 to 2.05)"
-    assert format_ratio(ratio(FAST, SLOW), True, is_time=False) == "2.00× higher (1.96 to 2.05)"
-    assert format_ratio(ratio((10.05, 9.9, 10.2), SLOW)) == "no difference seen (0.965 to 1.03×)"
+    assert str(describe_ratio(ratio(SLOW, FAST))) == "2.00× faster (1.96 to 2.05)"
+    assert str(describe_ratio(ratio(FAST, SLOW))) == "2.00× slower (1.96 to 2.05)"
+    assert str(describe_ratio(ratio(FAST, SLOW), True, is_time=False)) == "2.00× higher (1.96 to 2.05)"
+    assert str(describe_ratio(ratio((10.05, 9.9, 10.2), SLOW))) == "no difference seen (0.965 to 1.03×)"
 
 
 def test_percentages_differ_by_points() -> None:
     high, low, close = (70.0, 70.5, 71.0), (27.0, 27.2, 27.4), (70.2, 70.6, 71.1)
 
     def change(a: tuple[float, ...], b: tuple[float, ...], unit: str = "%") -> str:
-        return format_change(estimate(a), estimate(b), ratio(a, b), unit, True, is_time=unit == "s")
+        return str(describe_change(estimate(a), estimate(b), ratio(a, b), unit, True, is_time=unit == "s"))
 
     assert change(high, low) == "43.3 points lower"
     assert change(high, close) == "no difference seen"
     assert change(high, (72.0,)) == "1.50 points higher, too few runs"
-    assert change(high, low, "s") == format_ratio(ratio(high, low))
+    assert change(high, low, "s") == str(describe_ratio(ratio(high, low)))
 
 
 def test_below_three_runs_on_a_side_there_is_no_verdict() -> None:
-    assert format_ratio(ratio(SLOW, (5.0, 5.0))) == "2.00× faster, too few runs"
-    assert format_ratio(ratio((1.0,), (0.5,))) == "2.00× faster, too few runs"
-    assert format_ratio(ratio((1.0,), (1.0,))) == "equal, too few runs"
-    assert format_ratio(None) == "–"
+    assert str(describe_ratio(ratio(SLOW, (5.0, 5.0)))) == "2.00× faster, too few runs"
+    assert str(describe_ratio(ratio((1.0,), (0.5,)))) == "2.00× faster, too few runs"
+    assert str(describe_ratio(ratio((1.0,), (1.0,)))) == "equal, too few runs"
+    assert str(describe_ratio(None)) == "–"
 
 
 def test_a_ratio_of_two_sessions_is_no_finding() -> None:
     found = Ratio(0.5, 3, 0.01, 4.0, is_confounded=True)
-    assert format_ratio(found) == "1.65× slower (1.60 to 1.70), other session"
+    assert str(describe_ratio(found)) == "1.65× slower (1.60 to 1.70), other session"
 
 
 def test_ratios_close_to_one_are_percentages() -> None:
     fast, slow = (10.0, 10.01, 9.99), (10.5, 10.51, 10.49)
-    assert format_ratio(ratio(fast, slow)) == "5.00\u00a0% slower (4.77 to 5.23\u00a0%)"
-    assert format_ratio(ratio(slow, fast)) == "5.00\u00a0% faster (4.77 to 5.23\u00a0%)"
-    assert format_ratio(ratio((1.0,), (1.02,))) == "2.00\u00a0% slower, too few runs"
+    assert str(describe_ratio(ratio(fast, slow))) == "5.00\u00a0% slower (4.77 to 5.23\u00a0%)"
+    assert str(describe_ratio(ratio(slow, fast))) == "5.00\u00a0% faster (4.77 to 5.23\u00a0%)"
+    assert str(describe_ratio(ratio((1.0,), (1.02,)))) == "2.00\u00a0% slower, too few runs"
 
 
 def test_huge_numbers_have_an_exponent() -> None:
