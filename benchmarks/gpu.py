@@ -75,10 +75,6 @@ LINES = (
          {**FED, "batch_size": 256, "compile": "whole", **BF16}, goal="3 000 images/s",
          label="generated JPEG files of 433 × 433, decoded on the GPU (nvJPEG)"),
     Line("tests/gpu", command=("tests",)),
-    Line("decoder 124M-modern, Muon", "gpt_pretraining",
-         {"model": "124M-modern", "optimizer": "muon", "stream": "bf16", "orthogonalization": "exact"},
-         goal="490 000 tokens/s (modded-nanogpt, one H200)"),
-    Line(f"{DECODER}, 8-bit output layer", "gpt_pretraining", {"float8": "head"}, label="other numbers: fp8 head"),
     Line(f"{DECODER}, blocks compiled", "gpt_pretraining", {"compile": "blocks"}),
     Line(f"{DECODER}, eager", "gpt_pretraining", {"compile": "no", "batch_per_rank": 16, "micro_batch": 16}),
     Line("decoder 1B, 8 192 tokens", "gpt_pretraining", preset="1B", goal="45 % MFU"),
@@ -217,8 +213,6 @@ def run_task(line: Line, given: argparse.Namespace, limit: float, profile: Path 
             changes["compile"] = "no"  # which would take longer than everything else
         if line.task == "gpt_pretraining" and "model" not in changes:
             changes["model"] = "tiny"
-        if changes.get("model") == "124M-modern":
-            changes |= {"model": "tiny", "norm": "layer", "activation": "relu2"}
     if profile is not None:
         changes |= {"blocks": 1, "block_updates": 5}
     parameters = load_task(line.task).resolve(line.preset, changes)

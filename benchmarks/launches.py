@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from task_images.gpt_pretraining.head import sum_cross_entropy
 from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.plan import SHAPES
 from task_images.language.parallel import fill_parameters
@@ -81,7 +80,7 @@ def make(layers: int, *, is_before: bool) -> tuple[Decoder, Callable[[], None]]:
         if is_before:
             logits = model.output.head(model.output.norm(run_blocks(model, inputs)))
             logits.data[..., 500:] = float("-inf")
-            loss = sum_cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         else:
             loss = model(inputs, targets=targets)
         loss.backward()  # type: ignore[no-untyped-call]

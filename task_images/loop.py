@@ -246,7 +246,6 @@ class Plan:
     epochs            maximum number of epochs
     budget            seconds of training on rank 0's wall clock; the goal does not end it, because the result is the
                       accuracy reached by then. 0: train to the goal
-    past_goal         whether to continue training to the last update after the goal, which stops the clock
     validate_every    updates between validations within an epoch; 0: only at its end, where there is always one
     loss_every        updates between two reports of the training loss
     checkpoint_every  updates between two checkpoints; 0: none within an epoch
@@ -258,7 +257,6 @@ class Plan:
 
     epochs: int
     budget: float = 0.0
-    past_goal: bool = False
     validate_every: int = 0
     loss_every: int = LOSS_EVERY
     checkpoint_every: int = 0
@@ -452,7 +450,7 @@ class Loop(Generic[P]):
             position.epoch, position.in_epoch = epoch + 1, 0
         reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
         self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
-        self._is_done = self._spent or (reached and not self.plan.budget and not self.plan.past_goal)
+        self._is_done = self._spent or (reached and not self.plan.budget)
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:

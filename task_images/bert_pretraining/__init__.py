@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from task_images.bert_pretraining.plan import SHAPES
 from task_images.language import PretrainingSettings
+from task_images.language.layout import PARALLEL
 from task_images.parameters import Task, parameter
 
 
@@ -24,10 +25,7 @@ class Settings(PretrainingSettings):
     )
     dropout: float = parameter(0.1, "of embeddings, attention and layers", min=0, max=0.9)
     sequence_length: int = parameter(128, "tokens of both sentences, including three special tokens", min=8, max=512)
-    parallel: str = parameter(
-        "ddp", "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards", choices=("ddp", "fsdp2", "hsdp")
-    )
-    tensor_parallel: int = parameter(0, "not supported by this model", min=0, max=0)
+    parallel: str = parameter("ddp", "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards", choices=PARALLEL)
     goal_full: float = parameter(
         2.0, "validation loss of masked tokens, in nats, at which the clock stops", min=0, max=1000
     )

@@ -73,13 +73,9 @@ def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> P
         )
     if parameters["data"] == "python-text" and shape.vocabulary < 260:
         raise LayoutError(f"bytes and special tokens are 260, the model has {shape.vocabulary}", "--set vocabulary=264")
-    if "tp" in parameters["parallel"]:
-        raise LayoutError(
-            "BERT does not support tensor parallelism", "--set parallel=ddp, fsdp2 or hsdp; gpt_pretraining supports it"
-        )
     if parameters["data"] == "legacy" and not parameters["blocks"]:
         raise LayoutError("data=legacy trains on one fixed batch, so it is only for throughput", "--set blocks=10")
-    layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"], per_node)
+    layout = plan_layout(parameters["parallel"], ranks, parameters["replicas"], per_node)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
     return Plan(shape, layout, global_batch, passes, micro_batch, scored)

@@ -56,7 +56,7 @@ class BertPretraining(Pretraining[Settings, Plan, Batch]):
 
     def use_corpus(self, corpus: Corpus) -> None:
         settings, plan, seed = self.settings, self.plan, self.contract.seed
-        self._part = Part(plan.micro_batch, plan.layout.data_rank(self.world.rank), plan.layout.data)
+        self._part = Part(plan.micro_batch, self.world.rank, self.world.size)
         self._train = Samples(corpus, "train", settings.sequence_length, self.specials, seed)
         self._valid = Samples(corpus, "valid", settings.sequence_length, self.specials, seed)
         self.updates_per_epoch = self._train.count / plan.global_batch

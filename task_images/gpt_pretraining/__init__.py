@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from task_images.gpt_pretraining.plan import ACTIVATIONS, NORMS, POSITIONS, SHAPES
+from task_images.gpt_pretraining.plan import SHAPES
 from task_images.language import PretrainingSettings
+from task_images.language.layout import PARALLEL
 from task_images.parameters import Task, parameter
 
 
@@ -15,24 +16,8 @@ class Settings(PretrainingSettings):
 
     model: str = parameter(
         "124M",
-        "shape of the decoder: 124M as GPT-2, 124M-modern as in the speed runs, the others as Llama 3",
+        "shape of the decoder: 124M as GPT-2, the others as Llama 3",
         choices=tuple(SHAPES),
-    )
-    norm: str = parameter("model", "RMSNorm or LayerNorm instead of the model's default", choices=("model", *NORMS))
-    positions: str = parameter(
-        "model",
-        "position encoding instead of the model's default; half-rotary: half of each head is not rotated",
-        choices=("model", *POSITIONS),
-    )
-    activation: str = parameter(
-        "model",
-        "activation of the feed-forward layers instead of the model's default; relu2: squared ReLU",
-        choices=("model", *ACTIVATIONS),
-    )
-    qk_norm: str = parameter("model", "whether queries and keys are normalized", choices=("model", "yes", "no"))
-    tied: str = parameter("model", "whether embedding and output layer are one tensor", choices=("model", "yes", "no"))
-    softcap: float = parameter(
-        -1.0, "cap logits at this absolute value; 0: no cap; -1: the model's default", min=-1, max=1000
     )
     data: str = parameter(
         "shards",
@@ -61,41 +46,11 @@ class Settings(PretrainingSettings):
         "number format of the residual stream; bf16 only with precision=bf16",
         choices=("fp32", "bf16"),
     )
-    float8: str = parameter(
-        "none",
-        "8-bit products in the output layer or all linear layers; changes the numbers",
-        choices=("none", "head", "all"),
-    )
-    optimizer: str = parameter(
-        "adamw",
-        "muon: for the matrices of the layers, distributed over the ranks; AdamW for the rest",
-        choices=("adamw", "muon"),
-    )
-    matrix_rate: float = parameter(0.0, "highest rate of Muon; 0: learning_rate", min=0, max=100)
-    matrix_decay: float = parameter(0.1, "weight decay of the matrices that Muon updates", min=0, max=10)
-    orthogonalization: str = parameter(
-        "fast",
-        "of Muon; fast: 5 iterations, singular values end near 1; exact: 12 iterations, they end at 1",
-        choices=("fast", "exact"),
-    )
-    embedding_rate: float = parameter(0.0, "highest rate of the embedding; 0: learning_rate", min=0, max=100)
-    head_rate: float = parameter(
-        0.0, "highest rate of the output layer's matrix, if it is not tied; 0: learning_rate", min=0, max=100
-    )
     validation_sequences: int = 10240
     parallel: str = parameter(
         "ddp",
-        "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards; tp: split layers; tp+fsdp2: both",
-        choices=("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2"),
-    )
-    tensor_parallel: int = parameter(
-        0, "ranks that share every layer; 0: all with tp, 2 with tp+fsdp2", min=0, max=1024
-    )
-    loss_chunk: int = parameter(
-        0,
-        "tokens per rank whose logits are in memory at once; the backward pass recomputes them; 0: the whole pass",
-        min=0,
-        max=16777216,
+        "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards",
+        choices=PARALLEL,
     )
     goal_full: float = 3.28
     global_batch: int = 512
@@ -125,7 +80,6 @@ TASK = Task(
     free=[
         "micro_batch",
         "parallel",
-        "tensor_parallel",
         "replicas",
         "reshard",
         "activation_checkpointing",
@@ -133,7 +87,6 @@ TASK = Task(
         "attention",
         "checkpoint_every",
         "checkpoint_dir",
-        "loss_chunk",
         "vocabulary_multiple",
     ],
     files={
@@ -145,10 +98,7 @@ TASK = Task(
     },
     preflight="task_images.gpt_pretraining.plan",
     notes=[
-        (
-            "models: tiny 125,248 parameters, 124M (GPT-2) 124,439,808, 124M-modern 162,282,577, 1B "
-            "1,235,814,400, 8B (Llama 3) 8,030,261,248"
-        ),
+        ("models: tiny 125,248 parameters, 124M (GPT-2) 124,439,808, 1B 1,235,814,400, 8B (Llama 3) 8,030,261,248"),
         (
             "embedding and output layer of 124M have 50,304 rows for GPT-2's 50,257 words, a multiple"
             " of 64 (vocabulary_multiple); padding rows stay 0, have no probability, and count "
@@ -158,27 +108,6 @@ TASK = Task(
     presets={
         # The defaults, under the name of llm.c.
         "llmc": {},
-        # modded-nanogpt's optimizer track (train_gpt_simple.py): 3,250 updates, 1.70 billion tokens.
-        "modern": {
-            "model": "124M-modern",
-            "steps": 3250,
-            "warmup_steps": 0,
-            "schedule": "linear",
-            "decay_share": 0.7,
-            "optimizer": "muon",
-            "learning_rate": 0.015,
-            "matrix_rate": 0.025,
-            "embedding_rate": 0.7,
-            "head_rate": 0.004,
-            "beta1": 0.8,
-            "epsilon": 1e-10,
-            "weight_decay": 0.001,
-            "matrix_decay": 0.05,
-            "orthogonalization": "exact",
-            "clip": 0.0,
-            "stream": "bf16",
-            "evaluate_every": 125,
-        },
         # Your own token files, with the same goal or another: shuffled windows.
         "own": {
             "data": "tokens",

@@ -8,20 +8,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-from torch.nn.functional import gelu, relu, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention, silu
 
-from task_images.gpt_pretraining.head import sum_cross_entropy, sum_in_chunks, sum_over_ranks
 from task_images.gpt_pretraining.plan import Shape
+from task_images.language.tokens import IGNORED
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
 Run = Callable[..., Tensor]
@@ -40,7 +30,6 @@ class Decoder(nn.Module):
         self.shape, self._stream = shape, stream
         self.embedding = nn.Embedding(shape.padded_vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.positions == "learned" else None
-        self.embedding_norm = make_norm(shape) if shape.embedding_norm else None
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output = Output(shape)
         if shape.tied:
@@ -54,24 +43,20 @@ class Decoder(nn.Module):
         places: Tensor | None = None,
         mask: Tensor | None = None,
         targets: Tensor | None = None,
-        loss_chunk: int = 0,
     ) -> Tensor:
         """`places` [B, T]: position of each token in its document; `mask` [B, 1, T, T]: True = attend. Without them a
-        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats; with
-        `loss_chunk` there are logits of so many tokens at a time."""
+        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats."""
         x = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device) if places is None else places)
         else:
             rotation = self._rotate_by(tokens, places)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
         if self._stream is not None:
             x = x.to(self._stream)
         for block in self.blocks:
             x = self.run_block(block, x, rotation, mask)
-        return self.output(x, targets, loss_chunk)  # type: ignore[no-any-return]
+        return self.output(x, targets)  # type: ignore[no-any-return]
 
     def _rotate_by(self, tokens: Tensor, places: Tensor | None) -> Rotation:
         length = tokens.shape[1]
@@ -94,37 +79,17 @@ class Output(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.vocabulary, self.softcap = shape.vocabulary, shape.softcap
+        self.vocabulary = shape.vocabulary
         self.norm = make_norm(shape)
         self.head = nn.Linear(shape.width, shape.padded_vocabulary, bias=shape.bias and not shape.tied)
-        self.first_word = 0
-        self.mesh: DeviceMesh | None = None
 
-    def split_over(self, mesh: DeviceMesh) -> None:
-        """The head gives each rank of `mesh` its part of the words, and the loss needs no more."""
-        self.mesh = mesh
-        self.first_word = mesh.get_local_rank() * -(-self.head.out_features // mesh.size())  # as torch.chunk cuts rows
-
-    def forward(self, x: Tensor, targets: Tensor | None = None, loss_chunk: int = 0) -> Tensor:
-        """[B, T, D] to logits [B, T, vocabulary]; with `targets` [B, T] to the sum of cross-entropies. If the head is
-        split, the logits are those of this rank's words."""
-        features = self.norm(x)
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """[B, T, D] to logits [B, T, vocabulary] in fp32; with `targets` [B, T] to the sum of cross-entropies. Words
+        that only pad the output layer are left out, so losses and gradients are those without them."""
+        logits: Tensor = self.head(self.norm(x))[..., : self.vocabulary].float()
         if targets is None:
-            return self.compute_logits(features)
-        if self.mesh is not None:
-            logits = self.compute_logits(features).flatten(0, 1)
-            return sum_over_ranks(logits, targets.flatten(), self.first_word, self.mesh.get_group())
-        if loss_chunk:
-            return sum_in_chunks(self.compute_logits, features, targets, loss_chunk)
-        return sum_cross_entropy(self.compute_logits(features).flatten(0, 1), targets.flatten())
-
-    def compute_logits(self, features: Tensor) -> Tensor:
-        """[..., D] to [..., vocabulary], in fp32. Words that only pad the output layer are left out here, so losses and
-        gradients are those without them."""
-        logits: Tensor = self.head(features)[..., : max(0, self.vocabulary - self.first_word)].float()
-        if self.softcap:
-            logits = self.softcap * logits * (logits.square() + self.softcap**2).rsqrt()
-        return logits
+            return logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 class Block(nn.Module):
@@ -147,14 +112,12 @@ class Attention(nn.Module):
     """Causal attention; several query heads share one head of keys and values.
 
     One matrix makes queries, keys and values. Its rows are in groups, one for each head of keys: the query heads that
-    share it, the key, the value. So tensor-parallel ranks, which have some of the rows each, have whole groups; how
-    many follows from the tensors.
+    share it, the key, the value.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_size, self.shared = shape.head_size, shape.heads // shape.kv_heads
-        self.qk_norm, self.eps, self.scale = shape.qk_norm, shape.eps, shape.scale or None
         rows = (shape.heads + 2 * shape.kv_heads) * shape.head_size
         self.qkv = nn.Linear(shape.width, rows, bias=shape.bias)
         self.output = nn.Linear(shape.width, shape.width, bias=shape.bias)
@@ -164,8 +127,6 @@ class Attention(nn.Module):
         groups = self.qkv(x).view(*x.shape[:-1], -1, self.shared + 2, self.head_size)
         query, key, value = groups.split((self.shared, 1, 1), dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, value))
-        if self.qk_norm:
-            query, key = (rms_norm(part, (self.head_size,), eps=self.eps) for part in (query, key))
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         mixed = scaled_dot_product_attention(
@@ -174,7 +135,6 @@ class Attention(nn.Module):
             value.to(query.dtype),
             attn_mask=mask,
             is_causal=mask is None,
-            scale=self.scale,
             enable_gqa=self.shared > 1,
         )
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -195,18 +155,16 @@ class GatedFeedForward(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))), as GPT-2 has it, or down(relu(up(x))^2)."""
+    """down(gelu(up(x))), as GPT-2 has it, with gelu's approximation by tanh."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.squares = shape.activation == "relu2"
         self.up = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
         self.down = nn.Linear(shape.hidden, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
-        inner = self.up(x)
-        return self.down(relu(inner).square() if self.squares else gelu(inner, approximate="tanh"))  # type: ignore[no-any-return]
+        return self.down(gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
 
 
 def make_norm(shape: Shape) -> nn.Module:
@@ -216,17 +174,10 @@ def make_norm(shape: Shape) -> nn.Module:
 
 
 def make_rotation(shape: Shape, length: int, device: torch.device) -> Rotation:
-    """Cosines and sines of position x frequency, [length, head size]; both halves of a head have the same frequencies.
-
-    rotary: theta^(-2i / size). half-rotary: from 1 to 1/theta in equal ratios over a quarter of the channels, and 0 for
-    another quarter (modded-nanogpt), so that half of each head says nothing of positions.
-    """
+    """Cosines and sines of position x frequency theta^(-2i / size), [length, head size]; both halves of a head have the
+    same frequencies."""
     size, theta = shape.head_size, shape.theta
-    if shape.positions == "half-rotary":
-        turning = theta ** -torch.linspace(0, 1, size // 4, dtype=torch.float32, device=device)
-        frequencies = torch.cat((turning, torch.zeros(size // 2 - size // 4, device=device)))
-    else:
-        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
+    frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 
@@ -242,21 +193,6 @@ def run_directly(block: nn.Module, *inputs: object) -> Tensor:
     return block(*inputs)  # type: ignore[no-any-return]
 
 
-def split_qkv(matrix: Tensor, shape: Shape) -> list[Tensor]:
-    """The rows of `Attention.qkv` that make queries, keys and values, each a matrix (or a bias)."""
-    rest = matrix.shape[1:]
-    groups = matrix.view(shape.kv_heads, shape.heads // shape.kv_heads + 2, shape.head_size, *rest)
-    parts = torch.split(groups, [shape.heads // shape.kv_heads, 1, 1], dim=1)
-    return [part.reshape(-1, *rest) for part in parts]
-
-
-def join_qkv(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
-    """The inverse of `split_qkv`."""
-    rest = query.shape[1:]
-    parts = (part.reshape(shape.kv_heads, -1, shape.head_size, *rest) for part in (query, key, value))
-    return torch.cat(tuple(parts), dim=1).reshape(-1, *rest)
-
-
 def count_unused_rows(shape: Shape) -> dict[str, int]:
     """Rows at the end of a tensor, by its name, that only pad the vocabulary."""
     unused = shape.padded_vocabulary - shape.vocabulary
@@ -265,44 +201,6 @@ def count_unused_rows(shape: Shape) -> dict[str, int]:
 
 
 def initial_deviation(name: str, shape: Shape) -> float:
-    """Standard deviation of a matrix's initial values.
-
-    gpt2: 0.02; 0.02 / sqrt(2 layers) for what is added to the stream. zero: 0 for what is added to the stream and for
-    the output layer, 1 for the embedding, sqrt(1/3) / sqrt(inputs) for the rest: torch's own deviation.
-    """
+    """Standard deviation of a matrix's initial values, as GPT-2 has them: less for what is added to the stream."""
     adds = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    if shape.initial == "gpt2":
-        return 0.02 / (2 * shape.layers) ** 0.5 if adds else 0.02
-    if name.startswith("embedding."):
-        return 1.0
-    return 0.0 if adds or name.startswith("output.head.") else (0.33 / shape.width) ** 0.5
-
-
-def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
-    """Tensor parallel with sequence parallel: matrices are split by heads and channels; what lies between them (norms,
-    the residual stream) by positions; output layer and loss by words. Tied embeddings have to be tied again: splitting
-    makes two tensors of them."""
-    whole, by_position = Replicate(), Shard(1)
-    plan: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=whole, output_layouts=by_position),
-        "output.norm": SequenceParallel(),
-        "output.head": ColwiseParallel(input_layouts=by_position),
-    }
-    for number in range(len(model.blocks)):
-        block = f"blocks.{number}"
-        plan |= {
-            f"{block}.attention_norm": SequenceParallel(),
-            f"{block}.attention": PrepareModuleInput(
-                input_layouts=(by_position, None, None), desired_input_layouts=(whole, None, None)
-            ),
-            f"{block}.attention.qkv": ColwiseParallel(),  # whole groups of heads, see Attention
-            f"{block}.attention.output": RowwiseParallel(output_layouts=by_position),
-            f"{block}.feed_forward_norm": SequenceParallel(),
-            f"{block}.feed_forward": PrepareModuleInput(input_layouts=by_position, desired_input_layouts=whole),
-            **{f"{block}.feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")},
-            f"{block}.feed_forward.down": RowwiseParallel(output_layouts=by_position),
-        }
-    parallelize_module(model, mesh, plan)
-    model.output.split_over(mesh)
-    if model.shape.tied:
-        model.output.head.weight = model.embedding.weight
+    return 0.02 / (2 * shape.layers) ** 0.5 if adds else 0.02

@@ -6,21 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining import Settings
-from task_images.gpt_pretraining.head import require_float8, use_float8
-from task_images.gpt_pretraining.model import (
-    Decoder,
-    count_unused_rows,
-    initial_deviation,
-    join_qkv,
-    split_decoder,
-    split_qkv,
-)
+from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
 from task_images.gpt_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
-from task_images.language.muon import Muon
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.shards import read_shards
 from task_images.language.tokens import (
@@ -52,21 +42,8 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
         return make_plan(parameters, ranks, per_node)
 
     def check_options(self) -> None:
-        settings, method = self.settings, self.contract.method
-        if settings.stream == "bf16" and settings.precision != "bf16":
+        if self.settings.stream == "bf16" and self.settings.precision != "bf16":
             raise TaskUsageError("stream=bf16 rounds what an fp32 model adds up", "--set precision=bf16")
-        if settings.float8 != "none":
-            if settings.parallel != "ddp":
-                raise TaskUsageError("8-bit products do not support sharded models", "--set parallel=ddp")
-            require_float8(self.world.device)
-        if settings.optimizer == "muon":
-            if settings.parallel != "ddp" or method.get("name") == "zero1":
-                raise TaskUsageError(
-                    "Muon needs every rank's whole gradients, but with this layout or method each rank has only a part",
-                    "--set parallel=ddp without --method, or --method bsp",
-                )
-        elif settings.matrix_rate:
-            raise TaskUsageError("matrix_rate is the rate of Muon", "--set optimizer=muon, or --set matrix_rate=0")
 
     # --- data -------------------------------------------------------------------------------------------------------
 
@@ -100,7 +77,7 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
         self._train = make(corpus.rows, block=plan.global_batch if settings.order == "files" else 0)
         self._valid = make(corpus.valid)
         self.updates_per_epoch = self._train.count / plan.global_batch
-        self._part = Part(plan.micro_batch, plan.layout.data_rank(self.world.rank), plan.layout.data)
+        self._part = Part(plan.micro_batch, self.world.rank, self.world.size)
 
     def training(self, update: int) -> Iterator[Batch]:
         return batches_of_update(self._train, update, self.plan.global_batch, self._part)
@@ -111,11 +88,7 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
     # --- model and loss ---------------------------------------------------------------------------------------------
 
     def make_model(self) -> Decoder:
-        """The decoder, with 8-bit products where they are asked for."""
-        model = Decoder(self.plan.shape, torch.bfloat16 if self.settings.stream == "bf16" else None)
-        if self.settings.float8 != "none":
-            use_float8([model.output.head, *(model.blocks.modules() if self.settings.float8 == "all" else ())])
-        return model
+        return Decoder(self.plan.shape, torch.bfloat16 if self.settings.stream == "bf16" else None)
 
     def blocks(self, model: Decoder) -> Iterable[nn.Module]:
         return model.blocks
@@ -130,15 +103,12 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
     def deviation(self, name: str) -> float | None:
         return initial_deviation(name, shape=self.plan.shape)
 
-    def split_tensor(self, model: Decoder, mesh: DeviceMesh) -> None:
-        split_decoder(model, mesh)
-
     def unused_rows(self) -> Mapping[str, int]:
         return count_unused_rows(self.plan.shape)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
         """The sum of losses: the model computes it, so that it can be compiled together with the output layer."""
-        loss: Tensor = model(data.inputs, data.places, data.mask, data.targets, self.settings.loss_chunk)
+        loss: Tensor = model(data.inputs, data.places, data.mask, data.targets)
         return loss
 
     def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
@@ -149,42 +119,6 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
         """The mean loss of a pass, with the number of tokens as its weight."""
         return {"loss": (outputs / max(1.0, data.terms), data.terms)}
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, also with rates of its own for the embedding and the output layer; or Muon for the matrices."""
-        p = self.settings
-        if p.optimizer == "adamw" and not (p.embedding_rate or p.head_rate):
-            return super().make_optimizer(model)
-        assert isinstance(model, Decoder)
-        kinds: dict[str, list[nn.Parameter]] = {name: [] for name in ("embedding", "head", "matrix", "vector")}
-        for name, parameter in model.named_parameters():
-            places = {"embedding.weight": "embedding", "positions.weight": "embedding", "output.head.weight": "head"}
-            kinds["vector" if parameter.dim() < 2 else places.get(name, "matrix")].append(parameter)
-        rates = {"embedding": p.embedding_rate, "head": p.head_rate, "matrix": p.matrix_rate, "vector": 0.0}
-        decays = {"vector": 0.0, "matrix": p.matrix_decay if p.optimizer == "muon" else p.weight_decay}
-        groups = [
-            {
-                "params": members,
-                "muon": kind == "matrix" and p.optimizer == "muon",
-                "rate_factor": (rates[kind] or p.learning_rate) / p.learning_rate,
-                "weight_decay": decays.get(kind, p.weight_decay),
-            }
-            for kind, members in kinds.items()
-            if members
-        ]
-        shape = model.shape
-        cut, join = partial(split_qkv, shape=shape), partial(join_qkv, shape=shape)
-        return Muon(
-            groups,
-            iterations=p.orthogonalization,
-            rank=self.world.rank,
-            ranks=self.world.size,
-            splits={value: (cut, join) for name, value in model.named_parameters() if name.endswith("qkv.weight")},
-            lr=p.learning_rate,
-            betas=(p.beta1, p.beta2),
-            eps=p.epsilon,
-            fused=True,
-        )
-
     # --- what the result says ---------------------------------------------------------------------------------------
 
     def flops(self) -> float:
@@ -194,7 +128,7 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
         return Unit("tokens", self.settings.sequence_length)
 
     def details(self) -> Mapping[str, object]:
-        names = ("documents", "loss_chunk", "stream", "float8", "optimizer")
+        names = ("documents", "stream")
         shape = self.plan.shape
         sizes = {"vocabulary": shape.vocabulary, "padded_vocabulary": shape.padded_vocabulary}
         return {**{name: getattr(self.settings, name) for name in names}, **sizes}

@@ -35,13 +35,6 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     )
     learning_rate: float = parameter(0.0006, "highest rate of AdamW", min=0, max=100)
     warmup_steps: int = parameter(700, "updates of linear warm-up", min=0, max=10000000)
-    schedule: str = parameter(
-        "cosine",
-        "after the warm-up; cosine: half a cosine down to final_rate; linear: constant, then linear to final_rate "
-        "over the last decay_share of the updates",
-        choices=("cosine", "linear"),
-    )
-    decay_share: float = parameter(0.7, "share of the updates in which schedule=linear decays", min=1e-06, max=1)
     final_rate: float = parameter(0.1, "share of learning_rate at which the schedule ends", min=0, max=1)
     beta1: float = parameter(0.9, "of AdamW", min=0, max=1)
     beta2: float = parameter(0.95, "of AdamW", min=0, max=1)
@@ -83,14 +76,7 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
     goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
 
-    past_goal: bool = parameter(
-        False,
-        "train to the last update although the clock stops at the goal; the rule of the speed runs judges repeats "
-        "(mean of their last losses below the goal, p < 0.01)",
-    )
-
     # Choices are set by each task.
     model: str = ""
     data: str = ""
     parallel: str = "ddp"
-    tensor_parallel: int = 0

@@ -1,8 +1,7 @@
-"""Distribute a model over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, initial values.
+"""Distribute a model over ranks: mesh, checkpointing, compilation, sharding, initial values.
 
-The order matters, and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), allocate
-and fill all parameters. The optimizer must be created last: otherwise it would have outdated parameters, and training
-would not learn anything.
+The order matters, and is that of `spread`: compile blocks, shard them (FSDP2), allocate and fill all parameters. The
+optimizer must be created last: otherwise it would have outdated parameters, and training would not learn anything.
 """
 
 import itertools
@@ -21,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from task_images.clock import Tracker
-from task_images.contract import EnvironmentUnfitError
 from task_images.data import generator
 from task_images.language.layout import Layout
 from task_images.methods.base import MakeOptimizer, NormWatch, set_rate
@@ -50,23 +48,12 @@ class SpreadOptions:
 
 
 def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
-    """The mesh (replicas, shards, tensor) of all ranks; None for one rank, or for plain replication."""
+    """The mesh (replicas, shards) of all ranks; None for one rank, or for plain replication."""
     if layout.ranks == 1 or layout.name == "ddp":
         return None
     require_sharding(world)
-    if layout.name == "tp" and trains_tensor_parallel_wrongly():
-        raise EnvironmentUnfitError(
-            f"parallel=tp gives other losses than one process with torch {torch.__version__}",
-            "Install torch 2.12 or later, or choose --set parallel=tp+fsdp2.",
-        )
-    sizes = (layout.replicas, layout.shards, layout.tensor)
-    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicas", "shards", "tensor"))
-
-
-def trains_tensor_parallel_wrongly() -> bool:
-    """Whether this torch computes wrong gradients for tensor-parallel layers: with 2.11 the loss is off by a tenth
-    after 8 updates; 2.12, 2.13 and 2.15 match the curve of a single process."""
-    return torch.__version__.startswith("2.11.")
+    sizes = (layout.replicas, layout.shards)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicas", "shards"))
 
 
 def spread(
@@ -80,7 +67,6 @@ def spread(
     seed: int,
     compiled: Iterable[nn.Module] = (),
     apart: tuple[Sequence[nn.Module], Sequence[nn.Module]] = ((), ()),
-    plan_tensor: Callable[[DeviceMesh], None] | None = None,
     unused_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> nn.Module:
     """Distribute `model`, created on the meta device, over all ranks, with initial values that depend only on `seed`.
@@ -90,14 +76,9 @@ def spread(
     apart         modules before and after the blocks that FSDP gathers separately; all others are gathered first and
                   kept
     unused_rows   number of rows at the end of a parameter that stay 0, by parameter name
-    plan_tensor   splits the layers, given the tensor mesh; required for layouts with tensor-parallel ranks
     """
     mesh = make_mesh(world, layout)
     blocks = list(blocks)
-    if mesh is not None and layout.tensor > 1:
-        if plan_tensor is None:
-            raise ValueError("this model does not support tensor parallelism")
-        plan_tensor(mesh["tensor"])
     if options.compile != "no":
         require_compiler(options.compile)
     if options.compile == "blocks":
@@ -105,7 +86,7 @@ def spread(
             block.compile(fullgraph=True)
     elif options.compile != "no":
         model.compile(fullgraph=True, mode="reduce-overhead" if options.compile == "graphs" else None)
-    if mesh is not None and layout.is_sharded:
+    if mesh is not None:
         _shard(mesh, layout, options, model, [*apart[0], *blocks, *apart[1]])
     allocate(model, world.device)
     fill_parameters(model, deviation, seed, unused_rows)
@@ -219,11 +200,8 @@ def find_part(parameter: Tensor) -> list[tuple[int, int]]:
     part = [(0, size) for size in parameter.shape]
     if not isinstance(parameter, DTensor):
         return part
-    # Placements apply from the first mesh dimension to the last. FSDP's is first, but splits the tensor-parallel shard
-    # (a strided shard), so the tensor dimension must be split before it.
-    for dim in reversed(range(parameter.device_mesh.ndim)):
-        placement = parameter.placements[dim]
-        if placement.is_shard() or hasattr(placement, "split_factor"):
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
             along: int = placement.dim  # type: ignore[attr-defined]
             start, length = part[along]
             size, index = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
@@ -239,21 +217,13 @@ def find_part(parameter: Tensor) -> list[tuple[int, int]]:
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scale all gradients so that their total norm is at most `limit`; returns the norm before (a scalar).
 
-    Gradients may be plain or sharded tensors, also of several meshes. Collective; all ranks get the same number.
+    Gradients may be plain or sharded tensors. Collective; all ranks get the same number.
     """
-    groups: dict[object, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
-            groups.setdefault(mesh, []).append(parameter)
-    norms = []
-    for members in groups.values():
-        norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    members = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
+    total: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if math.isfinite(limit):
-        for members in groups.values():
-            nn.utils.clip_grads_with_norm_(members, limit, total)
+        nn.utils.clip_grads_with_norm_(members, limit, total)
     return total
 
 
@@ -267,15 +237,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 class ShardedUpdate(Sharded):
-    """The method for a model that `spread` has distributed over the ranks of `layout`: FSDP2 and tensor parallelism
-    exchange gradients within the backward pass; this does the rest, the mean, the norm over all shards, the optimizer.
+    """The method for a model that `spread` has distributed over the ranks: FSDP2 exchanges gradients within the
+    backward pass; this does the rest, the mean, the norm over all shards, the optimizer.
 
-    Gradients are means over the data-parallel ranks; `begin` gives the wanted divisor.
+    Gradients are means over the ranks; `begin` gives the wanted divisor.
     """
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__()
-        self._layout = layout
 
     def attach(
         self,
@@ -299,7 +265,7 @@ class ShardedUpdate(Sharded):
         supported."""
         self.enter("optimizer")
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = self.share * self._layout.data
+        factor = self.share * self.world.size
         torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
         is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
         if is_finite:

@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
@@ -42,10 +41,10 @@ MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
 # others, including every hyperparameter, must match the run that wrote the checkpoint.
 RESUMABLE = frozenset(
     (
-        *("batch_per_rank", "micro_batch", "parallel", "tensor_parallel", "replicas", "reshard"),
-        *("activation_checkpointing", "compile", "attention", "loss_chunk", "vocabulary", "tf32", "cudnn"),
+        *("batch_per_rank", "micro_batch", "parallel", "replicas", "reshard"),
+        *("activation_checkpointing", "compile", "attention", "vocabulary", "tf32", "cudnn"),
         *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
-        *("goal_full", "goal_light", "past_goal", "budget_seconds", "blocks_after", "blocks", "block_updates"),
+        *("goal_full", "goal_light", "budget_seconds", "blocks_after", "blocks", "block_updates"),
     )
 )
 
@@ -66,28 +65,8 @@ class WarmupCosine:
         return self.target * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2)
 
 
-@dataclass(frozen=True)
-class WarmupStableLinear:
-    """Linear from target / warmup to `target` in `warmup` updates, then constant; linear decay over the last `share` of
-    the updates to `floor` x target at `end`."""
-
-    target: float
-    warmup: int
-    end: int
-    floor: float
-    share: float
-
-    def __call__(self, update: float) -> float:
-        if update < self.warmup:
-            return self.target * (update + 1) / self.warmup
-        left = min(1.0, max(0.0, 1 - update / self.end) / self.share)
-        return self.target * (self.floor + (1 - self.floor) * left)
-
-
 def make_schedule(p: PretrainingSettings) -> PerUpdate:
     """The learning rate schedule of the parameters."""
-    if p.schedule == "linear":
-        return PerUpdate(WarmupStableLinear(p.learning_rate, p.warmup_steps, p.steps, p.final_rate, p.decay_share))
     return PerUpdate(WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate))
 
 
@@ -172,10 +151,6 @@ class Pretraining(ABC, Generic[S, P, B]):
     @abstractmethod
     def deviation(self, name: str) -> float | None:
         """Standard deviation of the initial values of a parameter, see `parallel.Deviation`."""
-
-    def split_tensor(self, model: Any, mesh: DeviceMesh) -> None:
-        """Split the layers over tensor-parallel ranks."""
-        raise ValueError("this model does not support tensor parallelism")
 
     def unused_rows(self) -> Mapping[str, int]:
         """Number of rows at the end of a parameter that stay 0, by parameter name."""
@@ -267,7 +242,6 @@ class Pretraining(ABC, Generic[S, P, B]):
             Plan(
                 1,
                 p.budget_seconds,
-                p.past_goal,
                 validate_every=p.evaluate_every,
                 checkpoint_every=p.checkpoint_every,
                 checkpoint_dir=p.checkpoint_dir,
@@ -308,9 +282,8 @@ class Pretraining(ABC, Generic[S, P, B]):
             self.blocks(model),
             deviation=self.deviation,
             seed=self.contract.seed,
-            compiled=() if layout.tensor > 1 else self.compiled(model),
+            compiled=self.compiled(model),
             apart=self.apart(model),
-            plan_tensor=partial(self.split_tensor, model),
             unused_rows=self.unused_rows(),
         )
 
@@ -324,7 +297,7 @@ class Pretraining(ABC, Generic[S, P, B]):
                     "Leave out --method, or --set parallel=ddp.",
                 )
             report.say(f"method: as in parallel={layout.name}")
-            return ShardedUpdate(layout)
+            return ShardedUpdate()
         method = prepare_method(self.world, Ddp)
         if self.settings.clip and method.gates:
             raise TaskUsageError(
@@ -342,13 +315,12 @@ class Pretraining(ABC, Generic[S, P, B]):
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
         """The updates of `epoch` except the first `begin`. A thread prefetches passes."""
         plan, steps = self.plan, self.settings.steps
-        part = plan.layout.data_rank(self.world.rank)
         numbers = range((epoch - 1) * steps + begin, epoch * steps)
         made = self._make_ahead(one for number in numbers for one in self.training(number))
         for _ in numbers:
             first = next(made)
             passes = chain([first], islice(made, plan.passes - 1))
-            yield Update(passes, plan.passes, 1.0, first.terms, plan.global_batch, part * plan.passes)
+            yield Update(passes, plan.passes, 1.0, first.terms, plan.global_batch, self.world.rank * plan.passes)
 
     def prepare(self, part: B) -> B:
         """The pass on the model's device."""
@@ -357,7 +329,7 @@ class Pretraining(ABC, Generic[S, P, B]):
 
     def loss(self, outputs: Any, data: B) -> PassLoss:
         """The loss of a pass, whose weight is its share of the terms of the update."""
-        weight = data.terms / (self.plan.layout.data * self.plan.passes)
+        weight = data.terms / (self.world.size * self.plan.passes)
         value = self.sum_loss(outputs, data)
         return PassLoss(value, value.detach() / weight, weight)
 
@@ -420,20 +392,19 @@ def planned_communication(
     """Bytes of the collectives of one update per rank, computed from the layout, not measured.
 
     DDP reduces fp32 gradients once. FSDP gathers parameters for the forward pass, again for the backward pass if they
-    were freed, and scatters gradients in fp32. Activations exchanged by tensor-parallel ranks are not included.
+    were freed, and scatters gradients in fp32.
     """
-    share = parameters // layout.tensor
-    if layout.data == 1:
+    if layout.ranks == 1:
         return {"bytes_per_update": 0, "kinds": {}}
     if not layout.is_sharded:
-        return {"bytes_per_update": 4 * share, "kinds": {"all_reduce": 4 * share}}
+        return {"bytes_per_update": 4 * parameters, "kinds": {"all_reduce": 4 * parameters}}
     width = 2 if settings.precision == "bf16" else 4
     kinds = {
-        "all_gather": width * share * passes * (2 if settings.reshard else 1),
-        "reduce_scatter": 4 * share,
+        "all_gather": width * parameters * passes * (2 if settings.reshard else 1),
+        "reduce_scatter": 4 * parameters,
     }
     if layout.replicas > 1:
-        kinds["all_reduce"] = 4 * share // layout.shards
+        kinds["all_reduce"] = 4 * parameters // layout.shards
     return {"bytes_per_update": sum(kinds.values()), "kinds": kinds}
 
 

@@ -561,9 +561,9 @@ class Noop(Method):
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups, times the group's `rate_factor` if it has one."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_factor", 1.0)
+        group["lr"] = rate
 
 
 def prepare_method(world: World, own: Callable[[], Method]) -> Method:

@@ -129,15 +129,6 @@ def test_a_goal_ends_the_training(tmp_path: Path) -> None:
     assert (result["updates"], result["samples"]) == (4 * result["epochs"], 8 * result["epochs"])
 
 
-def test_training_past_the_goal_stops_the_clock_there(tmp_path: Path) -> None:
-    stopped, at_goal = train(tmp_path / "to", Plan(12), goal=1.0)
-    trainer, result = train(tmp_path / "past", Plan(12, past_goal=True), goal=1.0)
-    assert trainer.curve[-1]["epoch"] == 12 > stopped.curve[-1]["epoch"]
-    assert (result["outcome"], result["updates"]) == ("goal_reached", at_goal["updates"])
-    assert result["goal"]["value"] == at_goal["goal"]["value"]
-    assert result["goal"]["last"] == trainer.curve[-1]["distance"] < result["goal"]["value"]
-
-
 def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:
     _, result = train(tmp_path, Plan(10**9, budget=0.05), goal=100.0)
     assert result["outcome"] == "budget_spent"

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract, TaskUsageError
-from task_images.gpt_pretraining.head import sum_cross_entropy
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.plan import SHAPES, Shape, choose_shape
 from task_images.gpt_pretraining.task import main
@@ -17,7 +16,7 @@ from task_images.language.parallel import fill_parameters
 from task_images.language.tokens import IGNORED, separate_documents
 from tests.needs import needs
 
-PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "124M-modern": 162_282_577, "1B": 1_235_814_400, "8B": 8_030_261_248}
+PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "1B": 1_235_814_400, "8B": 8_030_261_248}
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176, theta=500_000.0)
 GPT2_SMALL = Shape(
     100, 32, 64, 2, 4, 4, 256, tied=True, norm="layer", positions="learned", activation="gelu", bias=True
@@ -161,28 +160,7 @@ def test_packed_documents_that_are_kept_apart_have_the_logits_of_each_alone(form
             torch.testing.assert_close(packed[start : start + len(document)], alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_loss_in_chunks_is_that_of_all_logits_and_so_are_its_gradients(tied: bool) -> None:
-    model = make_decoder(replace(SMALL, tied=tied))
-    tokens = torch.randint(SMALL.vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
-    targets = torch.roll(tokens, -1, 1)
-    targets[0, 3] = IGNORED
-    whole = sum_cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-    torch.autograd.backward(whole)
-    wanted = {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
-    model.zero_grad()
-    sizes: list[int] = []
-    output = model.get_submodule("output.head")
-    output.register_forward_hook(lambda module, given, logits: sizes.append(logits.shape[0]))
-    chunked = model(tokens, None, None, targets, 5)
-    torch.autograd.backward(chunked)
-    torch.testing.assert_close(chunked, whole)
-    for name, tensor in model.named_parameters():
-        torch.testing.assert_close(tensor.grad, wanted[name], msg=name)
-    assert sorted(sizes) == [4, 4, *[5] * 8]  # each chunk once forward, and once more for the backward pass
-
-
-def compute_losses(shape: Shape, loss_chunk: int) -> tuple[list[float], Decoder]:
+def compute_losses(shape: Shape) -> tuple[list[float], Decoder]:
     """Losses before each of three AdamW updates, and the model after them."""
     model = Decoder(shape)
     fill_parameters(model, lambda name: 0.2, 1, count_unused_rows(shape))
@@ -190,10 +168,7 @@ def compute_losses(shape: Shape, loss_chunk: int) -> tuple[list[float], Decoder]
     tokens = torch.randint(shape.vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
     targets, losses = torch.roll(tokens, -1, 1), []
     for _ in range(3):
-        if loss_chunk:
-            loss = model(tokens, None, None, targets, loss_chunk)
-        else:
-            loss = sum_cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss = model(tokens, None, None, targets)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -201,16 +176,15 @@ def compute_losses(shape: Shape, loss_chunk: int) -> tuple[list[float], Decoder]
     return losses, model
 
 
-@pytest.mark.parametrize("loss_chunk", [0, 5])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_padded_vocabulary_trains_as_the_words_alone(tied: bool, loss_chunk: int) -> None:
+def test_a_padded_vocabulary_trains_as_the_words_alone(tied: bool) -> None:
     """Rows that only pad it stay 0, and count neither as parameters nor as FLOPs."""
     shape = replace(SMALL, tied=tied)
     padded = replace(shape, multiple=64)
     assert (padded.padded_vocabulary, padded.parameters) == (128, shape.parameters)
     assert padded.flops_per_token(32) == shape.flops_per_token(32)
-    losses, plain = compute_losses(shape, loss_chunk)
-    found, model = compute_losses(padded, loss_chunk)
+    losses, plain = compute_losses(shape)
+    found, model = compute_losses(padded)
     assert found == pytest.approx(losses, rel=1e-5)
     for (name, wanted), tensor in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(tensor[: len(wanted)], wanted, rtol=1e-4, atol=1e-5, msg=name)

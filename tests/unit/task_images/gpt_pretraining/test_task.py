@@ -19,13 +19,6 @@ CPU = torch.device("cpu")
         ({}, "", "", ""),
         ({"stream": "bf16"}, "", "", ""),
         ({"stream": "bf16", "precision": "fp32"}, "", "stream=bf16 rounds", "precision=bf16"),
-        ({"float8": "head", "parallel": "fsdp2"}, "", "8-bit products do not support sharded", "parallel=ddp"),
-        ({"optimizer": "muon"}, "", "", ""),
-        ({"optimizer": "muon"}, '{"name": "ddp"}', "", ""),
-        ({"optimizer": "muon", "matrix_rate": 0.1}, "", "", ""),
-        ({"optimizer": "muon"}, '{"name": "zero1"}', "Muon needs every rank's whole gradients", "--method bsp"),
-        ({"optimizer": "muon", "parallel": "fsdp2"}, "", "Muon needs every rank's whole gradients", "parallel=ddp"),
-        ({"matrix_rate": 0.1}, "", "matrix_rate is the rate of Muon", "optimizer=muon"),
     ],
 )
 def test_options_that_do_not_go_together(settings: dict[str, Any], method: str, words: str, hint: str) -> None:

@@ -3,9 +3,7 @@
 import pytest
 
 from task_images.language.layout import (
-    Layout,
     LayoutError,
-    check_tensor_parallel,
     count_nodes,
     plan_accumulation,
     plan_batch,
@@ -20,36 +18,6 @@ from task_images.language.layout import (
 )
 def test_shard_groups_are_nodes_or_two(ranks: int, per_node: int, groups: int) -> None:
     assert count_nodes(ranks, per_node) == groups
-
-
-@pytest.mark.parametrize(
-    ("name", "is_sharded", "data"),
-    [("ddp", False, 8), ("fsdp2", True, 8), ("hsdp", True, 8), ("tp", False, 1), ("tp+fsdp2", True, 4)],
-)
-def test_how_eight_ranks_share_data(name: str, is_sharded: bool, data: int) -> None:
-    layout = plan_layout(name, 8)
-    assert (layout.is_sharded, layout.data, layout.ranks) == (is_sharded, data, 8)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words", "hint"),
-    [
-        ({}, "", ""),
-        ({"heads": 6}, "heads is 6, which 4 tensor-parallel ranks", "--set tensor_parallel=3"),
-        ({"kv_heads": 2}, "kv_heads is 2, which 4", "--set tensor_parallel=2"),
-        ({"length": 101}, "sequence_length is 101, which 4", "--set tensor_parallel=1"),
-        ({"hidden": 10}, "hidden is 10, which 4", "--set tensor_parallel=2"),
-    ],
-)
-def test_tensor_parallel_ranks_share_evenly(sizes: dict[str, int], words: str, hint: str) -> None:
-    given = {"heads": 8, "kv_heads": 4, "length": 100, "hidden": 12, **sizes}
-    layout = Layout("tp", 1, 1, 4)
-    if not words:
-        check_tensor_parallel(layout, **given)
-        return
-    with pytest.raises(LayoutError, match=words) as caught:
-        check_tensor_parallel(layout, **given)
-    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(
