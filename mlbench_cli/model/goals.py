@@ -17,10 +17,16 @@ _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": 
 
 
 def name_metric(metric: str) -> str:
-    """The usual name of a metric: "top-1 accuracy" for "val_global_Prec@1", "training loss" for "train_loss"."""
-    plain = metric.removeprefix("val_").removeprefix("global_").removeprefix(TRAINING)
+    """The usual name of a metric, and of its best value or mean: "top-1 accuracy" for "val_global_Prec@1", "training
+    loss, mean" for "train_loss mean"."""
+    reported, _, kind = metric.partition(" ")
+    plain = reported.removeprefix("val_").removeprefix("global_").removeprefix(TRAINING)
     words = _NAMES.get(plain, plain.replace("_", " "))
-    return f"training {words}" if metric.startswith(TRAINING) else words
+    if reported.startswith(TRAINING):
+        words = f"training {words}"
+    elif reported.startswith("val_") and plain not in _NAMES:
+        words = f"validation {words}"
+    return f"{words}, {kind}" if kind else words
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.model.goals import Goal, is_finite_number, name_metric
 from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive.files import Archive
@@ -190,9 +190,9 @@ def _metric_chart(runs: Sequence[RunData], key: str, name: str, series: Mapping[
     rows.sort(key=lambda row: order.index(row["series"]) if row["series"] in order else len(order))
     notes = ["One line per run; repeats share a color."] if len({row["series"] for row in rows}) < len(runs) else []
     notes += [f"The first {MAX_RUNS} of {len(runs)} runs."] if len(runs) > MAX_RUNS else []
-    title = name[:60].replace("_", " ")
+    title = name_metric(name)[:60]
     return Chart(
-        *(key, f"{title[:1].upper()}{title[1:]} over time", _TIME, Axis(title, unit_of(name)), tuple(rows)),
+        *(key, f"{title[:1].upper()}{title[1:]}", _TIME, Axis(title, unit_of(name)), tuple(rows)),
         caption=" ".join(notes),
     )
 
@@ -225,8 +225,9 @@ def live_charts(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Ch
         for rank in sorted({point.rank for point in own})[:MAX_RANKS]:
             found = [(point.time - points[0].time, _finite(point)) for point in own if point.rank == rank]
             rows += [{"series": f"rank {rank}", "x": x, "y": y} for x, y in thin(found)]
-        axes = Axis("seconds since the first value", from_zero=True), Axis(name[:60], unit_of(name))
-        chart = Chart(name, f"{name[:60]} over time", *axes, tuple(rows))
+        title = name_metric(name)[:60]
+        axes = Axis("seconds since the first value", from_zero=True), Axis(title, unit_of(name))
+        chart = Chart(name, f"{title[:1].upper()}{title[1:]}", *axes, tuple(rows))
         is_goal = goal is not None and name in goal.metric_names
         yield with_target(chart, f"goal: {goal.threshold:g}", goal.threshold) if goal and is_goal else chart
 

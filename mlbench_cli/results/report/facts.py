@@ -26,6 +26,7 @@ from mlbench_cli.results.report.finding import Place, base_of, best_of, comparab
 from mlbench_cli.util.text import counted, shorten
 
 Facts = dict[str, Any]
+MAX_WAYS = 6  # lines of configurations in the chart of the way to the goal
 MAX_CURVES = 2  # of a job
 MAX_FAULTED = 4  # runs whose faults are drawn
 MAX_COMMANDS = 6
@@ -301,34 +302,32 @@ def _has_curve(chart: Chart) -> bool:
     return any(len(line) > 1 for line in lines)
 
 
-def _largest(job: Job) -> dict[str, str]:
-    """The successful runs at the largest number of workers that all groups have: path -> name of the group."""
-    counts = [{point.workers for point in group.points if point.good} for group in job.groups]
+def _way_lines(job: Job) -> dict[str, str]:
+    """The successful runs whose way to the goal is drawn: path -> name of the line. All configurations if they are few,
+    else the groups at the largest number of workers that all of them have."""
+    points = [(group, point) for group in job.groups for point in group.points if point.good]
+    if len(points) <= MAX_WAYS:
+        return {run.source: job.name_of(group, point) for group, point in points for run in point.good}
+    counts = [{point.workers for group, point in points if group is each} for each in job.groups]
     known = [count for count in counts if count]
-    if not known:
-        return {}
-    shared = set.intersection(*known) or set.union(*known)
+    largest = max(set.intersection(*known) or set.union(*known))
     return {
-        run.source: group.label or job.title
-        for group in job.groups
-        for point in group.points
-        if point.workers == max(shared)
+        run.source: f"{group.label or job.title}, {counted(largest, 'worker')}"
+        for group, point in points
+        if point.workers == largest
         for run in point.good
     }
 
 
 def _way_chart(job: Job, runs: Sequence[RunData], prefix: str) -> Chart | None:
-    """The goal's metric over time for one number of workers: a color per series, a line per repeat."""
-    members = _largest(job)
-    shown = [run for run in runs if str(run.archive.path) in members]
-    charts = metric_charts(shown, prefix, members)
+    """The goal's metric over time: a color per configuration, a line per repeat."""
+    lines = _way_lines(job)
+    charts = metric_charts([run for run in runs if str(run.archive.path) in lines], prefix, lines)
     found = next((chart for chart in charts if chart.key == f"{prefix}goal-metric"), None)
     if found is None or not _has_curve(found):
         return None
-    counts = {run.workers for run in shown}
-    size = f", {counted(counts.pop(), 'worker')}" if len(job.workers) > 1 and len(counts) == 1 else ""
     label = name_metric(job.groups[0].metric) + (", %" if found.y.unit == "%" else "")
-    return replace(found, key=f"{prefix}way", title=f"Progress toward the goal{size}", y=replace(found.y, label=label))
+    return replace(found, key=f"{prefix}way", title="Progress toward the goal", y=replace(found.y, label=label))
 
 
 # --- settings, machines, faults -------------------------------------------------------------------------------------

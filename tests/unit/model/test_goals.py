@@ -114,7 +114,9 @@ def test_a_goal_in_words(threshold: float, template: str | None, wording: str) -
         ("train_loss", "training loss"),
         ("train_Prec@1", "training top-1 accuracy"),
         ("val_BLEU-Score", "BLEU"),
-        ("val_token_error", "token error"),
+        ("val_token_error", "validation token error"),
+        ("val_global_loss", "validation loss"),
+        ("train_Prec@1 best", "training top-1 accuracy, best"),
         ("retrain_loss", "retrain loss"),
     ],
 )

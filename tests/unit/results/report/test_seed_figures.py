@@ -143,7 +143,7 @@ def test_the_target_loss_of_the_original_is_a_line_and_its_two_goals_are_explain
     with open(tmp_path / "figures" / "metrics.csv", newline="") as file:
         rows = [row for row in DictReader(file) if row["series"] == "target: 0.2828"]
     charts = {row["chart"] for row in rows}
-    assert charts == {"Train loss over time", "Val loss over time"}
+    assert charts == {"Training loss", "Validation loss"}
     capsys.readouterr()
     assert run(["tasks", "epsilon_logistic_regression"]) == 0
     told = " ".join(capsys.readouterr().out.split())
