@@ -5,21 +5,39 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError, TaskFailedError, UsageError
+from mlbench_cli.errors import CredentialError, MlbenchError, TaskFailedError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
+
+
+class Topic(Enum):
+    """What every cloud is checked for: the name of its lines in the report, and what a plan says has been checked."""
+
+    CREDENTIALS = "credentials", "credentials"
+    CLOCK = "clock", "clock"
+    RIGHTS = "rights", "permissions"
+    API = "API", "APIs"
+    KUBERNETES = "Kubernetes", "Kubernetes versions"
+    GPUS = "GPUs", "GPU types"
+    QUOTA = "quota", "quotas"
+
+    def __init__(self, label: str, summary: str) -> None:
+        self.label = label
+        self.summary = summary
 
 
 @dataclass(frozen=True)
 class Check:
     """One line of the report. `state`: ok | missing (something optional is not there) | failed (it will not work).
 
-    `exit_code` is that of the error behind a failure; `hint` the next command.
+    `exit_code` is that of the error behind a failure; `hint` the next command. `topic` is None for what only one cloud
+    is checked for, or only this machine.
     """
 
     what: str
@@ -27,6 +45,7 @@ class Check:
     found: str
     hint: str | None = None
     exit_code: int = UsageError.exit_code
+    topic: Topic | None = None
 
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
@@ -45,52 +64,70 @@ def load_policy(provider: str) -> Any:
 
 
 class Checklist:
-    """Makes calls one after the other and turns each error into a line of the report."""
+    """Makes calls one after the other and turns each error into a line of the report.
+
+    A line is named by its topic, with `of` behind it if the topic has several, or by words.
+    """
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
 
     def ask(
-        self, what: str, question: Callable[[], Answer], *, optional: bool = False
+        self, what: Topic | str, question: Callable[[], Answer], *, of: str = "", optional: bool = False
     ) -> Generator[Check, None, Answer | None]:
         """The result of the call; None, after the line of its error, if it failed."""
         try:
             return question()
         except MlbenchError as error:
-            state = "missing" if optional else "failed"
-            yield Check(self.label(what), state, error.message, error.hint, 0 if optional else error.exit_code)
+            state, code = ("missing", 0) if optional else ("failed", error.exit_code)
+            yield self._line(what, of, state, error.message, error.hint, code)
         return None
 
     def result(
-        self, what: str, found: str, hint: str | None = None, *, missing: bool = False, optional: bool = False
+        self,
+        what: Topic | str,
+        found: str,
+        hint: str | None = None,
+        *,
+        of: str = "",
+        missing: bool = False,
+        optional: bool = False,
     ) -> Check:
         """A line of the report: "ok" or "missing". What is `optional`, such as a quota for one kind of GPU, leaves
         the exit code as it is."""
         code = 0 if optional or not missing else TaskFailedError.exit_code
-        return Check(self.label(what), "missing" if missing else "ok", found, hint, code)
+        return self._line(what, of, "missing" if missing else "ok", found, hint, code)
 
-    def rights(self, denied: Sequence[str], granted: str, lacking: str) -> Check:
-        """The line about rights: `granted` if none is denied, else those that are, after the words `lacking`."""
+    def failure(self, what: Topic | str, found: str, hint: str, exit_code: int = UsageError.exit_code) -> Check:
+        """A line about what will not work."""
+        return self._line(what, "", "failed", found, hint, exit_code)
+
+    def rights(self, denied: Sequence[str], granted: str, lacking: str, note: str = "") -> Check:
+        """The line about rights: `granted` if none is denied, else those that are, after the words `lacking`.
+
+        `note` goes behind the path of the policy.
+        """
         if not denied:
-            return self.result("rights", granted)
+            return self.result(Topic.RIGHTS, granted)
         listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
-        hint = f"The role to ask an administrator for: {policy_file(self._provider)}"
-        return self.result("rights", f"{lacking} {listed}", hint, missing=True)
+        hint = f"What to ask an administrator for: {policy_file(self._provider)}{note}"
+        return self.result(Topic.RIGHTS, f"{lacking} {listed}", hint, missing=True)
 
-    def label(self, what: str) -> str:
-        """The name of a check, with the provider before it: "gke quota"."""
-        return f"{self._provider} {what}"
+    def _line(self, what: Topic | str, of: str, state: str, found: str, hint: str | None, exit_code: int) -> Check:
+        topic, name = (what, what.label) if isinstance(what, Topic) else (None, what)
+        label = f"{self._provider} {name}{f' {of}' if of else ''}"
+        return Check(label, state, found, hint, exit_code, topic)
 
 
 def check_library(checklist: Checklist, package: str, floor: str, extra: str) -> Check:
     """Check that the cloud's library is installed and not older than pyproject.toml requires."""
-    label = checklist.label("library")
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Check(label, "failed", f"no {package}", install_hint(extra))
+        return checklist.failure("library", f"no {package}", install_hint(extra))
     if _numbers(version) < _numbers(floor):
-        return Check(label, "failed", f"{package} {version}, older than {floor}", install_hint(extra, upgrade=True))
+        hint = install_hint(extra, upgrade=True)
+        return checklist.failure("library", f"{package} {version}, older than {floor}", hint)
     return checklist.result("library", f"{package} {version}")
 
 
@@ -108,12 +145,12 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
     try:
         ahead = asked - parsedate_to_datetime(date or "").timestamp()
     except ValueError:
-        return checklist.result("clock", "the cloud sent no date")
+        return checklist.result(Topic.CLOCK, "the cloud sent no date")
     if abs(ahead) <= MAX_CLOCK_SKEW:
-        return checklist.result("clock", "right")
+        return checklist.result(Topic.CLOCK, "right")
     which = "ahead of" if ahead > 0 else "behind"
     hint = "Set the clock (timedatectl set-ntp true): the cloud rejects signatures that are five minutes off."
-    return Check(checklist.label("clock"), "failed", f"{abs(ahead):.0f} s {which} the cloud's", hint, exit_code=3)
+    return checklist.failure(Topic.CLOCK, f"{abs(ahead):.0f} s {which} the cloud's", hint, CredentialError.exit_code)
 
 
 def check_clusters(checklist: Checklist, question: Callable[[], list[Cluster]]) -> Iterator[Check]:

@@ -20,7 +20,7 @@ from mlbench_cli.config import settings
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError, did_you_mean
 from mlbench_cli.util.text import counted
 from providers.base import PlanLine, RightsError
-from providers.doctor import Check, Checklist
+from providers.doctor import Check, Checklist, Topic
 
 SHIPPED = Path(__file__).with_name("machines.csv")
 CURRENCY = "USD"
@@ -325,27 +325,48 @@ def require_vcpus(machine: M, num_cpus: int | None) -> M:
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """A quota with less remaining than needed."""
+class Quota:
+    """A limit of an account, and how much of it is left; None if the cloud tells only the limit."""
 
-    quota: str
-    left: float
+    name: str
     limit: float
-    needed: int
-    unit: str = ""  # behind a blank
+    left: float | None
+    unit: str = ""
+
+    @classmethod
+    def of_use(cls, name: str, limit: float, used: float, unit: str = "") -> Self:
+        """A quota of which so much is used."""
+        return cls(name, limit, limit - used, unit)
+
+    def __str__(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        left = "" if self.left is None else f"{self.left:.9g} of "
+        return f"{left}{self.limit:.9g}{unit} {'left' if left else 'in all'}"
 
 
-def make_quota_error(place: str, lacking: Sequence[Shortage], hint: str) -> CapacityError:
-    """The error that names every quota of `place` that is too small; its details are those of the first."""
-    listed = "; ".join(
-        f"{item.quota} has {item.left:g} of {item.limit:g}{item.unit} left, {item.needed} needed" for item in lacking
-    )
-    first = lacking[0]
-    return CapacityError(
+def require_quotas(place: str, needs: Mapping[str, int], quotas: Mapping[str, Quota], hint: Callable[..., str]) -> None:
+    """Raise CapacityError with every quota of `place` that has less left than is needed; unknown ones are skipped.
+
+    `hint` makes the next command from the first of them and what is needed of it.
+    """
+    lacking = [(quotas[name], needed) for name, needed in needs.items() if name in quotas]
+    lacking = [(quota, needed) for quota, needed in lacking if quota.left is not None and quota.left < needed]
+    if not lacking:
+        return
+    listed = "; ".join(f"{quota.name} has {quota}, {needed} needed" for quota, needed in lacking)
+    first, needed = lacking[0]
+    raise CapacityError(
         f"The quota of {place} is too small: {listed}.",
-        hint=hint,
-        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
+        hint=hint(first, needed),
+        details={"reason": "quota", "quota": first.name, "left": first.left, "needed": needed},
     )
+
+
+def check_quotas(checklist: Checklist, quotas: Iterable[Quota], hint: str) -> Iterator[Check]:
+    """A line for each quota: missing if nothing is left of it. None decides alone whether clusters can be created."""
+    for quota in quotas:
+        left = quota.limit if quota.left is None else quota.left
+        yield checklist.result(Topic.QUOTA, str(quota), hint, of=quota.name, missing=left <= 0, optional=True)
 
 
 def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[Check]:

@@ -35,17 +35,6 @@ from providers.machines import load_shapes
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
 SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
-# What a plan says of the checks that passed, by the beginnings of their names; of others it says nothing.
-CHECKED = {
-    "credentials": "credentials",
-    "rights": "permissions",
-    "API": "APIs",
-    "Microsoft.": "APIs",
-    "Kubernetes": "Kubernetes versions",
-    "GPUs": "GPU types",
-    "quota": "quotas",
-    "clock": "clock",
-}
 MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
 
 
@@ -313,12 +302,10 @@ def _check(cluster: Cluster) -> tuple[list[str], list[str]]:
     missing = []
     try:
         for check in cloud.check_account(cluster.account or None, cluster.location or None):
-            topic = check.what.removeprefix(f"{cluster.provider} ")
-            if check.state == "ok":
-                if said := next((words for start, words in CHECKED.items() if topic.startswith(start)), None):
-                    passed[said] = None
-            elif check.exit_code:
-                missing.append(f"{topic}: {check.found}")
+            if check.state == "ok" and check.topic is not None:
+                passed[check.topic.summary] = None
+            elif check.state != "ok" and check.exit_code:
+                missing.append(f"{check.what}: {check.found}")
     except MlbenchError as error:
         missing.append(error.message)
     return list(passed), missing

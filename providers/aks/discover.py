@@ -24,7 +24,7 @@ from providers.aks.resources import (
     state_of,
 )
 from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, ROLE_LABEL, WORKER, details_from_tags, registry_details
-from providers.doctor import Check, Checklist, load_policy
+from providers.doctor import Check, Checklist, Topic, load_policy
 
 YOUNG_SECONDS = 900.0  # within which the cluster of a new group appears
 STATES = {"Creating": "creating", "Deleting": "deleting", "Failed": "failed", "Canceled": "failed"}
@@ -137,23 +137,23 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     if found.state == "failed":
         return
     region = location or DEFAULT_REGION
-    azure = yield from checklist.ask("credentials", lambda: Azure(api.subscription_of(project), region))
+    azure = yield from checklist.ask(Topic.CREDENTIALS, lambda: Azure(api.subscription_of(project), region))
     if azure is None:
         return
-    account = yield from checklist.ask("credentials", lambda: azure.get(azure.root, "show the subscription"))
+    account = yield from checklist.ask(Topic.CREDENTIALS, lambda: azure.get(azure.root, "show the subscription"))
     if account is None:
         return
     state = str(account.get("state", "Enabled"))
     named = f'subscription {azure.subscription} "{account.get("displayName")}", {state}'
-    yield checklist.result("credentials", named, missing=state != "Enabled")
+    yield checklist.result(Topic.CREDENTIALS, named, missing=state != "Enabled")
     yield doctor.check_clock(checklist, azure.date, azure.asked)
     yield from _check_rights(checklist, azure)
     for service, use in SERVICES.items():
         yield from _check_service(checklist, azure, service, use)
-    versions = yield from checklist.ask("Kubernetes", lambda: list_versions(azure))
+    versions = yield from checklist.ask(Topic.KUBERNETES, lambda: list_versions(azure))
     if versions is not None:
         listed = f"{', '.join(versions) or 'none'} in {azure.location}"
-        yield checklist.result("Kubernetes", listed, missing=not versions)
+        yield checklist.result(Topic.KUBERNETES, listed, missing=not versions)
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(azure.subscription, None))
     yield from _check_compute(checklist, azure)
     yield from machines.check_prices(checklist, "aks", region)
@@ -164,7 +164,9 @@ def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     """Compare the actions of all commands with those granted by the caller's roles in the subscription."""
     wanted = load_policy("aks")["Actions"]
     path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
-    granted = yield from checklist.ask("rights", lambda: azure.list_all(path, "list your permissions"), optional=True)
+    granted = yield from checklist.ask(
+        Topic.RIGHTS, lambda: azure.list_all(path, "list your permissions"), optional=True
+    )
     if granted is not None:
         denied = list_denied(wanted, granted)
         yield checklist.rights(denied, f"your roles grant all {len(wanted)} actions", "your roles lack")
@@ -172,16 +174,18 @@ def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
 
 def _check_service(checklist: Checklist, azure: Azure, service: str, use: str) -> Iterator[Check]:
     path = f"{azure.root}/providers/{service}?api-version={api.VERSIONS['resourcegroups']}"
-    found = yield from checklist.ask(service, lambda: azure.get(path, f"show the service {service}"), optional=True)
+    found = yield from checklist.ask(
+        Topic.API, lambda: azure.get(path, f"show the service {service}"), of=service, optional=True
+    )
     if found is not None:
         state = str(found.get("registrationState"))
         hint = f"Needed for {use}: {register_command(service, azure.subscription)}"
-        yield checklist.result(service, state, hint, missing=state != "Registered")
+        yield checklist.result(Topic.API, state, hint, of=service, missing=state != "Registered")
 
 
 def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     """Check the GPUs of the region, and remaining quotas."""
-    offers = yield from checklist.ask("GPUs", lambda: list_offers(azure), optional=True)
+    offers = yield from checklist.ask(Topic.GPUS, lambda: list_offers(azure), optional=True)
     if offers is None:
         return
     known = [offer for name in GPU_MACHINES if (offer := offers.get(name.lower())) is not None]
@@ -190,18 +194,14 @@ def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     words = f"in {azure.location}: {', '.join(usable) or 'none'}" + (
         f"; not for this subscription: {', '.join(refused)}" if refused else ""
     )
-    yield checklist.result("GPUs", words, "Use another --region, or ask Azure support", missing=not usable)
-    quotas = yield from checklist.ask("quotas", lambda: list_quotas(azure), optional=True)
+    yield checklist.result(Topic.GPUS, words, "Use another --region, or ask Azure support", missing=not usable)
+    quotas = yield from checklist.ask(Topic.QUOTA, lambda: list_quotas(azure), optional=True)
     if quotas is None:
         return
-    families = dict.fromkeys(offer.family for offer in known)
-    for name in (ALL_CPUS, SPOT_CPUS, *families):
-        quota = quotas.get(name.lower())
-        if quota is None:
-            continue
-        left = int(quota["limit"]) - int(quota["currentValue"])
-        found = f"{left} of {quota['limit']} vCPUs left"
-        yield checklist.result(f"quota {name}", found, f"Request more at {QUOTAS}", missing=left <= 0, optional=True)
+    names = dict.fromkeys([ALL_CPUS, SPOT_CPUS, *(offer.family.lower() for offer in known)])
+    yield from machines.check_quotas(
+        checklist, [quotas[name] for name in names if name in quotas], f"Request more at {QUOTAS}"
+    )
 
 
 def list_denied(wanted: Sequence[str], granted: Sequence[Message]) -> list[str]:

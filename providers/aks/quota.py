@@ -13,10 +13,11 @@ from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message
 from providers.aks.options import Machine
 from providers.base import RightsError, TransientError
-from providers.machines import Shortage, check_if_permitted, make_quota_error
+from providers.machines import Quota, check_if_permitted, require_quotas
 
-# Names of quotas other than those of families. Spot machines of all families share one per region.
-ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"
+# Names of quotas other than those of families, in lowercase because Azure is inconsistent. Spot machines of all
+# families share one per region.
+ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowprioritycores", "virtualmachines"
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,15 @@ def find_offer(azure: Azure, name: str) -> Offer | None:
         return None
 
 
-def list_quotas(azure: Azure) -> dict[str, Message]:
-    """Limit and current value of each quota of the region, by lowercase name."""
+def list_quotas(azure: Azure) -> dict[str, Quota]:
+    """The quotas of the region, by lowercase name; all but that of machines count vCPUs."""
     path = f"{azure.root}/providers/Microsoft.Compute/locations/{azure.location}/usages"
-    return {item["name"]["value"].lower(): item for item in azure.list_all(path, f"list quotas of {azure.location}")}
+    found = {}
+    for item in azure.list_all(path, f"list quotas of {azure.location}"):
+        name, limit, used = item["name"]["value"], float(item["limit"]), float(item["currentValue"])
+        unit = "" if name.lower() == MACHINES_QUOTA else "vCPUs"
+        found[name.lower()] = Quota.of_use(name, limit, used, unit)
+    return found
 
 
 def _offer(item: Message) -> Offer:
@@ -133,24 +139,16 @@ def _check_zones(azure: Azure, offer: Offer, zones: Sequence[str]) -> None:
             )
 
 
-def _check_quotas(azure: Azure, demands: Sequence[Demand], offers: Sequence[Offer], quotas: dict[str, Message]) -> None:
+def _check_quotas(azure: Azure, demands: Sequence[Demand], offers: Sequence[Offer], quotas: dict[str, Quota]) -> None:
     """Raises CapacityError naming every quota that is too small."""
     needs: Counter[str] = Counter()
     for demand, offer in zip(demands, offers, strict=True):
         cpus = demand.count * offer.vcpus
-        for name in (SPOT_CPUS,) if demand.spot else (offer.family, ALL_CPUS):
+        for name in (SPOT_CPUS,) if demand.spot else (offer.family.lower(), ALL_CPUS):
             needs[name] += cpus
         needs[MACHINES_QUOTA] += demand.count
-    lacking = []
-    for name, needed in needs.items():
-        if needed and (quota := quotas.get(name.lower())) is not None:
-            left = int(quota["limit"]) - int(quota["currentValue"])
-            if left < needed:
-                unit = " vCPUs" if name != MACHINES_QUOTA else ""
-                lacking.append(Shortage(name, left, int(quota["limit"]), needed, unit))
-    if lacking:
-        hint = f"Request more at {QUOTAS}, or use fewer or other machines, or another --region."
-        raise make_quota_error(f"the subscription in {azure.location}", lacking, hint)
+    hint = f"Request more at {QUOTAS}, or use fewer or other machines, or another --region."
+    require_quotas(f"the subscription in {azure.location}", +needs, quotas, lambda quota, needed: hint)
 
 
 def list_versions(azure: Azure) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ from providers.base import (
     details_from_tags,
     expiry_of,
 )
-from providers.doctor import Check, Checklist, load_policy, policy_file
+from providers.doctor import Check, Checklist, Topic, load_policy
 from providers.eks.api import MORE_QUOTA, Aws, account_of, aws_in, find_raw_cluster, region_of, tags_of
 from providers.eks.options import GPU_MACHINES
 from providers.eks.quota import QUOTAS
@@ -283,10 +283,10 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
         return
     yield checklist.result("region", region)
     aws = aws_in(region)
-    caller = yield from checklist.ask("credentials", lambda: aws.call("sts", "get_caller_identity"))
+    caller = yield from checklist.ask(Topic.CREDENTIALS, lambda: aws.call("sts", "get_caller_identity"))
     if caller is None:
         return
-    yield checklist.result("credentials", f"{caller['Arn']}, account {caller['Account']}")
+    yield checklist.result(Topic.CREDENTIALS, f"{caller['Arn']}, account {caller['Account']}")
     headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     yield doctor.check_clock(checklist, headers.get("date"), time.time())
     yield from _services(checklist, aws)
@@ -311,16 +311,14 @@ def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check
     """
     statements = load_policy("eks")["Statement"]
     denied = yield from checklist.ask(
-        "rights", lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True
+        Topic.RIGHTS, lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True
     )
     if denied is None:
         return
-    hint, partition = f"The policy to ask an administrator for: {policy_file('eks')}", caller.split(":")[1]
-    if partition != "aws":
-        hint += f", with arn:{partition}: in place of arn:aws:"
+    partition = caller.split(":")[1]
+    note = "" if partition == "aws" else f", with arn:{partition}: in place of arn:aws:"
     count = len({action for statement in statements for action in _simulated_actions(statement)})
-    found = f"IAM would deny {', '.join(sorted(denied))}" if denied else f"IAM allows all {count} actions"
-    yield checklist.result("rights", found, hint if denied else None, missing=bool(denied))
+    yield checklist.rights(sorted(denied), f"IAM allows all {count} actions", "IAM would deny", note)
 
 
 def _simulate(aws: Aws, principal: str, statements: Sequence[Statement], caller: str) -> set[str]:
@@ -389,27 +387,27 @@ def list_actions(statement: Statement) -> list[str]:
 def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     for service, operation, parameters in SERVICES:
         question = functools.partial(aws.call, service, operation, **parameters)
-        if (yield from checklist.ask(f"API {service}", question)) is not None:
-            yield checklist.result(f"API {service}", "allowed")
+        if (yield from checklist.ask(Topic.API, question, of=service)) is not None:
+            yield checklist.result(Topic.API, "allowed", of=service)
 
 
 def _check_offers(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     """Check which Kubernetes versions and GPU machines are available."""
     question = ("eks", "describe_cluster_versions", "clusterVersions")
-    versions = yield from checklist.ask("Kubernetes", lambda: aws.pages(*question))
+    versions = yield from checklist.ask(Topic.KUBERNETES, lambda: aws.pages(*question))
     if versions is not None:
         standard = [item["clusterVersion"] for item in versions if item.get("versionStatus") == "STANDARD_SUPPORT"]
         default = next((item["clusterVersion"] for item in versions if item.get("defaultVersion")), None)
         by_default = f", {default} by default" if default else ""
-        yield checklist.result("Kubernetes", f"{', '.join(sorted(standard))} with standard support{by_default}")
+        yield checklist.result(Topic.KUBERNETES, f"{', '.join(sorted(standard))} with standard support{by_default}")
     filters = [{"Name": "instance-type", "Values": list(GPU_MACHINES)}]
     asked = ("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings")
-    offers = yield from checklist.ask("GPUs", lambda: aws.pages(*asked, Filters=filters), optional=True)
+    offers = yield from checklist.ask(Topic.GPUS, lambda: aws.pages(*asked, Filters=filters), optional=True)
     if offers is None:
         return
     families = sorted({offer["InstanceType"].partition(".")[0] for offer in offers})
     hint = "Choose another --region."
-    yield checklist.result("GPUs", f"machines of {', '.join(families) or 'no family'}", hint, missing=not families)
+    yield checklist.result(Topic.GPUS, f"machines of {', '.join(families) or 'no family'}", hint, missing=not families)
 
 
 def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
@@ -422,8 +420,6 @@ def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
         question = functools.partial(
             aws.call, "service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code
         )
-        if answer := (yield from checklist.ask(f"quota {name}", question, optional=True)):
-            value = answer["Quota"]["Value"]
-            yield checklist.result(
-                f"quota {name}", f"{value:g} in all ({code})", MORE_QUOTA, missing=value <= 0, optional=True
-            )
+        if answer := (yield from checklist.ask(Topic.QUOTA, question, of=name, optional=True)):
+            quota = machines.Quota(name, answer["Quota"]["Value"], None)
+            yield from machines.check_quotas(checklist, [quota], f"{code}: {MORE_QUOTA}")

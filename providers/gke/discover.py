@@ -23,7 +23,7 @@ from providers.base import (
     details_from_tags,
     registry_details,
 )
-from providers.doctor import Check, Checklist, load_policy
+from providers.doctor import Check, Checklist, Topic, load_policy
 from providers.gke import api
 from providers.gke.api import Gke, Message, Project, region_of
 from providers.gke.options import DEFAULT_ZONE, FabricKind, GkeDetails, fabric_facts
@@ -37,6 +37,7 @@ from providers.gke.resources import (
     node_account,
     registry_of,
 )
+from providers.machines import Quota
 from providers.workloads import OrphanedResource, WorkloadObject
 
 YOUNG_SECONDS = 900.0  # within which a cluster appears after its networks
@@ -266,13 +267,13 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     if found.state == "failed":
         return
     zone = location or DEFAULT_ZONE
-    name = yield from checklist.ask("credentials", lambda: _signed_in(project))
+    name = yield from checklist.ask(Topic.CREDENTIALS, lambda: _signed_in(project))
     if name is None:
         return
-    yield checklist.result("credentials", f"{_kind()}, project {name}")
+    yield checklist.result(Topic.CREDENTIALS, f"{_kind()}, project {name}")
     gke = Gke(name, zone)
     wanted = load_policy("gke")["includedPermissions"]
-    granted = yield from checklist.ask("rights", lambda: Project(gke).list_granted(wanted), optional=True)
+    granted = yield from checklist.ask(Topic.RIGHTS, lambda: Project(gke).list_granted(wanted), optional=True)
     if granted is not None:
         denied = [right for right in wanted if right not in granted]
         yield checklist.rights(denied, f"IAM grants all {len(wanted)} permissions", "IAM would deny")
@@ -316,11 +317,11 @@ def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
     """container.googleapis.com: whether it is enabled and allowed, its Kubernetes versions, and mlbench's clusters."""
-    config = yield from checklist.ask("API container", lambda: gke.call("get_server_config", name=gke.parent))
+    config = yield from checklist.ask(Topic.API, lambda: gke.call("get_server_config", name=gke.parent), of="container")
     if config is None:
         return
-    yield checklist.result("API container", f"enabled and responding for {gke.location}")
-    yield checklist.result("Kubernetes", _versions(config))
+    yield checklist.result(Topic.API, f"enabled and responding for {gke.location}", of="container")
+    yield checklist.result(Topic.KUBERNETES, _versions(config))
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(gke.project, "-"))
 
 
@@ -334,28 +335,22 @@ def _versions(config: Any) -> str:
 
 def _compute(checklist: Checklist, compute: Compute, place: str) -> Iterator[Check]:
     """compute.googleapis.com: whether it is enabled, the GPUs of the zone, and remaining quotas."""
-    quotas = yield from checklist.ask("API compute", lambda: compute.quotas(api.region_of(place)))
+    quotas = yield from checklist.ask(Topic.API, lambda: compute.quotas(api.region_of(place)), of="compute")
     if quotas is None:
         return
-    yield checklist.result("API compute", "enabled")
+    yield checklist.result(Topic.API, "enabled", of="compute")
     yield doctor.check_clock(checklist, compute.date, compute.asked)
-    zone = yield from checklist.ask("GPUs", lambda: compute.gpus(place), optional=True)
+    zone = yield from checklist.ask(Topic.GPUS, lambda: compute.gpus(place), optional=True)
     if zone is not None:
-        yield checklist.result("GPUs", f"in {place}: {', '.join(zone) or 'none'}", missing=not zone)
+        yield checklist.result(Topic.GPUS, f"in {place}: {', '.join(zone) or 'none'}", missing=not zone)
     yield from _quotas(checklist, compute.project, quotas)
 
 
-def _quotas(checklist: Checklist, project: str, quotas: dict[str, Any]) -> Iterator[Check]:
+def _quotas(checklist: Checklist, project: str, quotas: dict[str, Quota]) -> Iterator[Check]:
     gpus = [name for name in QUOTA_OF.values() if name in quotas]
-    spot = [f"PREEMPTIBLE_{name}" for name in gpus if f"PREEMPTIBLE_{name}" in quotas]
-    for name in [*(name for name in COMMON_QUOTAS if name in quotas), ALL_GPUS, *gpus, *spot]:
-        if name not in quotas:
-            continue
-        left = quotas[name]["limit"] - quotas[name]["usage"]
-        hint = f"Ask for more at {api.QUOTAS}{project}"
-        yield checklist.result(
-            f"quota {name}", f"{left:g} of {quotas[name]['limit']:g} left", hint, missing=left <= 0, optional=True
-        )
+    names = [*COMMON_QUOTAS, ALL_GPUS, *gpus, *(f"PREEMPTIBLE_{name}" for name in gpus)]
+    known = [quotas[name] for name in names if name in quotas]
+    yield from machines.check_quotas(checklist, known, f"Ask for more at {api.QUOTAS}{project}")
     if not gpus:
         hint = f"A request for GPUs may still fail: {api.QUOTAS}{project}"
-        yield checklist.result("quota of GPUs", "the project has none", hint, missing=True)
+        yield checklist.result(Topic.QUOTA, "the project has none", hint, of="of GPUs", missing=True)

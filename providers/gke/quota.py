@@ -14,7 +14,7 @@ from providers.base import BusyError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.options import DISK_QUOTAS, Machine, cpu_quota_names
-from providers.machines import Shortage, check_if_permitted, make_quota_error
+from providers.machines import Quota, check_if_permitted, require_quotas
 
 ENDPOINT = "https://compute.googleapis.com"
 # GPU -> name of its regional quota; for spot machines with the prefix PREEMPTIBLE_.
@@ -153,10 +153,11 @@ class Compute:
                 hint=f"gcloud compute {_gcloud(collection)} list --filter=name={name} --project {self.project}",
             ) from None
 
-    def quotas(self, region: str) -> Message:
-        """Limit and usage of each quota of the project, regional and global."""
+    def quotas(self, region: str) -> dict[str, Quota]:
+        """The quotas of the project, regional and global, by name."""
         answers = (self.get(f"/regions/{region}"), self.get(""))
-        return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
+        listed = [item for answer in answers for item in answer.get("quotas", [])]
+        return {item["metric"]: Quota.of_use(item["metric"], item["limit"], item["usage"]) for item in listed}
 
     def gpus(self, place: str) -> list[str]:
         """The GPUs offered in a zone that mlbench knows. Raises UsageError if there is no such zone."""
@@ -180,21 +181,16 @@ class Compute:
         `cpus` are the vCPUs of each demand's machine, 0 if unknown; `others` are needs other than machines.
         """
         found = self.quotas(region)
-        limits = {name: float(item["limit"]) for name, item in found.items()}
+        limits = {name: quota.limit for name, quota in found.items()}
         needs = _count_needs(demands, cpus, limits, public_addresses)
         gpu_quotas, warnings = _gpu_needs(demands[-1], limits)
         needs.update(gpu_quotas)
         needs.update({name: number for name, number in others.items() if number})
-        lacking = []
-        for name, needed in needs.items():
-            if name in found:
-                left = found[name]["limit"] - found[name]["usage"]
-                if left < needed:
-                    lacking.append(Shortage(name, left, found[name]["limit"], needed))
-        if lacking:
-            first = lacking[0]
-            hint = api.raise_quota(self.project, first.quota, first.limit + first.needed - first.left, region)
-            raise make_quota_error(f"{self.project} in {region}", lacking, hint)
+
+        def hint(quota: Quota, needed: int) -> str:
+            return api.raise_quota(self.project, quota.name, quota.limit + needed - (quota.left or 0), region)
+
+        require_quotas(f"{self.project} in {region}", needs, found, hint)
         if demands[-1].machine.gpu and demands[-1].count and not warnings and not set(gpu_quotas) & set(found):
             warnings.append(
                 f"No quota of {demands[-1].machine.gpu} is known in {region}, so the request may still fail."

@@ -91,7 +91,7 @@ def test_doctor_shows_what_a_subscription_has(mlbench: Any, world: World) -> Non
     assert checks["aks quota Standard NCASv3_T4 Family"]["state"] == "missing"
     assert checks["aks clock"]["state"] == "ok"
     assert checks["aks rights"]["state"] == "ok"
-    assert checks["aks Microsoft.Compute"]["found"] == "Registered"
+    assert checks["aks API Microsoft.Compute"]["found"] == "Registered"
     assert all(line.startswith("GET") for line in world.log)
 
 
@@ -101,7 +101,7 @@ def test_doctor_names_what_is_missing_with_the_next_command(mlbench: Any, world:
     checks = checks_of(mlbench("doctor", "aks", "-o", "json"))
     assert (
         "az provider register --namespace Microsoft.ContainerService"
-        in checks["aks Microsoft.ContainerService"]["hint"]
+        in checks["aks API Microsoft.ContainerService"]["hint"]
     )
     assert "Microsoft.Authorization/roleAssignments/write" in checks["aks rights"]["found"]
     world.token_answer = {"error": "invalid_client", "error_description": "AADSTS7000222: keys are expired."}

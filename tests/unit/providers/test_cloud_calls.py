@@ -13,6 +13,7 @@ from providers.gke import api as gke
 from providers.gke import quota
 from providers.gke.options import Machine
 from providers.gke.quota import Demand, Purchase
+from providers.machines import Quota
 
 # --- Google: answers ------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ def quotas_of(**items: tuple[float, float]) -> Any:
     """A Compute Engine with these quotas: limit and usage."""
     found = object.__new__(quota.Compute)
     found.project = "demo"
-    listed = {name: {"metric": name, "limit": limit, "usage": usage} for name, (limit, usage) in items.items()}
+    listed = {name: Quota.of_use(name, limit, usage) for name, (limit, usage) in items.items()}
     found.quotas = lambda region: listed  # type: ignore[method-assign]
     return found
 
