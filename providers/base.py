@@ -113,6 +113,7 @@ class Resource(Protocol):
     create_seconds: float = 1800.0  # deadline of its creation
     delete_seconds: float = 1800.0
     remove_command: str = ""  # command that deletes it without mlbench
+    holds_images: bool = False  # it stays if the user keeps the cluster's images
 
     def find(self) -> ResourceStatus | None:
         """Ask the cloud for this resource; None if it does not exist."""
@@ -444,11 +445,6 @@ def _say(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value) or "none"
-
-
-def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
-    """Why the cluster's image repository stays; `command` deletes it. None if it is deleted with the cluster."""
-    return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None
 
 
 def split_zones(text: str | None) -> tuple[str, ...]:

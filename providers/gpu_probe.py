@@ -12,6 +12,7 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.objects import condition
+from mlbench_cli.model.cluster_details import NVIDIA_GPU
 from mlbench_cli.util.text import counted
 from providers.base import ROLE_LABEL, WORKER, Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import Connect, open_young_cluster
@@ -55,7 +56,7 @@ class GpuProbe(Resource):
         self.needs = tuple(needs)
         self.goes_with = goes_with
         self.report: Mapping[str, str] = {}  # what the probe has found, once it was successful
-        self.tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, *tolerations]
+        self.tolerations = [{"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}, *tolerations]
         self._unschedulable_since: float | None = None
 
     def find(self) -> ResourceStatus | None:

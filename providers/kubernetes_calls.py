@@ -1,4 +1,5 @@
-"""The Kubernetes API of a cluster that was created a moment ago: objects that mlbench puts there, and its machines."""
+"""The Kubernetes API of a cluster that was created a moment ago: objects that mlbench puts there, device plugins, and
+waiting for machines."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api
 from mlbench_cli.kube.objects import condition, is_true
 from providers.base import ROLE_LABEL, WORKER, Part, Readiness, Resource, ResourceStatus, TransientError
+from providers.pins import require_pin
+from templates import documents
 
 Connect = Callable[[], Access]
 Document = Mapping[str, Any]  # an object of Kubernetes
@@ -80,8 +83,8 @@ class ClusterObjects(Part):
         return ResourceStatus("there") if self.read(self.documents()[-1]) is not None else None
 
     def create(self) -> None:
-        """Apply the objects on the server's side."""
-        with open_young_cluster(self.connect) as api:
+        """Apply the objects on the server's side. Raises TransientError while the cloud does not show the cluster."""
+        with _expect_cluster(), open_young_cluster(self.connect) as api:
             for document in self.documents():
                 apply_object(api, document)
 
@@ -95,23 +98,66 @@ class ClusterObjects(Part):
             return None
 
 
-# --- waiting for machines ---------------------------------------------------------------------------------------------
+@contextmanager
+def _expect_cluster() -> Iterator[None]:
+    """Turn NotFoundError into TransientError: objects come after their cluster, which a cloud may not show at once."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise TransientError(error.message, hint=error.hint) from None
 
-GPU = "nvidia.com/gpu"
+
+# --- device plugins, and waiting for machines -------------------------------------------------------------------------
+
+
+class DevicePlugin(ClusterObjects):
+    """A device plugin, which shows a machine's GPUs or network cards to Kubernetes.
+
+    It is ready once it exists: waiting for the machines includes waiting for their devices.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        words: str,
+        plugin: str,
+        needs: Sequence[Resource],
+        goes_with: Resource,
+        tolerations: Sequence[Document] = (),
+    ) -> None:
+        """`plugin` names the template and the pinned image; `tolerations` are added to those of the template."""
+        super().__init__(connect, f"mlbench-{plugin}", needs, goes_with)
+        self.kind = f"{words} device plugin"
+        self.plugin = plugin
+        self.tolerations = tolerations
+
+    def documents(self) -> Sequence[Document]:
+        """The DaemonSet."""
+        values = {"image": require_pin("devices", self.plugin)}
+        (manifest,) = documents(f"kubernetes/{self.plugin}.yaml", values)
+        manifest["spec"]["template"]["spec"]["tolerations"].extend(self.tolerations)
+        return [manifest]
 
 
 class ReadyMachines(Part):
-    """Waits until every worker has joined and reports its GPUs."""
+    """Waits until every worker has joined and shows its devices."""
 
     kind = "node registration"
     create_seconds = 1200.0
 
     def __init__(
-        self, connect: Connect, cluster: str, count: int, gpus: int, needs: Sequence[Resource], goes_with: Resource
+        self,
+        connect: Connect,
+        cluster: str,
+        count: int,
+        devices: Mapping[str, int],
+        needs: Sequence[Resource],
+        goes_with: Resource,
     ) -> None:
+        """`devices`: how many of each every worker has, by Kubernetes' names."""
         self.connect = connect
         self.count = count
-        self.gpus = gpus
+        self.devices = devices
         self.name = cluster
         self.needs = tuple(needs)
         self.goes_with = goes_with
@@ -124,15 +170,16 @@ class ReadyMachines(Part):
         """Do nothing: the pool brings the machines."""
 
     def poll(self) -> Readiness:
-        """Count the workers that are Ready and show their GPUs; ready when `count` do.
-
-        Raises NotFoundError if the cluster does not exist.
-        """
-        ready = list_ready_workers(self.connect)
+        """Count the workers that are Ready and show their devices; ready when `count` do."""
+        with _expect_cluster():
+            ready = list_ready_workers(self.connect)
         if len(ready) < self.count:
             return Readiness(False, f"{len(ready)} of {self.count} machines have joined")
-        shown = sum(1 for node in ready if count_allocatable(node, GPU) >= self.gpus)
-        return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
+        for device, each in self.devices.items():
+            shown = sum(1 for node in ready if count_allocatable(node, device) >= each)
+            if shown < self.count:
+                return Readiness(False, f"{shown} of {self.count} machines show {each} × {device}")
+        return Readiness(True)
 
 
 def list_ready_workers(connect: Connect) -> list[dict[str, Any]]:

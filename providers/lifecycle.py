@@ -461,7 +461,7 @@ class Deletion(Operation):
     def _visit(self, state: ResourceState) -> None:
         resource = state.resource
         try:
-            found = resource.find()
+            found = self._look(resource)
             if found is None or not found.ours or found.kept:
                 self._end(state, found)
                 return
@@ -550,11 +550,18 @@ class Deletion(Operation):
         if self.foreign and not self.recorded:
             raise foreign_resource_error(self.foreign[0])
 
+    def _look(self, resource: Resource) -> ResourceStatus | None:
+        """The resource's status; kept if it has the images of a cluster whose images are kept."""
+        found = resource.find()
+        if found is None or not (resource.holds_images and ClusterDetails.of(self.cluster).keeps_images):
+            return found
+        return replace(found, kept=f"--keep-images; {resource.remove_command}   deletes it")
+
     def _find(self, resource: Resource) -> ResourceStatus | None:
         began = time.monotonic()
         while True:
             try:
-                return resource.find()
+                return self._look(resource)
             except TransientError:
                 waited = time.monotonic() - began
                 if waited >= self.patience:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.api import Azure, Message
@@ -28,14 +28,12 @@ from providers.aks.options import (
 )
 from providers.aks.quota import Demand, ask_price, check_machines, find_offer, list_versions
 from providers.aks.resources import (
-    PLUGIN,
     SPOT,
     SPOT_TOLERATION,
     SYSTEM_DISK,
     SYSTEM_NODES,
     AksHold,
     ControlPlane,
-    DevicePlugin,
     EndTags,
     ImageGroup,
     ImageRegistry,
@@ -62,7 +60,7 @@ from providers.base import (
 from providers.cluster_end import describe_hold
 from providers.doctor import Check
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS, NONE, GpuProbe
-from providers.kubernetes_calls import ReadyMachines
+from providers.kubernetes_calls import DevicePlugin, ReadyMachines
 from providers.machines import (
     check_forced,
     load_prices,
@@ -189,10 +187,11 @@ class AksProvider(Provider):
             found += [images, ImageRegistry(images, plane)]
         needs: list[Resource] = [pool]
         if machine.gpus:
-            found.append(plugin := DevicePlugin(plane.access, PLUGIN, [plane], group))
-            needs.append(plugin)
+            # AKS installs the driver only.
+            needs.append(DevicePlugin(plane.access, "GPU", "nvidia-device-plugin", [plane], group, [SPOT]))
+            found.append(needs[-1])
         if count:
-            ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, needs, group)
+            ready = ReadyMachines(plane.access, plane.name, count, {NVIDIA_GPU: machine.gpus}, needs, group)
             found.append(ready)
             if machine.gpus and options.probe_image != NONE:
                 image = options.probe_image or PROBE_IMAGE

@@ -14,12 +14,11 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from urllib.parse import urlencode
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.api import AGAIN, Azure, Message, Operation, access_to
@@ -36,20 +35,17 @@ from providers.base import (
     TransientError,
     describe_differences,
     ownership_tags,
-    reason_to_keep_images,
 )
 from providers.cluster_end import EndMark, WorkerHold
-from providers.kubernetes_calls import ClusterObjects, Document, list_ready_workers
-from providers.pins import require_pin
-from templates import documents
+from providers.kubernetes_calls import list_ready_workers
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"  # pool names: at most 12 lowercase letters and digits
-GPU = "nvidia.com/gpu"
-GPU_LABEL = f"{GPU}.present"
-GPU_TAINT = f"{GPU}=present:NoSchedule"
+GPU_LABEL = f"{NVIDIA_GPU}.present"
+GPU_TAINT = f"{NVIDIA_GPU}=present:NoSchedule"
 # AKS itself taints the machines of spot pools.
 SPOT_TOLERATION = "kubernetes.azure.com/scalesetpriority=spot:NoSchedule"
+SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "effect": "NoSchedule"}
 CREATED_TAG = "mlbench-created"  # seconds since 1970; Azure does not report when groups were created
 # The system pool has no taint, so that Helm charts and controllers can run there. Two machines, so that DNS survives
 # the loss of one.
@@ -408,29 +404,6 @@ def assign_role(azure: Azure, assignment: str, role: str, principal: str, what: 
     azure.change("PUT", assignment, what, {"properties": properties})
 
 
-# --- NVIDIA's device plugin -----------------------------------------------------------------------------------------
-
-
-PLUGIN = "nvidia-device-plugin"
-SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "effect": "NoSchedule"}
-
-
-class DevicePlugin(ClusterObjects):
-    """NVIDIA's device plugin, which registers GPUs with Kubernetes: AKS installs only the driver.
-
-    It is ready once it exists; waiting for the machines includes waiting for their GPUs.
-    """
-
-    kind = "GPU device plugin"
-
-    def documents(self) -> Sequence[Document]:
-        """The DaemonSet, which also runs on spot machines."""
-        (manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {"image": require_pin("devices", PLUGIN)})
-        spec = manifest["spec"]["template"]["spec"]
-        spec["tolerations"] = [*spec.get("tolerations", []), SPOT]
-        return [manifest]
-
-
 # --- permission to use an existing subnet -----------------------------------------------------------------------------
 
 # AKS creates network cards and load balancers in the subnet (`--subnet`) with the cluster's identity. An identity that
@@ -577,6 +550,7 @@ class ImageGroup(ResourceGroup):
     """The resource group of the registry."""
 
     kind = "group of the image registry"
+    holds_images = True
 
     def __init__(self, group: ResourceGroup) -> None:
         super().__init__(group.cluster, group.azure)
@@ -584,12 +558,6 @@ class ImageGroup(ResourceGroup):
         self.path = group.azure.group(self.name)
         self.needs = (group,)
         self.remove_command = f"az group delete --name {self.name} --subscription {self.azure.subscription}"
-
-    def find(self) -> ResourceStatus | None:
-        """Like the cluster's own group; kept if the images are kept."""
-        found = super().find()
-        kept = reason_to_keep_images(self.cluster, self.remove_command)
-        return replace(found, kept=kept) if found else None
 
     def keep(self) -> None:
         """Mark it, so that gc keeps it after its cluster is deleted."""
@@ -603,6 +571,7 @@ class ImageRegistry(AzureResource):
 
     kind = "image registry"
     create_seconds = delete_seconds = 600.0
+    holds_images = True
 
     def __init__(self, group: ImageGroup, plane: ControlPlane) -> None:
         azure = group.azure
@@ -612,12 +581,6 @@ class ImageRegistry(AzureResource):
         self.needs = (group, plane)
         self.goes_with = group
         self.remove_command = f"az acr delete --name {name} --subscription {azure.subscription}"
-
-    def find(self) -> ResourceStatus | None:
-        """Like other resources; kept with its group."""
-        found = super().find()
-        kept = reason_to_keep_images(self.plane.cluster, self.remove_command)
-        return replace(found, kept=kept) if found else None
 
     def request(self) -> Message:
         """The cheapest tier, without the shared admin user."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from providers.base import ROLE_LABEL, WORKER, CloudOptions, RightsError, option
 from providers.eks.api import Aws
 from providers.machines import GpuCatalog, check_count, describe_gpus, load_shapes
@@ -228,8 +228,8 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
 
 # --- the machines of a node group -------------------------------------------------------------------------------------
 
-GPU_TAINT = {"Key": "nvidia.com/gpu", "Value": "present", "Effect": "NO_SCHEDULE"}  # in CloudFormation's words
-GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
+GPU_TAINT = {"Key": NVIDIA_GPU, "Value": "present", "Effect": "NO_SCHEDULE"}  # in CloudFormation's words
+EFA = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 AL2023, BOTTLEROCKET = "al2023", "bottlerocket"
 # EKS' name of each image, without and with NVIDIA's driver.
@@ -266,7 +266,7 @@ class Group:
     def labels(self) -> dict[str, str]:
         """Labels of the group's nodes: the role, and which devices are present."""
         labels = {ROLE_LABEL: WORKER if self.worker else "system"}
-        present = ((GPU, self.gpu), (EFA, self.efa))
+        present = ((NVIDIA_GPU, self.gpu), (EFA, self.efa))
         return {**labels, **{f"{device}.present": "true" for device, is_there in present if is_there}}
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     ROLE_LABEL,
@@ -62,20 +62,17 @@ from providers.eks.resources import (
     CLASS,
     MAX_ZONES,
     ClusterStack,
-    Device,
-    DevicePlugin,
     EndTag,
     EndTimer,
     ImageRepository,
     NodeStack,
     StorageClass,
     fetch_login,
-    gpu_device,
-    network_card_device,
     timers,
     worker_group,
 )
 from providers.gpu_probe import NONE, GpuProbe
+from providers.kubernetes_calls import DevicePlugin, ReadyMachines
 from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus, warn_slow_network, warn_unchecked
 from providers.workloads import OrphanedResource, WorkloadObject
 
@@ -245,10 +242,18 @@ class EksProvider(Provider):
         found += timers(ClusterDetails.of(cluster), [base, working])
         if not workers.count:
             return found
-        devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
-        found += devices
-        if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
-            found.append(GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, gpus, devices, working))
+        details = ClusterDetails.of(cluster)
+        gpus, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
+        needs: list[Resource] = [working]
+        if gpus and options.node_image != BOTTLEROCKET:
+            needs.append(DevicePlugin(plane.access, "GPU", "nvidia-device-plugin", (plane, working), working))
+        if cards:
+            needs.append(DevicePlugin(plane.access, "EFA", "efa-device-plugin", (plane, working), working))
+        devices = {NVIDIA_GPU: gpus, EFA: cards}
+        ready = ReadyMachines(plane.access, plane.name, workers.count, devices, needs, working)
+        found += [*needs[1:], ready]
+        if gpus and options.probe_image != NONE:
+            found.append(GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, gpus, (ready,), working))
         return found
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:
@@ -306,14 +311,6 @@ class EksProvider(Provider):
     def _plane(self, cluster: Cluster) -> ClusterStack:
         _, workers = self.groups(cluster)
         return ClusterStack(cluster, aws_in(_region(cluster)), read_options(cluster, EksOptions), workers)
-
-
-def _devices(cluster: Cluster) -> list[Device]:
-    """The devices that each worker must show before the cluster is ready."""
-    details = ClusterDetails.of(cluster)
-    each, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
-    built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
-    return ([gpu_device(each, built_in=built_in)] if each else []) + ([network_card_device(cards)] if cards else [])
 
 
 def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]:

@@ -38,7 +38,6 @@ from providers.base import (
     RightsError,
     TransientError,
     ownership_tags,
-    reason_to_keep_images,
 )
 from providers.cluster_end import EndMark
 from providers.eks.api import (
@@ -52,11 +51,10 @@ from providers.eks.api import (
     tag_list,
     tags_of,
 )
-from providers.eks.options import AL2023, BOTTLEROCKET, EFA, GPU, EksOptions, Group, Machine, split_subnets
+from providers.eks.options import AL2023, BOTTLEROCKET, EksOptions, Group, Machine, split_subnets
 from providers.eks.quota import find_reservation, find_subnets, version_for, zones_for, zones_with
-from providers.kubernetes_calls import ClusterObjects, Document, count_allocatable, list_workers
-from providers.pins import find_pin, require_pin
-from templates import documents
+from providers.kubernetes_calls import ClusterObjects, Document
+from providers.pins import find_pin
 
 # --- the stacks -------------------------------------------------------------------------------------------------------
 
@@ -917,70 +915,6 @@ def has_issue(found: Mapping[str, Any]) -> bool:
     return bool((found.get("health") or {}).get("issues"))
 
 
-# --- device plugins for GPUs and fast network cards, and waiting until all machines show their devices ----------------
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device by Kubernetes' name, with `each` per machine; `manifest` is its device plugin."""
-
-    resource: str
-    words: str
-    each: int
-    manifest: str | None  # None: the machines' image includes the plugin
-
-
-def gpu_device(each: int, *, built_in: bool = False) -> Device:
-    """NVIDIA GPUs, `each` per machine; `built_in` if the node image brings the device plugin."""
-    return Device(GPU, "GPU", each, None if built_in else "kubernetes/nvidia-device-plugin.yaml")
-
-
-def network_card_device(each: int) -> Device:
-    """EFA network cards, `each` per machine."""
-    return Device(EFA, "EFA", each, "kubernetes/efa-device-plugin.yaml")
-
-
-class DevicePlugin(ClusterObjects):
-    """A device plugin, applied unless the machines' image includes it; ready when all machines show their devices."""
-
-    def __init__(self, plane: ClusterStack, workers: NodeStack, count: int, device: Device) -> None:
-        self.manifest = device.manifest
-        name = str(self.documents()[0]["metadata"]["name"]) if self.manifest else f"{plane.name}/{count}"
-        super().__init__(plane.access, name, (plane, workers), workers)
-        self.plane = plane
-        self.count = count
-        self.device = device
-        self.kind = f"{device.words} device{' plugin' if self.manifest else 's'}"
-
-    def documents(self) -> Sequence[Document]:
-        """The DaemonSet; empty if the image includes it."""
-        image = require_pin("devices", Path(self.manifest).stem) if self.manifest else None
-        return documents(self.manifest, {"image": image}) if self.manifest else []
-
-    def find(self) -> ResourceStatus | None:
-        """Find the DaemonSet; None if it is missing, included in the image, or the cluster is unreachable."""
-        return super().find() if self.manifest else None
-
-    def create(self) -> None:
-        """Apply the DaemonSet (server-side apply). Raises TransientError while the cluster is unreachable."""
-        try:
-            super().create()
-        except NotFoundError:
-            raise TransientError(f"The EKS cluster {self.plane.name} cannot be reached yet.") from None
-
-    def poll(self) -> Readiness:
-        """Ready when `count` workers show all their devices."""
-        try:
-            nodes = list_workers(self.connect)
-        except NotFoundError:
-            return Readiness(False, "the cluster cannot be reached yet")
-        device = self.device
-        ready = sum(1 for node in nodes if count_allocatable(node, device.resource) >= device.each)
-        return Readiness(
-            ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}"
-        )
-
-
 # --- volumes --------------------------------------------------------------------------------------------------------
 
 # A new cluster has neither a driver nor a default storage class, so claims would stay pending. The driver is an add-on
@@ -1132,6 +1066,7 @@ class ImageRepository(Resource):
 
     kind = "image repository"
     create_seconds = delete_seconds = 120.0
+    holds_images = True
 
     def __init__(self, plane: ClusterStack) -> None:
         self.aws = plane.aws
@@ -1147,8 +1082,7 @@ class ImageRepository(Resource):
         if found is None:
             return None
         tags = tags_of(self.aws.call("ecr", "list_tags_for_resource", resourceArn=found["repositoryArn"])["tags"])
-        kept = reason_to_keep_images(self.cluster, self.remove_command)
-        return ResourceStatus("there", ours=tags.get(CLUSTER_TAG) == self.cluster.name, kept=kept)
+        return ResourceStatus("there", ours=tags.get(CLUSTER_TAG) == self.cluster.name)
 
     def create(self) -> None:
         self.aws.call("ecr", "create_repository", repositoryName=self.name, tags=tag_list(ownership_tags(self.cluster)))

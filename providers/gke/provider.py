@@ -7,7 +7,7 @@ from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     ROLE_LABEL,
@@ -216,7 +216,7 @@ class GkeProvider(Provider):
             found.append(NetworkObjects(plane, kind, (plane, *networks)))
         probe = None
         if count and not options.flex_start:
-            ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, (pool,), plane)
+            ready = ReadyMachines(plane.access, plane.name, count, {NVIDIA_GPU: machine.gpus}, (pool,), plane)
             found.append(ready)
             if machine.gpus and options.probe_image != NONE:
                 probe = GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, machine.gpus, (ready,), plane)

@@ -18,7 +18,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.gpudirect import Release, choose_release
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import timestamp
 from providers.base import (
@@ -33,7 +33,6 @@ from providers.base import (
     TransientError,
     describe_differences,
     ownership_tags,
-    reason_to_keep_images,
 )
 from providers.cluster_end import EndMark, WorkerHold
 from providers.gke import api
@@ -55,12 +54,11 @@ from templates import documents
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"
-GPU = "nvidia.com/gpu"
 # Label with which pods request flex-start machines, and taint of machines of queued provisioning.
 FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
 QUEUED_TOLERATION = "cloud.google.com/gke-queued=true:NoSchedule"
 QUEUED_CLASS = "queued-provisioning.gke.io"
-GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
+GPU_TAINT = {"key": NVIDIA_GPU, "value": "present", "effect": "NO_SCHEDULE"}
 # The system pool has no taint, so that Helm charts and controllers can run there; runs select the workers' label. Two
 # machines, so that DNS survives the upgrade of one.
 SYSTEM_NODES = 2
@@ -551,6 +549,7 @@ class ImageRepository(Resource):
 
     kind = "image repository"
     create_seconds = delete_seconds = 300.0
+    holds_images = True
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -568,8 +567,7 @@ class ImageRepository(Resource):
             found = self._ask("GET", f"{self._parent}/{self.name}")
         except NotFoundError:
             return None
-        ours = (found.get("labels") or {}).get(CLUSTER_TAG) == self.plane.name
-        return ResourceStatus("there", ours=ours, kept=reason_to_keep_images(self.plane.cluster, self.remove_command))
+        return ResourceStatus("there", ours=(found.get("labels") or {}).get(CLUSTER_TAG) == self.plane.name)
 
     def create(self) -> None:
         body = {

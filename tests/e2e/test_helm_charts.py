@@ -25,8 +25,7 @@ from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import ROLE_LABEL, WORKER
-from providers.eks.resources import DevicePlugin, gpu_device
-from providers.kubernetes_calls import path_of
+from providers.kubernetes_calls import DevicePlugin, ReadyMachines, path_of
 from providers.lifecycle import up
 from tests.fakes.chart_repository import pack_chart, serving, write_chart
 from tests.fakes.gke import Google
@@ -200,24 +199,14 @@ def test_deadline_interrupt_and_kill(kind: Kind, tmp_path: Path) -> None:
     assert kind.statuses == ["deployed"]
 
 
-@dataclass
-class Plane:
-    """Stands for a control plane of EKS that gives access to `access`."""
-
-    name: str
-    given: Access
-
-    def access(self) -> Access:
-        return self.given
-
-
 def test_the_device_plugin_is_applied_and_waited_for(kind: Kind, tmp_path: Path) -> None:
     tmp_path.joinpath("home").mkdir()
     store, cluster = Store(tmp_path / "home"), Cluster("gpus-1", "eks")
-    plugin: Any = DevicePlugin(Plane("gpus-1", kind.access), None, 1, gpu_device(1))  # type: ignore[arg-type]
-    plugin.needs, plugin.create_seconds = (), 3.0
-    with pytest.raises(DeadlineError, match=r"not ready after 3 s: 0 of 1 machines show 1 × nvidia\.com/gpu"):
-        up(cluster, [plugin], store)
+    plugin: Any = DevicePlugin(lambda: kind.access, "GPU", "nvidia-device-plugin", (), None)  # type: ignore[arg-type]
+    ready: Any = ReadyMachines(lambda: kind.access, "gpus-1", 1, {"nvidia.com/gpu": 1}, (plugin,), plugin)
+    ready.create_seconds = 3.0
+    with pytest.raises(DeadlineError, match=r"not ready after 3 s: 0 of 1 machines have joined"):
+        up(cluster, [plugin, ready], store)
     plugin.create()
     path = path_of(plugin.documents()[0])
     assert kind.get(path)["metadata"]["generation"] == 1
@@ -226,8 +215,8 @@ def test_the_device_plugin_is_applied_and_waited_for(kind: Kind, tmp_path: Path)
     with kind.access.client() as api:
         api.patch(node, {"metadata": {"labels": {ROLE_LABEL: WORKER}}})
         api.patch(f"{node}/status", {"status": {"capacity": {"nvidia.com/gpu": "1"}}})
-    plugin.create_seconds = 60.0
-    assert up(cluster, [plugin], store).state == "ready"
+    ready.create_seconds = 60.0
+    assert up(cluster, [plugin, ready], store).state == "ready"
 
 
 def _chart(folder: Path) -> list[Path]:

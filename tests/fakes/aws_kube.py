@@ -100,7 +100,7 @@ class KubeSide:
                 {
                     "metadata": {"name": instance.node, "labels": self._labels_of(cluster.name, instance)},
                     "spec": {"providerID": f"aws:///{instance.zone}/{instance.identifier}"},
-                    "status": {"allocatable": allocatable},
+                    "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]},
                 }
             )
         return nodes
