@@ -109,7 +109,9 @@ def _explain(error: typer.TyperException) -> UsageError:
         meant = did_you_mean(option.lstrip("-"), [name.lstrip("-") for name in near]).replace(' "', ' "--')
         hint = f"{path} --help"
         if not meant and path == "mlbench run":
-            hint += "-all; a parameter of the task: --set KEY=VALUE"
+            is_short = not option.startswith("--")
+            other = "options of create-cluster are long here: --machine-type"
+            hint += f"-all; {other if is_short else 'a parameter of the task: --set KEY=VALUE'}"
         return UsageError(f"{path} has no option {option}.{meant}", hint=hint)
     message = re.sub(r"is not a valid int( range)?\.", "is not a whole number.", error.format_message())
     if context and getattr(getattr(error, "param", None), "param_type_name", None) == "argument":

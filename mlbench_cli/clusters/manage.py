@@ -150,8 +150,14 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
     """
     name = check_name(request.name, "cluster name")
     provider = request.provider
-    cluster = provider.new_cluster(name, request.nodes, request.options_of(request.options))
-    if (account := provider.find_account(cluster)) is not None:
+    try:
+        cluster = provider.new_cluster(name, request.nodes, request.options_of(request.options))
+        account = provider.find_account(cluster)
+    except (CredentialError, UsageError) as error:
+        if not error.details.get("configured", True):
+            error.hint = f"{error.hint}\nA plan with prices needs no account: --dry-run"
+        raise
+    if account is not None:
         cluster = replace(cluster, account=account)
     require_free_name(store, cluster)
     cluster = provider.describe_machines(cluster)
@@ -255,8 +261,9 @@ def discover_clusters(
             errors[name] = error
     if len(errors) == len(creators) and not any(_is_set_up(name, error) for name, error in errors.items()):
         raise UsageError(
-            "No provider can be searched: " + "; ".join(f"{name}: {error.message}" for name, error in errors.items()),
-            hint="mlbench doctor",
+            "No provider can be searched:\n"
+            + "\n".join(f"  {name}: {error.message}" for name, error in errors.items()),
+            hint=f"mlbench doctor {'|'.join(registry.PAID)}",
         )
     return found, errors
 

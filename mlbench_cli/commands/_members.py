@@ -7,6 +7,7 @@ from mlbench_cli.api import FinishedRun, OpenExperiment, RunHandle
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
+from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Outcome, Run
 from mlbench_cli.model.spec import MIN_KEEP_SECONDS
 from mlbench_cli.results.analysis.numbers import format_price
@@ -55,7 +56,7 @@ def _submit_all(opened: OpenExperiment, left: Sequence[RunHandle]) -> None:
     for run in left:
         _submit(opened, run)
         console.note(f"Started {run.name}. Timeout {_limit(run.run)}.")
-        for note in _describe_keeping(run.run):
+        for note in _describe_keeping(opened, run.run):
             console.note(note)
 
 
@@ -118,7 +119,7 @@ def follow_run(
     try:
         if not run.is_finished:
             _submit(opened, run)
-            _announce(run, set() if said is None else said)
+            _announce(opened, run, set() if said is None else said)
         with Reporter(run, shows_log=logs) as report:
             finished = run.wait(report=report)
         if later:
@@ -128,7 +129,7 @@ def follow_run(
         raise _stop(opened, run, later, stopped) from None
 
 
-def _announce(handle: RunHandle, said: set[str]) -> None:
+def _announce(opened: OpenExperiment, handle: RunHandle, said: set[str]) -> None:
     run = handle.run
     interrupt = "cancels the run and keeps partial results" if handle.runs_here else "leaves the run alone"
     notes = [f"Started {run.name}: {in_words(run.spec)}."]
@@ -137,7 +138,7 @@ def _announce(handle: RunHandle, said: set[str]) -> None:
     if run.spec.functional_only:
         notes.append(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
     notes.append(f"Timeout {_limit(run)}. Ctrl-C {interrupt}.")
-    notes += _describe_keeping(run)
+    notes += _describe_keeping(opened, run)
     for note in notes:
         if note not in said:
             console.note(note)
@@ -152,9 +153,13 @@ def _limit(run: Run) -> str:
     return f"{limit} (at most {format_price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
 
 
-def _describe_keeping(run: Run) -> list[str]:
-    """Until when the results of a cluster run can be fetched."""
+def _describe_keeping(opened: OpenExperiment, run: Run) -> list[str]:
+    """Until when the results of a cluster run can be fetched; nothing about a cluster that is deleted after its runs,
+    because they are fetched before."""
     if run.spec.engine != "kubernetes":
+        return []
+    details = ClusterDetails.of(opened.workspace.store.cluster(run.spec.cluster))
+    if details.made_for and not details.is_kept:
         return []
     kept = max(MIN_KEEP_SECONDS, run.spec.pods.keep_seconds)
     return [f"The cluster keeps the results for {console.duration(kept)} after the run."]

@@ -35,7 +35,6 @@ from providers.machines import load_shapes
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
 SLOWDOWN = 2.0  # factor by which repeated runs may be slower and still end before the cluster expires
-MADE_FOR = "made_for"  # detail of a cluster: the name of the experiment that it is deleted after
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,8 @@ def make_cluster(store: Store, request: CreationRequest, use: Use, *, yes: bool,
             known = store.find_cluster(planned.cluster.identity)
             _refuse_others(store, planned.cluster, known, use)
             planned = _with_end(planned, known, request, use)
-            planned.cluster = replace(planned.cluster, details={**planned.cluster.details, MADE_FOR: use.name})
+            details = {**planned.cluster.details, "made_for": use.name, "is_kept": use.keep}
+            planned.cluster = replace(planned.cluster, details=details)
             _show(planned, use)
             if planned.plan.total != 0:
                 after = ", keep it" if use.keep else " and delete it afterwards"
@@ -171,7 +171,7 @@ def end_cluster(store: Store, cluster: Cluster, use: Use, error: MlbenchError | 
 
 def end_earlier(store: Store, cluster: Cluster, use: Use) -> None:
     """Delete the cluster of runs that have all ended, if an earlier command was killed before it did."""
-    if (left := store.find_cluster(cluster.identity)) is None or left.details.get(MADE_FOR) != use.name:
+    if (left := store.find_cluster(cluster.identity)) is None or ClusterDetails.of(left).made_for != use.name:
         return
     with hold_operation_lock(store, left.name):
         end_cluster(store, left, use)
@@ -203,7 +203,7 @@ def _unfetched(store: Store, cluster: Cluster) -> list[str]:
 def _refuse_others(store: Store, cluster: Cluster, known: Cluster | None, use: Use) -> None:
     """Raise UsageError for a cluster of that name which was made for something else: it would be deleted."""
     if known is not None:
-        if known.details.get(MADE_FOR) != use.name:
+        if ClusterDetails.of(known).made_for != use.name:
             raise UsageError(
                 f'There is already a cluster "{known.name}", which was not made for "{use.name}".',
                 hint=f"--cluster {known.name}   runs there, or choose another NAME",

@@ -10,7 +10,17 @@ from typer.main import get_command
 FOLDED = ("Advanced", "On clusters (not on local)")
 HELP_ALL = "mlbench.help_all"
 # Options whose last word does not name the value.
-_NAMES = {"--allow-from": "CIDR"}
+_NAMES = {
+    "--aad": "ID",
+    "--admin": "ARN",
+    "--allow-from": "CIDR",
+    "--identity": "ID",
+    "--load": "IMAGE",
+    "--permissions-boundary": "ARN",
+    "--registry_name": "NAME",
+    "--subnet": "ID",
+    "--subnets": "ID,ID",
+}
 
 
 class PanelCommand(TyperCommand):

@@ -293,7 +293,7 @@ def cluster_options(provider: Provider, taken: Collection[str], prefix: str) -> 
             long = [word for word in item.opts if word.startswith("--")]
             item.opts = [word for word in long if word not in taken] or [f"--cluster-{long[0].removeprefix('--')}"]
             if item.name == "ttl":
-                item.help = "delete the cluster after this time; default for paid ones: all timeouts of the runs + 1 h"
+                item.help = "lifetime of the cluster; default for paid ones: all timeouts of the runs + 1 h"
             item.name, item.rich_help_panel = prefix + item.name, f"Cluster ({provider.name})"
             found.append(item)
     return found
@@ -358,8 +358,8 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--ttl",
-                help="delete the cluster after this time, e.g. 90m, 8h, 2d, or none; default: none, but "
-                f"{UNATTENDED_TTL} for paid clusters if there is no terminal",
+                help="lifetime, e.g. 90m, 8h, 2d, or none: then the cloud removes the workers, and mlbench gc "
+                f"--expired the rest; default: none, but {UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
             ),
         ],

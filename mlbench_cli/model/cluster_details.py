@@ -120,6 +120,8 @@ class ClusterDetails:
     region: str | None = fact(str)
     location: str | None = fact(str)  # zone or region of the workers
     owner: str | None = fact(str)  # who created it
+    made_for: str | None = fact(str)  # the experiment whose command created it, and deletes it afterwards
+    is_kept: bool = fact(bool, default=False)  # that command was told to leave it
     ttl: str | None = fact(str)  # as given, e.g. "8h"
     expires: int | float | None = fact(int, float)  # seconds since 1970, when `gc --expired` may delete it; None: never
     options: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of its provider, by name

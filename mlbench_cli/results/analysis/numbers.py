@@ -148,9 +148,9 @@ def format_percent(share: float) -> str:
 
 
 def format_money(amount: float) -> str:
-    """An amount without its currency: "0.49", "1,240"; below a cent with three significant digits."""
-    if 0 < abs(amount) < 0.01:
-        return significant(amount)
+    """An amount without its currency: "0.49", "1,240"; below a cent with up to three significant digits: "0.005"."""
+    if 5e-7 <= abs(amount) < 0.01:
+        return significant(amount).rstrip("0")
     return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
