@@ -66,7 +66,10 @@ def charts(
 
 def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
     files = [str(path) for path in paths]
-    print_answer(output, {"folder": str(folder.absolute()), "files": files}, "\n".join(files))
+    names = list(dict.fromkeys(path.stem for path in paths))
+    kinds = sorted({path.suffix[1:].upper() for path in paths}, key=["PNG", "SVG", "CSV"].index)
+    words = f"Wrote {', '.join(names)} to {folder}/ as {', '.join(kinds)}."
+    print_answer(output, {"folder": str(folder.absolute()), "files": files}, words)
 
 
 def _refuse_results(folder: Path) -> None:

@@ -75,7 +75,8 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     assert run(["verify", "demo-1.zip", "demo-2.zip"]) == 0
     assert capsys.readouterr().out == "".join(f"demo-{number}.zip: ok (integrity, derivation)\n" for number in (1, 2))
     assert run(["charts", "figures", "demo-1.zip", "demo-2.zip", "--yes"]) == 0
-    figures = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert "total_time, speedup" in capsys.readouterr().out
+    figures = list(Path("figures").iterdir())
     assert {"total_time.png", "speedup.png", "time_for_all_phases.png"} <= {path.name for path in figures}
     assert all(path.stat().st_size > 0 for path in figures)
 
