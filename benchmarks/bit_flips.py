@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.archive.verify import verify_zip
 from tests.unit.results.runs import sealed_run
 

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.evidence import load_evidence
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.judge import judge
+from mlbench_cli.results.archive.seal import write_sums
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_document, format_parsed, format_row
@@ -124,7 +124,7 @@ class Forged:
                 (self.folder / name).write_bytes(format_document(document))
             (self.folder / "official_result.txt").write_text(judgement.official_text)
             (self.folder / "metrics.jsonl").write_bytes(b"".join(metrics))
-        layout.write_sums(self.folder)
+        write_sums(self.folder)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ PLACES = (
     "mlbench_cli.engines.local.engine:LocalEngine.logs",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.results.archive.seal:seal",
-    "mlbench_cli.results.archive.layout:write_sums",
+    "mlbench_cli.results.archive.seal:write_sums",
     "mlbench_cli.storage.run_folder:_wait_for_lock",
 )
 # The moment of the signal is printed by the program itself, on stdout, which commands under test do not use before.

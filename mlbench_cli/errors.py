@@ -24,7 +24,8 @@ Every error says what happened, why, and in `hint` which command to run next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -200,3 +201,13 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     plain = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.5)
     return f' Did you mean "{plain[near[0]]}"?' if near else ""
+
+
+@contextmanager
+def naming_file_on_os_error(path: Path, action: str) -> Iterator[None]:
+    """Convert an OSError in the block into an MlbenchError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or path
+        raise MlbenchError(f"{what} cannot be {action}: {error.strerror or error}.") from None

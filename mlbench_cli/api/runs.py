@@ -286,7 +286,7 @@ class RunHandle:
 
     def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":
         from mlbench_cli.results.analysis.tables import MetricPoint
-        from mlbench_cli.results.archive.events import parse_metric
+        from mlbench_cli.results.archive.evidence import parse_metric
         from mlbench_cli.runs.progress import EventReader
 
         workers = self.run.spec.workers
@@ -363,7 +363,7 @@ class RunHandle:
 
     def download(self, target: Path) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes."""
-        from mlbench_cli.results.archive.pack import pack
+        from mlbench_cli.results.archive.files import pack
 
         pack(self.results, target)
         return target

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.receipts import archive_digest

@@ -12,9 +12,8 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, make_folder, print_answer
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean, naming_file_on_os_error
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, settings_of
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.exports.facts import RunFacts, read_facts
 from mlbench_cli.results.exports.tables import write_csv, write_parquet
@@ -90,7 +89,7 @@ def _find_exporter(form: str) -> Exporter:
 
 def _export_run(exporter: Exporter, target: str, archive: Archive) -> str:
     facts = read_facts(archive)
-    with layout.naming_file_on_os_error(Path(archive.path), "exported"):
+    with naming_file_on_os_error(Path(archive.path), "exported"):
         exporter(target, facts, api.metrics_of(archive), api.resources_of(archive))
     return facts.name
 
@@ -102,5 +101,5 @@ def _write_table(form: str, target: Path, archives: Sequence[Archive]) -> list[s
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
     samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))
     settings = {str(archive.run["name"]): settings_of(archive) for archive in archives}
-    with layout.naming_file_on_os_error(target, "written"):
+    with naming_file_on_os_error(target, "written"):
         return [str(path) for path in TABLES[form](target, metrics, samples, settings)]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.reproduction import Reproduction, in_order, judge_reproduction
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import brief, check_document
-from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.files import MAX_SUMS_BYTES, Archive
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
 from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
@@ -67,7 +66,7 @@ class ReceiptCheck:
 
 def archive_digest(archive: Archive) -> str:
     """The digest by which a receipt names an archive: the SHA-256 of its SHA256SUMS, which covers all of its files."""
-    return hashlib.sha256(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES)).hexdigest()
+    return hashlib.sha256(archive.read(run_folder.SUMS, MAX_SUMS_BYTES)).hexdigest()
 
 
 def make_receipt(original: Sequence[Archive], reproduction: Sequence[Archive], found: Reproduction) -> JsonObject:
@@ -148,7 +147,7 @@ def sign_receipt(path: Path, key: Path, *, force: bool = False) -> None:
     if receipt.signature_path.exists() and not force:
         raise UsageError(f"{path} is already signed.", hint="Add --force to replace the signature.")
     signature = make_signature(receipt.data, key, RECEIPT_NAMESPACE)
-    with layout.naming_file_on_os_error(path, "written"):
+    with naming_file_on_os_error(path, "written"):
         files.write_atomically(receipt.signature_path, signature)
 
 

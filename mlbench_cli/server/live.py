@@ -20,7 +20,7 @@ from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.model.silence import UNREACHABLE, Silence
 from mlbench_cli.results.analysis.tables import MetricPoint
-from mlbench_cli.results.archive.events import parse_metric
+from mlbench_cli.results.archive.evidence import parse_metric
 from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS

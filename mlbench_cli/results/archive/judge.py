@@ -7,17 +7,20 @@ A run succeeds only if every rank exits with 0, whatever its logs say. A reporte
 the requested goal, and only if a metric event has the value in the result.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
+from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT, Goal, goal_wording, is_finite_number
+from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
-from mlbench_cli.model.spec import OPEN, RunSpec
-from mlbench_cli.results.archive.conditions import assess_conditions
-from mlbench_cli.results.archive.division import Code, Division, find_division
+from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
+from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.documents import (
     ConditionsDocument,
+    DataIdentityDocument,
     DivisionDocument,
     EnvironmentDocument,
     GoalDocument,
@@ -27,8 +30,13 @@ from mlbench_cli.results.archive.documents import (
     SecondsDocument,
     WorkerDocument,
 )
-from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_amount, read_events
-from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.evidence import (
+    Evidence,
+    ReportedFacts,
+    collect_events,
+    read_amount,
+    read_events,
+)
 from mlbench_cli.results.archive.faults import (
     NOT_INJECTED,
     CheckpointMarks,
@@ -37,7 +45,6 @@ from mlbench_cli.results.archive.faults import (
     find_not_injected,
 )
 from mlbench_cli.results.archive.network import find_least_sent, network_document
-from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.plausibility import (
     CLOCK_STEPPED,
     NO_RESULT,
@@ -50,9 +57,11 @@ from mlbench_cli.results.archive.plausibility import (
     find_unreported_goal,
 )
 from mlbench_cli.storage import run_folder
+from mlbench_cli.tasks.catalog import BUDGET, TaskRules
 from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import timestamp
+from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
 # The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
 # evidence needs a new version.
@@ -122,7 +131,6 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     spec = evidence.spec
     if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
-    writers = _writers(evidence)
     marks = CheckpointMarks()
 
     def take_metric(line: bytes) -> None:
@@ -130,7 +138,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
             marks.take(line)
         write_metric(line)
 
-    reported = collect_events(evidence.logs, spec.world_size, take_metric, _watcher(evidence), writers)
+    reported = collect_events(evidence, take_metric)
     samples = SampleWatch()
     conditions = assess_conditions(
         spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
@@ -153,12 +161,10 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     asked = spec.network if spec.workers > 1 else None
     network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
     result = _result(evidence, reported, decision, division.to_dict(), cast(ConditionsDocument, conditions.to_dict()))
-    if (faults := faults_document(evidence.faults, marks)) is not None:
+    faults = faults_document(evidence.faults, marks)
+    result["summary"] = _summarize(evidence, decision, reported.result, "" if faults is None else faults_phrase(faults))
+    if faults is not None:
         result["faults"] = faults
-        if phrase := faults_phrase(faults):
-            result["summary"] = result["summary"].replace(
-                decision.outcome.phrase, f"{decision.outcome.phrase} {phrase}", 1
-            )
     if doubts:
         result["doubts"] = doubts
     if spec.method:
@@ -177,6 +183,147 @@ def _certify(evidence: Evidence) -> Mapping[str, Any]:
     from mlbench_cli.certify.judge import certify  # for its own runs alone: at the top it would delay all others
 
     return certify(evidence.spec, evidence.observation, evidence.logs)
+
+
+# --- division ---------------------------------------------------------------------------------------------------------
+
+_THRESHOLDS = ("goal_full", "goal_light")
+
+
+class Code(Enum):
+    """Whether the ranks ran the code of the mlbench that recorded the run, judged by the digests of both."""
+
+    SAME = "the task's code"
+    OTHER = "another version of the task's code"
+    UNKNOWN = "code not known to be the task's"
+
+
+@dataclass(frozen=True)
+class Division:
+    """`word` is "closed", "open" or None; `reason` says why it is not closed."""
+
+    word: str | None
+    reason: str | None = None
+
+    def to_dict(self) -> DivisionDocument:
+        """The division's entry in result.json."""
+        return {"word": self.word, "reason": self.reason}
+
+
+def find_division(
+    spec: RunSpec,
+    rules: TaskRules | None,
+    synthetic: bool,
+    data: DataIdentityDocument | None,
+    code: Code = Code.SAME,
+) -> Division:
+    """The division of a run under `spec` of a task with `rules`.
+
+    The two divisions of the benchmark, which say which results can be compared.
+
+    closed  The task's own program with its preset `spec`. Hardware, number of workers, backend, seed, full or light
+            goal, time budget, and the parameters that the task lists as `free` may be chosen, because they do not
+            change the mathematics. Results of this division compare systems.
+    open    The task's data and goal, with any model and training: another preset, a changed parameter, another
+            communication method, another image, or a custom command (`mlbench run NAME N --task TASK --command ...`).
+            The goal's metric, threshold and validation set must not be changed; for a custom command, mlbench relies
+            on its author for that. Results of this division compare ways to train.
+
+    A run has no division if it has no goal of a task, if a threshold was changed, or if its data are synthetic, a part
+    of the official data, or other data. The closed division needs official data: data of unknown origin are open.
+
+    `synthetic`: whether its data were generated; `data`: their identity (None: not reported by the task); `code`:
+    whether its ranks ran this version of the task.
+    """
+    if spec.task == CUSTOM:
+        return Division(None, "a command without a task's goal")
+    if rules is None:
+        return Division(None, "a task that this mlbench does not know")
+    if rules.goal is None:
+        return Division(None, "the task has no goal")
+    if changes := list(_changed_thresholds(spec, rules)):
+        return Division(None, f"the goal was changed: {', '.join(changes)}")
+    if synthetic:
+        return Division(None, "the data are synthetic")
+    if data is not None and data["official"] is False:
+        return Division(None, data["reason"] or "not the official data")
+    if spec.preset == OPEN:
+        return Division("open", "a command of one's own")
+    if rules.origin is not None:
+        return Division("open", f"the task is not mlbench's own but of {rules.origin}")
+    changes = [*_changes(spec, rules), *([code.value] if code is not Code.SAME else [])]
+    if data is None or data["official"] is None:
+        reason = data["reason"] if data else None
+        changes.append(f"data not known to be official{f' ({reason})' if reason else ''}")
+    return Division("open", ", ".join(changes)) if changes else Division("closed")
+
+
+def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
+    for name in _THRESHOLDS:
+        if spec.parameters.get(name) != rules.spec[name]:
+            yield f"{name} {spec.parameters.get(name)} instead of {rules.spec[name]}"
+    usual = rules.spec.get(GOAL_ON)
+    if (chosen := spec.parameters.get(GOAL_ON, usual)) != usual:
+        yield f"{GOAL_ON} {chosen} instead of {usual}"
+    if held_out := spec.parameters.get(HOLD_OUT):
+        yield f"{HOLD_OUT} {held_out} instead of 0"
+
+
+def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
+    if spec.preset != "spec":
+        yield f"preset {spec.preset}"
+    if spec.faults:
+        yield "faults were injected"
+    if spec.on_failure:
+        yield "failed ranks were started again"
+    if spec.method:
+        yield f"method {spec.method['name']}"
+    for name, value in spec.parameters.items():
+        if name not in (*rules.free, BUDGET) and value != rules.preset.get(name):
+            yield f"{name} {value} instead of {rules.preset.get(name)}"
+    if spec.argv != rules.command:
+        yield "another command"
+    # Ignore the tag (mlbench's version) and the prefix (the registry to which the image was copied).
+    image = None if spec.image is None else spec.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
+    if image not in (None, rules.image):
+        yield f"image {spec.image}"
+
+
+def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[str | None, str | None]:
+    """The digests of the code of task and method: recorded by the mlbench that started the run, and reported by rank 0;
+    None if unknown."""
+    code, facts = evidence.provenance.get("code") or {}, reported.environments.get(0, {})
+    recorded, executed = (
+        (code.get("digest"), code.get("method_digest")),
+        (facts.get("code_digest"), facts.get("method_digest")),
+    )
+    return _joined(recorded), _joined(executed)
+
+
+def _joined(digests: tuple[Any, Any]) -> str | None:
+    return " ".join(str(one) for one in digests if one) if digests[0] else None
+
+
+def _compare_code(evidence: Evidence, reported: ReportedFacts) -> Code:
+    recorded, executed = _find_digests(evidence, reported)
+    if recorded is None or executed is None:
+        return Code.UNKNOWN
+    return Code.SAME if recorded == executed else Code.OTHER
+
+
+def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Finding]:
+    """A finding if rank 0 ran different task code than the mlbench that recorded the run."""
+    recorded, executed = _find_digests(evidence, reported)
+    if _compare_code(evidence, reported) is not Code.OTHER:
+        return []
+    return [
+        Finding(
+            "code_differs",
+            f"Rank 0 ran a different version of {evidence.spec.task} than the mlbench that started it.",
+            hint="Build the images from the version in use: make images.",
+            evidence={"recorded": recorded, "reported": one_line(str(executed))},
+        )
+    ]
 
 
 # --- the outcome ----------------------------------------------------------------------------------------------------
@@ -209,9 +356,8 @@ def _decide(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, s
                 hint=f"mlbench logs {evidence.name}",
             )
         ]
-    own = _writers(evidence)
-    is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value", own)
-    is_shown = _is_reported(evidence, goal, "last", own) if claimed is Outcome.BUDGET_SPENT else is_proven
+    is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value")
+    is_shown = _is_reported(evidence, goal, "last") if claimed is Outcome.BUDGET_SPENT else is_proven
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
     locked = _find_low_memlock(evidence.spec, reported)
@@ -230,21 +376,6 @@ def _must_report(evidence: Evidence) -> bool:
     """Whether the run's program belongs to a task that must report a result."""
     rules = evidence.rules
     return evidence.spec.runs_task_program and rules is not None and (rules.origin is None or rules.goal is not None)
-
-
-def _writers(evidence: Evidence) -> Callable[[int], Collection[int]]:
-    """The ranks that write to a log, given its number: one rank, or all ranks of a worker that share a log."""
-    spec, numbers = evidence.spec, {*evidence.logs}
-
-    def find(number: int) -> Collection[int]:
-        if number >= spec.process_count:
-            return ()
-        if not spec.run_on_all:  # a launcher on rank 0 prints the output of all ranks
-            return range(spec.world_size) if number == 0 else ()
-        ranks = spec.ranks_of(spec.unit_of(number))
-        return {number, *(rank for rank in ranks if number == ranks[0] and rank not in numbers)}
-
-    return find
 
 
 def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[JsonObject | None, list[Finding]]:
@@ -291,43 +422,6 @@ def _find_doubts(evidence: Evidence, decision: _Decision) -> list[str]:
 def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
     same = all(reported[key] == asked[key] for key in ("metric", "comparison", "threshold"))
     return same and reported["kind"] in (None, asked["kind"])
-
-
-def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[str | None, str | None]:
-    """The digests of the code of task and method: recorded by the mlbench that started the run, and reported by rank 0;
-    None if unknown."""
-    code, facts = evidence.provenance.get("code") or {}, reported.environments.get(0, {})
-    recorded, executed = (
-        (code.get("digest"), code.get("method_digest")),
-        (facts.get("code_digest"), facts.get("method_digest")),
-    )
-    return _joined(recorded), _joined(executed)
-
-
-def _joined(digests: tuple[Any, Any]) -> str | None:
-    return " ".join(str(one) for one in digests if one) if digests[0] else None
-
-
-def _compare_code(evidence: Evidence, reported: ReportedFacts) -> Code:
-    recorded, executed = _find_digests(evidence, reported)
-    if recorded is None or executed is None:
-        return Code.UNKNOWN
-    return Code.SAME if recorded == executed else Code.OTHER
-
-
-def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Finding]:
-    """A finding if rank 0 ran different task code than the mlbench that recorded the run."""
-    recorded, executed = _find_digests(evidence, reported)
-    if _compare_code(evidence, reported) is not Code.OTHER:
-        return []
-    return [
-        Finding(
-            "code_differs",
-            f"Rank 0 ran a different version of {evidence.spec.task} than the mlbench that started it.",
-            hint="Build the images from the version in use: make images.",
-            evidence={"recorded": recorded, "reported": one_line(str(executed))},
-        )
-    ]
 
 
 def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
@@ -399,26 +493,11 @@ def _confirm(
     ]
 
 
-def _watcher(evidence: Evidence) -> GoalWatcher | None:
-    """A watcher for the user's own command measured against a task's goal; None for any other run."""
-    spec, goal = evidence.spec, evidence.goal
-    if spec.preset != OPEN or goal is None:
-        return None
-    # By the clock of the machine that times rank 0's metrics.
-    started = next((worker.started for worker in evidence.observation.workers if worker.rank == 0), None)
-    return GoalWatcher(goal, spec.goal, None if started is None else timestamp(started))
-
-
 def _is_reached(goal: Mapping[str, Any] | None) -> bool:
     return goal is not None and Goal(goal["metric"], goal["comparison"], goal["threshold"]).meets(goal["value"])
 
 
-def _is_reported(
-    evidence: Evidence,
-    goal: Mapping[str, Any] | None,
-    key: str,
-    writers: Callable[[int], Collection[int]],
-) -> bool:
+def _is_reported(evidence: Evidence, goal: Mapping[str, Any] | None, key: str) -> bool:
     """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`."""
     if goal is None or goal[key] is None:
         return False
@@ -426,7 +505,7 @@ def _is_reported(
     return any(
         event["event"] == "metric" and event.get("name") in names and _is_close(event.get("value"), goal[key])
         for number, open_log in evidence.logs.items()
-        if 0 in writers(number)
+        if 0 in evidence.writers(number)
         for event in _closing(open_log)
         if event["rank"] == 0
     )
@@ -451,13 +530,12 @@ def _result(
     division: DivisionDocument,
     conditions: ConditionsDocument,
 ) -> ResultDocument:
-    """result.json without its official line, method and network."""
+    """result.json without its summary, official line, method, network and faults."""
     spec, observation = evidence.spec, evidence.observation
     facts = reported.result or _NO_RESULT
     seconds: SecondsDocument = {"wall": facts.get("wall_seconds"), "training": facts.get("training_seconds")}
     to_goal = _seconds_to_goal(facts, decision.goal, seconds) if decision.is_proven else None
     goal = _goal_document(decision.goal, to_goal)
-    summary = _summarize(evidence, decision, reported.result)
     started, finished = evidence.span
     wall_seconds = None if started is None else round(finished - started, 3)
     if observation.seconds is not None:
@@ -478,7 +556,7 @@ def _result(
         "device": spec.device,
         "outcome": str(decision.outcome),
         "exit_code": find_exit_code(observation),
-        "summary": summary,
+        "summary": "",
         "started": None if started is None else timestamp(started),
         "finished": timestamp(finished),
         "wall_seconds": wall_seconds,
@@ -564,11 +642,11 @@ def worker_document(worker: WorkerState) -> WorkerDocument:
 # --- the summary ---------------------------------------------------------------------------------------------------
 
 
-def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, Any] | None) -> str:
-    """One sentence for people, with the reason if there is one."""
+def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, Any] | None, faults: str) -> str:
+    """One sentence for people, with what the run has been through, and the reason if there is one."""
     outcome, findings = decision.outcome, decision.findings
     is_unfinished = any(found.code == STILL_RUNNING for found in evidence.observation.findings)
-    begin = f"{evidence.name} {'had not ended' if is_unfinished else outcome.phrase}"
+    begin = f"{evidence.name} had not ended" if is_unfinished else f"{evidence.name} {outcome.phrase} {faults}".rstrip()
     if outcome.is_success:
         begin += _figures(outcome, reported or {})
         telling = ("goal_not_proved", NOT_INJECTED)
@@ -608,6 +686,112 @@ def _last_figures(reported: Mapping[str, Any]) -> str:
 def _after(reported: Mapping[str, Any]) -> str:
     seconds = reported.get("wall_seconds")
     return "" if seconds is None else f" after {seconds:.1f} s"
+
+
+# --- official_result.txt ----------------------------------------------------------------------------------------------
+
+_OPEN = "comparable with results of the open division only"
+
+
+def official_line(result: Mapping[str, Any]) -> str | None:
+    """The line of a result.json, without newline; None without goal.
+
+    "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
+    Seconds are rank 0's wall clock from the first training step to the goal, including validation and waiting for data;
+    in parentheses the sum over its training steps only, which MLBench 3 reported. Parts that are 0 are omitted. For a
+    run with a time budget: "81.25% Top 1 Validation Accuracy after 7204.125 seconds (budget 7200, then the last
+    validation), ...". Also None if findings remove the line (`doubts`).
+    """
+    goal, parts = result["goal"], _parts(result)
+    if result.get("doubts"):
+        return None
+    if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
+        value = result_wording(goal, goal["last"])
+        seconds = result["task_seconds"]["wall"] or 0.0
+        budget = result["budget_seconds"]  # None if a custom command did not report it
+        spent = f" (budget {budget:g}, then the last validation)" if budget else ""
+        return f"{value} after {seconds:.3f} seconds{spent}{parts}"
+    if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
+        return None
+    wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]
+    seconds = training if wall is None else wall
+    if seconds is None:
+        return f"{goal['wording']} reached"
+    steps = f" (training steps: {training:.3f})" if training is not None else ""
+    return f"{goal['wording']} reached in {seconds:.3f} seconds{steps}" + parts
+
+
+def _parts(result: Mapping[str, Any]) -> str:
+    mixed = math.fsum(_rank0(result, category) for category in MIXED_CATEGORIES.values())
+    computing = math.fsum(_rank0(result, category) for category in COMPUTE_CATEGORIES) + mixed
+    parts = {
+        "Compute and Communication" if mixed else "Compute": computing,
+        "Communication": _rank0(result, "communication"),
+        "Metrics Computation": _rank0(result, "metrics"),
+        "Pre-processing": _rank0(result, "preprocessing"),
+    }
+    texts = {name: f"{value:.3f}" for name, value in parts.items()}
+    return "".join(f", {name}: {text} seconds" for name, text in texts.items() if float(text))
+
+
+def official_text(result: Mapping[str, Any]) -> str:
+    """The content of official_result.txt, derived only from result.json."""
+    line = official_line(result) or f"No official result: {_why_not_official(result)}."
+    if result["synthetic"]:
+        line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
+    data = result.get("data_identity")
+    if data is not None and data["official"] is False and not result["synthetic"]:
+        line += f"\nThe data were not the official ones ({data['reason']}): not comparable with official results."
+    division = result["division"]
+    if division["word"] == "open":
+        line += f"\nDivision: open ({division['reason']}), {_OPEN}."
+    elif division["word"] is None and result["goal"] and result["task"] != CUSTOM and not _has_other_data(result):
+        line += f"\nDivision: none ({division['reason']}), not comparable with official results."
+    if result["label"]["word"] == "functional":
+        line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
+    if method := result.get("method"):
+        line += f"\nMethod of communication: {method}, not the task's own."
+    network = result.get("network")
+    if network and (phrase := network_phrase(network)):
+        line += f"\nNetwork between the ranks: {phrase}."
+    conditions = result.get("conditions")
+    if conditions and conditions["labels"]:
+        line += f"\nThe run did not have its machine to itself: {Conditions.from_dict(conditions).phrase}."
+    return line + "\n"
+
+
+def _has_other_data(result: Mapping[str, Any]) -> bool:
+    data = result.get("data_identity")
+    return bool(result["synthetic"] or (data is not None and data["official"] is False))
+
+
+def result_wording(goal: Mapping[str, Any], value: float) -> str:
+    """ "81.25% Top 1 Validation Accuracy": the goal's wording with a value instead of the threshold."""
+    if goal["wording"] == goal_wording(goal, None):
+        return f"{goal['metric']} of {value:.6g}"
+    return str(goal["wording"]).replace(f"{goal['threshold']:g}", f"{value:.6g}", 1)
+
+
+def _why_not_official(result: Mapping[str, Any]) -> str:
+    goal, outcome = result["goal"], result["outcome"]
+    if not Outcome(outcome).is_success:
+        reason = f"the run {Outcome(outcome).phrase}"
+        if outcome == Outcome.FAILED:
+            reason += f" with exit code {result['exit_code']}" if result["exit_code"] is not None else ""
+            reason += f", rank {result['first_failed']} first" if result["first_failed"] is not None else ""
+        return reason
+    if result.get("doubts"):
+        return f"its evidence is in doubt ({', '.join(result['doubts'])}; findings.json says why)"
+    if goal is None:
+        return "the run completed, and it has no goal"
+    if goal["value"] is None:
+        return f'the goal "{goal["wording"]}" was not reached'
+    return f'the goal "{goal["wording"]}" was not reached, {goal["metric"]} came to {goal["value"]:g}'
+
+
+def _rank0(result: Mapping[str, Any], category: str) -> float:
+    spread = result["timings"].get(category)
+    return spread["rank0"] if spread else 0.0
 
 
 # --- environment.json -----------------------------------------------------------------------------------------------

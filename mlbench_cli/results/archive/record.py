@@ -10,7 +10,7 @@ from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.storage.run_folder import RUN, RunFolder
 from mlbench_cli.tasks.catalog import find_rules
-from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document
+from mlbench_cli.util.json_text import format_document
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.documents import RunDocument
@@ -43,19 +43,3 @@ def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None, re
             f"The folder {run.folder} of the run cannot be created: {error.strerror or error}.",
             hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
-
-
-def complete_run_document(run: Run) -> Mapping[str, Any]:
-    """The run.json in the run's folder; rewritten without provenance if it is missing or belongs to another run."""
-    folder = RunFolder(run.folder)
-    document = folder.read_json(RUN)
-    provenance = repeats = None
-    if document is not None and [document.get(name) for name in ("id", "name", "created")] == [
-        *(run.id, run.name, run.created)
-    ]:
-        if document.get("spec") == json.loads(canonical_json(run.spec.to_dict())):
-            return document
-        provenance, repeats = document.get("provenance"), document.get("repeats")  # the spec had another form then
-    written = {"schema_version": SCHEMA_VERSION, **run_document(run, provenance, repeats)}
-    folder.write(RUN, format_document(written))
-    return written

@@ -11,10 +11,8 @@ from typing import Any
 from mlbench_cli.errors import CannotTellError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.files import DOCUMENTS, Archive, pack
 from mlbench_cli.results.archive.judge import STILL_RUNNING
-from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.storage import run_folder
@@ -65,7 +63,7 @@ def _pack(folder: Path, packed: Path, refusal: str) -> None:
 
 def _copy(archive: Archive, folder: Path) -> None:
     """Copy the evidence of an archive, without documents and checksums."""
-    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.CERTIFICATE, run_folder.SUMS, run_folder.SIGNATURE}
+    made = {*DOCUMENTS, run_folder.NETWORK, run_folder.CERTIFICATE, run_folder.SUMS, run_folder.SIGNATURE}
     for name in archive.names:
         if name not in made:
             target = folder / name

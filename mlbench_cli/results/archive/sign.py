@@ -16,10 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import write_archive
+from mlbench_cli.errors import (
+    CredentialError,
+    DeadlineError,
+    MlbenchError,
+    NotFoundError,
+    UsageError,
+    naming_file_on_os_error,
+)
+from mlbench_cli.results.archive.files import MAX_SUMS_BYTES, Archive, write_archive
 from mlbench_cli.results.archive.verify import (
     MAX_SIGNATURE_BYTES,
     NAMESPACE,
@@ -71,11 +76,11 @@ def sign(path: Path, key: Path, *, force: bool = False) -> None:
     with open_verified(path) as archive:
         if run_folder.SIGNATURE in archive.names and not force:
             raise UsageError(f"{path} is already signed.", hint="Add --force to replace the signature.")
-        signature = make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
+        signature = make_signature(archive.read(run_folder.SUMS, MAX_SUMS_BYTES), key)
         if not path.is_dir():
             write_archive(archive, path, {run_folder.SIGNATURE: signature})
             return
-        with layout.naming_file_on_os_error(path, "written"):
+        with naming_file_on_os_error(path, "written"):
             files.write_atomically(path / run_folder.SIGNATURE, signature)
 
 
@@ -88,7 +93,7 @@ def check_origin(archive: Archive, signers: Path) -> Signer:
     if run_folder.SIGNATURE not in archive.names:
         raise refuse_unsigned(Path(archive.path))
     signature = archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES)
-    return find_signer(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), signature, signers)
+    return find_signer(archive.read(run_folder.SUMS, MAX_SUMS_BYTES), signature, signers)
 
 
 def find_signer(

@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,12 +13,23 @@ from typing import Any, BinaryIO
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import SPEC_VERSION, canonical_json
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import DOCUMENTS, brief, check_document
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
-from mlbench_cli.results.archive.files import Archive, Zip
-from mlbench_cli.results.archive.judge import JUDGE_VERSION, Judgement, judge
-from mlbench_cli.results.archive.pack import check_canonical
+from mlbench_cli.results.archive.files import (
+    MAX_SUMS_BYTES,
+    REQUIRED,
+    Archive,
+    Zip,
+    check_canonical,
+    digest,
+    find_collisions,
+    find_portability_problem,
+    is_in_layout,
+    log_names,
+    parse_sums,
+    walk,
+)
+from mlbench_cli.results.archive.judge import JUDGE_VERSION, judge
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
@@ -172,7 +183,7 @@ class _OtherForm(str):
 
 def _folder_problems(path: Path) -> Iterator[Problem | str]:
     names, damaged = [], False
-    for name, mode in sorted(layout.walk(path)):
+    for name, mode in sorted(walk(path)):
         if stat.S_ISREG(mode):
             names.append(name)
             continue
@@ -185,7 +196,7 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
         )
     archive = Archive.open(path)
     if run_folder.SUMS not in names:
-        sealable = run_folder.RUN in names or layout.log_names(names)
+        sealable = run_folder.RUN in names or log_names(names)
         reason = (
             "the run has not finished, or its results have not been fetched"
             if sealable
@@ -195,7 +206,12 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
             "unsealed" if sealable else "not_an_archive", run_folder.SUMS, f"there is no SHA256SUMS: {reason}"
         )
         return
-    yield from _archive_problems(archive, damaged, lambda name: _digest(archive, name))
+
+    def read(name: str) -> str:
+        with archive.open_file(name) as file:
+            return digest(file)
+
+    yield from _archive_problems(archive, damaged, read)
 
 
 def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
@@ -208,11 +224,16 @@ def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
 
 def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], str]) -> Iterator[Problem | str]:
     """Check files against SHA256SUMS and, if all match, documents against the evidence."""
-    sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), archive.path)
+    sums = parse_sums(archive.read(run_folder.SUMS, MAX_SUMS_BYTES), archive.path)
     names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
-    if run_folder.SIGNATURE in archive.names and (reason := _find_signature_problem(archive)):
-        damaged = True
-        yield Problem("signature", run_folder.SIGNATURE, reason)
+    if run_folder.SIGNATURE in archive.names:  # results/archive/sign.py checks who made it
+        try:
+            reason = find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
+        except OSError as error:
+            reason = f"it cannot be read: {error.strerror}"
+        if reason:
+            damaged = True
+            yield Problem("signature", run_folder.SIGNATURE, reason)
     for name in sorted(names | {*sums}):
         problem = None
         if name not in names:
@@ -232,29 +253,23 @@ def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], s
         yield from _content_problems(archive)
 
 
-def _digest(archive: Archive, name: str) -> str:
-    with archive.open_file(name) as file:
-        return layout.digest(file)
-
-
-def _find_signature_problem(archive: Archive) -> str | None:
-    """Why SHA256SUMS.sig cannot be a signature. results/archive/sign.py checks who made it."""
-    try:
-        return find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-
-
 # --- contents -----------------------------------------------------------------------------------------------------
 
 
 def _content_problems(archive: Archive) -> Iterator[Problem | str]:
-    missing = [name for name in layout.REQUIRED if name not in archive.names]
+    """Check the documents against their types, and then against the evidence."""
+    missing = [name for name in REQUIRED if name not in archive.names]
     for name in missing:
         yield Problem("missing", name, "every archive must have it")
     if missing:
         return
-    violations = list(_find_violations(archive))
+    violations = []
+    for name in DOCUMENTS:
+        if name in archive.names:
+            try:
+                check_document(name, archive.document(name))
+            except ValueError as error:
+                violations.append(Problem("schema", name, str(error)))
     judged_by = archive.document(run_folder.RESULT).get("judge")
     if violations and type(judged_by) is int and judged_by != JUDGE_VERSION:
         yield _OtherForm(
@@ -263,55 +278,32 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
         )
         return
     yield from violations
-    samples = _CheckedSamples(archive)
+    unusual: list[int] = []  # the first line of resources.jsonl that is not in the form of a row
+    samples = _read_samples(archive, unusual)
     if not violations:
-        yield from _derivation_problems(archive, samples)
-    samples.check_rest()
+        yield from _derivation_problems(archive, samples, unusual)
+    for _ in samples:  # the rows that the judge has not read
+        pass
 
 
-def _find_violations(archive: Archive) -> Iterator[Problem]:
-    for name in DOCUMENTS:
-        if name in archive.names:
-            try:
-                check_document(name, archive.document(name))
-            except ValueError as error:
-                yield Problem("schema", name, str(error))
+def _read_samples(archive: Archive, unusual: list[int]) -> Iterator[Mapping[str, Any]]:
+    """The rows of resources.jsonl, each checked as it is read. Raises DamagedArchive for a line that is no JSON
+    object."""
+    for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
+        try:
+            row = parse_document(line)
+        except ValueError as error:
+            raise DamagedArchive(
+                archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
+            ) from None
+        if not unusual and format_row(row) != line:
+            unusual.append(number)
+        yield row
 
 
-class _CheckedSamples:
-    """The rows of resources.jsonl for the judge, each checked as it is read.
-
-    `unusual`: number of the first line that is not in the form of a row. Raises DamagedArchive for a line that is not a
-    JSON object.
-    """
-
-    def __init__(self, archive: Archive) -> None:
-        self.unusual: int | None = None
-        self._archive = archive
-        self._rows = self._read()
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return self._rows
-
-    def check_rest(self) -> None:
-        """Check the rows that nobody has read."""
-        for _ in self._rows:
-            pass
-
-    def _read(self) -> Iterator[Mapping[str, Any]]:
-        for number, line in enumerate(self._archive.lines(run_folder.RESOURCES), 1):
-            try:
-                row = parse_document(line)
-            except ValueError as error:
-                raise DamagedArchive(
-                    self._archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
-                ) from None
-            if self.unusual is None and format_row(row) != line:
-                self.unusual = number
-            yield row
-
-
-def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator[Problem | str]:
+def _derivation_problems(
+    archive: Archive, samples: Iterator[Mapping[str, Any]], unusual: Sequence[int]
+) -> Iterator[Problem | str]:
     """Judge the archive's evidence again, and compare every field of the documents with the result."""
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
@@ -341,13 +333,22 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
     if evidence.observation.ended is None:
         yield Problem("inconsistent", run_folder.OBSERVATION, "the run has not ended")
         return
-    judgement = _judge_again(archive, evidence)
-    if samples.unusual is not None:
-        yield Problem("inconsistent", run_folder.RESOURCES, f"line {samples.unusual} is not formatted as a row")
-    if judgement.network is None and run_folder.NETWORK in archive.names:
-        yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
-    if judgement.certificate is None and run_folder.CERTIFICATE in archive.names:
-        yield Problem("inconsistent", run_folder.CERTIFICATE, "it does not follow from the evidence")
+    lines, number = archive.lines(run_folder.METRICS), 0
+
+    def compare(expected: bytes | None) -> None:
+        nonlocal number
+        number += 1
+        if next(lines, None) != expected:
+            message = f"line {number} does not follow from the logs"
+            raise DamagedArchive(archive.path, run_folder.METRICS, message, problem="inconsistent")
+
+    judgement = judge(evidence, compare)
+    compare(None)
+    if unusual:
+        yield Problem("inconsistent", run_folder.RESOURCES, f"line {unusual[0]} is not formatted as a row")
+    for name in (run_folder.NETWORK, run_folder.CERTIFICATE):
+        if name in archive.names and name not in judgement.documents:
+            yield Problem("inconsistent", name, "it does not follow from the evidence")
     for name, expected in judgement.documents.items():
         if name in archive.names:
             yield from _differences(name, archive.document(name), expected)
@@ -360,13 +361,13 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
 def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
     """Problems of names that are not allowed in an archive, and of documents that are not in canonical form, which
     readers could interpret differently."""
-    for name, other in layout.find_collisions(archive.names).items():
+    for name, other in find_collisions(archive.names).items():
         shown = f"on some systems it is the same as {_printable_name(other)}"
         yield Problem("unsafe_name", _printable_name(name), shown)
     for name in archive.names:
-        if not layout.is_in_layout(name):
+        if not is_in_layout(name):
             yield Problem("extra", _printable_name(name), "an archive has no such file")
-        elif problem := layout.find_portability_problem(name):
+        elif problem := find_portability_problem(name):
             yield Problem("unsafe_name", _printable_name(name), problem)
     for rank, name in archive.logs.items():
         if rank >= evidence.spec.process_count:
@@ -393,27 +394,6 @@ def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Prob
     else:
         version = run.get("mlbench")
         yield f"run.json gives the rules of {spec.task} in mlbench {version}; those of this mlbench are different."
-
-
-def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
-    """Judge the evidence again. Raises DamagedArchive at the first line of metrics.jsonl that does not follow from the
-    logs."""
-    lines, index = archive.lines(run_folder.METRICS), 0
-
-    def compare(expected: bytes | None) -> None:
-        nonlocal index
-        index += 1
-        if next(lines, None) != expected:
-            raise DamagedArchive(
-                archive.path,
-                run_folder.METRICS,
-                f"line {index} does not follow from the logs",
-                problem="inconsistent",
-            )
-
-    judgement = judge(evidence, compare)
-    compare(None)
-    return judgement
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:

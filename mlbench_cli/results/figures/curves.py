@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number, name_metric
 from mlbench_cli.results.analysis.numbers import unit_of
-from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample
+from mlbench_cli.results.archive.evidence import read_events
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row, guide, thin
 
@@ -135,23 +136,15 @@ class RunData:
         return found
 
     @cached_property
-    def phases(self) -> list[tuple[float, str, float | None, float | None]]:
-        """(time, phase, epoch, step) of rank 0's phase events, in order."""
-        return [
-            (
-                float(event["time"]),
-                str(event.get("phase")),
-                read_number(event.get("epoch")),
-                read_number(event.get("step")),
-            )
-            for event in self.archive.events(0)
-            if event["event"] == "phase" and event["rank"] == 0
-        ]
-
-    @cached_property
     def begun(self) -> float | None:
         """Start of the training in seconds since 1970; None if rank 0 did not report it."""
-        return next((time for time, phase, _, _ in self.phases if phase == "training"), None)
+        if 0 not in self.archive.logs:
+            return None
+        with self.archive.open_file(self.archive.logs[0]) as log:
+            for event in read_events(log):
+                if event["event"] == "phase" and event["rank"] == 0 and event.get("phase") == "training":
+                    return float(event["time"])
+        return None
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, naming_file_on_os_error
 from mlbench_cli.results.analysis.numbers import format_value
-from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.figures.chart import (
     FIT,
     GUIDE,

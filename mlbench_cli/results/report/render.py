@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mlbench_cli import __version__
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, naming_file_on_os_error
 from mlbench_cli.results.analysis.compare import be
 from mlbench_cli.results.analysis.numbers import format_estimate, format_goal, format_percent, format_value, unit_of
 from mlbench_cli.results.analysis.stats import Estimate, EstimateDocument
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.chart import Chart, to_csv
 from mlbench_cli.results.figures.files import STYLE
 from mlbench_cli.results.figures.svg import Spent, render_spent, render_svg
@@ -71,7 +70,7 @@ def write_report(report: Facts, path: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
-    with layout.naming_file_on_os_error(path, "written"):
+    with naming_file_on_os_error(path, "written"):
         tables = {"results": report["csv"]} | {key: to_csv([chart]) for key, chart in report["charts"].items()}
         data.mkdir(exist_ok=True)
         written = [data / f"{name}.csv" for name in tables]

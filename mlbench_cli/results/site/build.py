@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError, UsageError, naming_file_on_os_error
 from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.archive.sign import OriginError
 from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE, find_signature_problem
 from mlbench_cli.results.figures.chart import to_csv

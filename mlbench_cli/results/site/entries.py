@@ -18,8 +18,7 @@ from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.archive.bundle import archives_at
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import OriginError, check_origin
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.receipts import archive_digest

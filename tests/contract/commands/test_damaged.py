@@ -8,9 +8,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.record import write_run_document
-from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.seal import seal, write_sums
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from tests import NIGHTLY
@@ -26,7 +25,7 @@ def null_seconds(folder: Path) -> None:
     result = json.loads((folder / run_folder.RESULT).read_text())
     (folder / run_folder.RESULT).write_text(json.dumps({**result, "task_seconds": None}))
     (folder / run_folder.SUMS).unlink()
-    layout.write_sums(folder)
+    write_sums(folder)
 
 
 def cut_document(folder: Path) -> None:

@@ -123,10 +123,10 @@ def test_an_edited_archive_of_a_run_from_here_is_foreign(folder: Path, capsys: C
 
 
 def reseal(folder: Path) -> None:
-    from mlbench_cli.results.archive import layout
+    from mlbench_cli.results.archive.seal import write_sums
 
     (folder / run_folder.SUMS).unlink()
-    layout.write_sums(folder)
+    write_sums(folder)
 
 
 @pytest.mark.parametrize(

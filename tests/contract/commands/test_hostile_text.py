@@ -18,7 +18,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store

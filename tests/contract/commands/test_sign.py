@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import digest, format_sums, pack, parse_sums
 from mlbench_cli.storage.run_folder import SIGNATURE, SUMS
 from tests.contract import clients
 
@@ -175,10 +174,10 @@ def test_what_was_signed_cannot_be_changed_and_sealed_again(capsys: Captured) ->
     assert run(["verify", "demo", "--sign", "key"]) == 0
     Path("demo/output").mkdir(exist_ok=True)
     Path("demo/output/forged").write_text("forged")
-    sums = layout.parse_sums(Path(f"demo/{SUMS}").read_bytes(), "demo")
+    sums = parse_sums(Path(f"demo/{SUMS}").read_bytes(), "demo")
     with open("demo/output/forged", "rb") as file:
-        sums["output/forged"] = layout.digest(file)
-    Path(f"demo/{SUMS}").write_bytes(layout.format_sums(sums))
+        sums["output/forged"] = digest(file)
+    Path(f"demo/{SUMS}").write_bytes(format_sums(sums))
     assert run(["verify", "demo"]) == 0
     assert "SHA256SUMS is not what was signed" in run_refused(capsys, 3, "verify", "demo", "--signers", "signers")
 

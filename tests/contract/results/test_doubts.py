@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage import run_folder

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.record import write_run_document
-from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.seal import seal, write_sums
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.storage import run_folder
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec, training_log
@@ -88,7 +87,7 @@ def test_no_document_of_a_stranger_breaks_the_judge(whole: Path, tmp_path: Path,
     document = json.loads((folder / name).read_text())
     path = data.draw(some.sampled_from(list(places(document))))
     (folder / name).write_text(json.dumps(put(document, path, data.draw(VALUES))))
-    layout.write_sums(folder)
+    write_sums(folder)
     verify(folder)  # answers
 
 
@@ -124,7 +123,7 @@ def test_one_bad_archive_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFi
     observation = json.loads((bad / run_folder.OBSERVATION).read_text())
     observation["workers"][0]["finished"] = 1e300
     (bad / run_folder.OBSERVATION).write_text(json.dumps(observation))
-    layout.write_sums(bad)
+    write_sums(bad)
     assert run(["verify", str(bad), str(good)]) == 2
     shown = capsys.readouterr().out
     assert f"{good}: ok" in shown

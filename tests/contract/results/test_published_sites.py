@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from tests.unit.results.runs import sealed_run
 
 Captured = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.model.run import LOCAL
-from mlbench_cli.results.archive.events import read_events
+from mlbench_cli.results.archive.evidence import read_events
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from tests.browser import open_browser
@@ -122,13 +122,13 @@ def test_a_damaged_and_a_forged_archive_stop_the_build_or_are_listed(archives: P
 
 def forge(path: Path) -> None:
     """Claim one second less than the logs say, and make all checksums fit."""
-    from mlbench_cli.results.archive import layout
+    from mlbench_cli.results.archive.seal import write_sums
 
     folder = path.with_suffix("")
     shutil.unpack_archive(path, folder)
     result = folder / "result.json"
     result.write_text(re.sub(r'"wall": (\d+)', lambda found: f'"wall": {int(found[1]) - 1}', result.read_text()))
-    layout.write_sums(folder)
+    write_sums(folder)
     path.unlink()
     pack(folder, path)
     shutil.rmtree(folder)

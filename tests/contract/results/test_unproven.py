@@ -11,11 +11,10 @@ import pytest
 from mlbench_cli import api
 from mlbench_cli.app import run
 from mlbench_cli.errors import CannotTellError
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.files import UNPROVEN
 from mlbench_cli.results.archive.judge import JUDGE_VERSION
 from mlbench_cli.results.archive.record import write_run_document
-from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.seal import seal, write_sums
 from mlbench_cli.storage import run_folder
 from tests.unit.results.runs import (
     event,
@@ -49,7 +48,7 @@ def forged(folder: Path) -> str:
     result["conditions"].update(labels=[], crowded=None, contended=None, quota_limited=None, shared=None)
     path.write_text(json.dumps(result))
     (archive / run_folder.SUMS).unlink()
-    layout.write_sums(archive)
+    write_sums(archive)
     assert run(["verify", str(archive)]) == 9
     return str(archive)
 
@@ -61,7 +60,7 @@ def test_an_archive_of_another_form_is_not_derived_and_never_shown(folder: Path,
     result["judge"] = JUDGE_VERSION + 2
     result["conditions"] = {"labels": []}
     (archive / run_folder.RESULT).write_text(json.dumps(result))
-    layout.write_sums(archive)
+    write_sums(archive)
     assert run(["verify", str(archive)]) == 9
     assert "only checksums were checked" in capsys.readouterr().out
     for words in (["report", "out.md", str(archive)], ["report", "out.md", str(archive), "--unproven"]):

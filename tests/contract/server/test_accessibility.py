@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.report.facts import collect

@@ -11,7 +11,7 @@ from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.division import find_division
+from mlbench_cli.results.archive.judge import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import OWN, find_rules, load_catalog, parse_task, read_entries

@@ -13,8 +13,7 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.collectives import Curve, figures_of, label_curves, read, select_published
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.figures.charts import draw
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.files import Sheet

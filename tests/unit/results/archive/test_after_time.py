@@ -9,7 +9,7 @@ import pytest
 from mlbench_cli.model.spec import OPEN, RunSpec
 from mlbench_cli.results.archive.documents import GoalDocument, ResultDocument
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.official import official_text
+from mlbench_cli.results.archive.judge import official_text
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, timings

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import DamagedArchive
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive import pack as packing
-from mlbench_cli.results.archive.files import Zip
-from mlbench_cli.results.archive.pack import check_canonical, pack
+from mlbench_cli.results.archive import files
+from mlbench_cli.results.archive.files import Zip, check_canonical, pack
 from tests.unit.results.runs import sealed_run
 
 FILES = {"a.txt": b"alpha", "empty": b"", "output/größe.bin": bytes(range(256)) * 5}
@@ -24,7 +22,7 @@ def write_zip(contents: Iterable[tuple[str, bytes]]) -> io.BytesIO:
     target = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of duplicate names
-        packing.write_zip(target, [(name, len(data), io.BytesIO(data)) for name, data in contents], "x.zip")
+        files.write_zip(target, [(name, len(data), io.BytesIO(data)) for name, data in contents], "x.zip")
     return target
 
 
@@ -75,7 +73,7 @@ def test_more_files_than_a_plain_zip_counts() -> None:
 @pytest.mark.parametrize("data", [b"short", b"much too long"])
 def test_a_file_that_changes_while_it_is_packed_is_refused(data: bytes) -> None:
     with pytest.raises(DamagedArchive, match=f"changed from 8 to {len(data)} bytes"):
-        packing.write_zip(io.BytesIO(), [("a", 8, io.BytesIO(data))], "x.zip")
+        files.write_zip(io.BytesIO(), [("a", 8, io.BytesIO(data))], "x.zip")
 
 
 def damage_of(data: bytes) -> tuple[str, str]:
@@ -100,7 +98,7 @@ def test_every_damage_has_its_code_and_names_the_entry(monkeypatch: pytest.Monke
     place = whole.index(b"PK\x01\x02")
     for offset, value, code in ((8, 1, "encrypted"), (10, 8, "compressed"), (41, 0xA1, "link"), (6, 0x15, "header")):
         assert damage_of(whole[: place + offset] + bytes([value]) + whole[place + offset + 1 :])[0] == code
-    monkeypatch.setattr(layout, "MAX_FILES", 1)
+    monkeypatch.setattr(files, "MAX_FILES", 1)
     assert damage_of(whole) == ("too_large", "")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.division import Division, find_division
 from mlbench_cli.results.archive.documents import DataIdentityDocument
+from mlbench_cli.results.archive.judge import Division, find_division
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import find_rules

@@ -9,7 +9,8 @@ import pytest
 
 from mlbench_cli.model.run import Observation, Run, WorkerState
 from mlbench_cli.results.archive.judge import KEPT_VARIABLES, environment_document, find_exit_code, price_of
-from mlbench_cli.results.archive.record import complete_run_document, write_run_document
+from mlbench_cli.results.archive.record import write_run_document
+from mlbench_cli.results.archive.seal import complete_run_document
 from tests.unit.results.runs import spec
 
 

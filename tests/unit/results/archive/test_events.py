@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive.events import (
+from mlbench_cli.results.archive.evidence import (
     parse_metric,
     parse_phase,
     parse_result,

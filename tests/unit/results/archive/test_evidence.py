@@ -1,17 +1,14 @@
 """The evidence of a run: when it began and ended, what its folder and its archive hold, and its samples."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlbench_cli.model.run import Observation, WorkerState
-from mlbench_cli.results.archive.evidence import (
-    Evidence,
-    normalize_samples,
-)
+from mlbench_cli.results.archive.evidence import Evidence, read_samples
 from mlbench_cli.tasks.catalog import TaskRules
 from mlbench_cli.util.times import MAX_SECONDS, timestamp
 from tests.unit.results.runs import START, spec
@@ -71,19 +68,7 @@ def test_workers_are_alone_on_their_nodes_if_no_two_share_one(
     assert evidence(nodes=nodes, functional_only=functional).is_alone is is_alone
 
 
-# --- a folder and an archive ------------------------------------------------------------------------------------------
-
-
-# --- the observation --------------------------------------------------------------------------------------------------
-
-
 # --- samples ----------------------------------------------------------------------------------------------------------
-
-
-def write_rows(path: Path, *lines: str | Mapping[str, Any]) -> Path:
-    texts = (line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
-    path.write_text("".join(texts))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -99,6 +84,5 @@ def write_rows(path: Path, *lines: str | Mapping[str, Any]) -> Path:
     ],
 )
 def test_times_of_samples_become_dates_if_they_are_some(tmp_path: Path, moment: Any, written: Any) -> None:
-    path = write_rows(tmp_path / "x", {"time": moment, "rank": 0})
-    normalize_samples(path)
-    assert json.loads(path.read_text()) == {"time": written, "rank": 0}
+    (tmp_path / "x").write_text(json.dumps({"time": moment, "rank": 0}) + "\n")
+    assert list(read_samples(tmp_path / "x")) == [{"time": written, "rank": 0}]

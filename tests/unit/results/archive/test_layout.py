@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.results.archive.layout import (
+from mlbench_cli.results.archive.files import (
     CHUNK,
     digest,
     find_collisions,
     find_name_problem,
     find_portability_problem,
     is_in_layout,
-    make_portable,
     portable_part,
 )
+from mlbench_cli.results.archive.seal import make_portable
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.model.goals import goal_wording
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.official import (
+from mlbench_cli.results.archive.judge import (
     official_line,
     official_text,
     result_wording,

@@ -11,8 +11,7 @@ import pytest
 
 from mlbench_cli.model.run import LOCAL, Ending, NodeClock, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import OPEN, RunSpec
-from mlbench_cli.results.archive.events import MAX_LINE_BYTES, LogCounts, read_events
-from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.evidence import MAX_LINE_BYTES, Evidence, LogCounts, read_events
 from mlbench_cli.results.archive.judge import Judgement, judge
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request

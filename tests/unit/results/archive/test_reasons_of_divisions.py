@@ -7,8 +7,8 @@ import pytest
 
 from mlbench_cli.model.goals import GoalRule
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.division import Code, Division, find_division
 from mlbench_cli.results.archive.documents import DataIdentityDocument
+from mlbench_cli.results.archive.judge import Code, Division, find_division
 from mlbench_cli.tasks.catalog import TaskRules
 
 COMMAND = ("python", "-m", "digits")

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, WorkerState
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.storage.run_folder import RunFolder
@@ -86,7 +85,6 @@ def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
         "unit": "%",
     }
     assert archive.environment["ranks"]["1"]["framework"] == "torch"
-    assert len(list(archive.events(rank=1))) == 8
     assert find_problems(tmp_path / "run") == []
 
 

@@ -21,9 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import DamagedArchive, NotFoundError
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import REQUIRED, Archive, format_sums, pack
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip
 from mlbench_cli.util.json_text import format_parsed
 from tests.unit.results.archive.test_canonical_zip import write_zip
@@ -56,7 +54,7 @@ def reseal(**changes: bytes | None) -> bytes:
     """The golden archive with files replaced, added or (None) dropped, and with sums and headers that are right."""
     files = {**contents(), **changes}
     kept = {name: data for name, data in files.items() if data is not None and name != "SHA256SUMS"}
-    kept["SHA256SUMS"] = layout.format_sums({name: hashlib.sha256(data).hexdigest() for name, data in kept.items()})
+    kept["SHA256SUMS"] = format_sums({name: hashlib.sha256(data).hexdigest() for name, data in kept.items()})
     return write_zip(sorted(kept.items())).getvalue()
 
 
@@ -449,7 +447,7 @@ def test_a_document_has_one_form(file: str, change: Callable[[bytes], bytes]) ->
 
 
 def test_every_required_file_is_missed() -> None:
-    for name in layout.REQUIRED:
+    for name in REQUIRED:
         assert codes(reseal(**{name: None})) == ["missing"]
 
 

@@ -12,8 +12,7 @@ import pytest
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.figures import files
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.charts import draw, list_sheets
