@@ -236,7 +236,7 @@ class Client(Workspace):
         where they cannot be started. Raises UsageError that names file and key, NotFoundError.
         """
         from mlbench_cli.api.launches import make_launch
-        from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.results.analysis.published import select_series
         from mlbench_cli.runs import launch as launches
         from mlbench_cli.runs.defaults import default_cluster, with_defaults
         from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file

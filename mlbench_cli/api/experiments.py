@@ -107,7 +107,7 @@ class ExperimentHandle:
         """The runs that have ended by their settings and number of workers, then the published rows that the file of
         the experiment names. Its `metric` is the value of a run."""
         from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings
-        from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.results.analysis.published import select_series
         from mlbench_cli.results.analysis.series import measure
         from mlbench_cli.results.archive.files import Archive
 

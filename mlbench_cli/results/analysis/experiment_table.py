@@ -18,7 +18,7 @@ from mlbench_cli.results.analysis.numbers import (
     format_share,
     format_value,
 )
-from mlbench_cli.results.analysis.rates import PublishedSeries
+from mlbench_cli.results.analysis.published import PublishedSeries
 from mlbench_cli.results.analysis.series import Measurement, Point, relate_runs
 from mlbench_cli.results.analysis.stats import Estimate, Ratio, ratio
 from mlbench_cli.util.csv_text import format_csv

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.methods import is_command
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.methods import is_command, method_phrase
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis import convergence
 from mlbench_cli.results.analysis.comparability import ComparisonKey, Difference, conditions_of, key_of, title_of
 from mlbench_cli.results.analysis.compare import (
     CODE,
@@ -28,11 +28,20 @@ from mlbench_cli.results.analysis.compare import (
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, figures, outcome_of
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
-from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Verdict, find_worst
+from mlbench_cli.results.analysis.stats import (
+    MIN_HISTORY,
+    MIN_REFERENCE,
+    MIN_RUNS,
+    Verdict,
+    find_least_mean,
+    find_worst,
+    trimmed_mean,
+)
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted, list_some, significant
 
 DEFAULT_LIMIT = 1.10
+CONVERGENCE = "convergence"  # the check of epochs to the goal
 _SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
 
 
@@ -235,7 +244,7 @@ def check_results(
     checks = []
     for name, own in cells.items():
         for each, metric in zip(wanted, names, strict=True):
-            if metric == convergence.METRIC:
+            if metric == CONVERGENCE:
                 decision = _decide_convergence(own, earlier)
             elif (found := _find_reason(own, earlier, alike[name], across)) is not None:
                 rows, _ = compare_runs([], [run for run in map(measure, own) if run.good])
@@ -254,16 +263,8 @@ def check_results(
     return checks
 
 
-def _decide_convergence(results: Sequence[Archive], earlier: Sequence[Archive]) -> Decision:
-    """Epochs to the goal; reference runs may be on other machines and have other numbers of ranks."""
-    key = convergence.training_key(results[0])
-    alike = [each for each in earlier if key is not None and convergence.training_key(each) == key]
-    epochs = [convergence.epochs_to_goal(side) for side in (alike, results)]
-    return Decision(*convergence.decide_convergence(*epochs), convergence.METRIC)
-
-
 def _find_name(wanted: Wanted, known: dict[str, bool | None], direction: Direction | None) -> str:
-    if wanted.metric == convergence.METRIC or not known:
+    if wanted.metric == CONVERGENCE or not known:
         return wanted.metric
     name = str(find_metric(known, wanted.metric, "--check"))
     if direction is None and known[name] is None:
@@ -343,3 +344,77 @@ def _find_reason(
 def overall(checks: Sequence[Check]) -> Verdict:
     """The worst verdict; "cannot tell" without any check."""
     return find_worst(check.decision.verdict for check in checks) if checks else Verdict.CANNOT_TELL
+
+
+# --- convergence ------------------------------------------------------------------------------------------------------
+
+
+def _decide_convergence(results: Sequence[Archive], earlier: Sequence[Archive]) -> Decision:
+    """Epochs to the goal; reference runs may be on other machines and have other numbers of ranks."""
+    key = training_key(results[0])
+    alike = [each for each in earlier if key is not None and training_key(each) == key]
+    epochs = [epochs_to_goal(side) for side in (alike, results)]
+    return Decision(*decide_convergence(*epochs), CONVERGENCE)
+
+
+@dataclass(frozen=True)
+class TrainingKey:
+    """Settings that must be equal for epochs to be comparable."""
+
+    task: str
+    preset: str
+    goal: str
+    method: str
+    data: str
+    batch: float  # samples of a step, all ranks together
+    parameters: str  # those that are not the batch of a rank
+
+
+def training_key(archive: Archive) -> TrainingKey | None:
+    """The key of a run with a goal and a batch size; None for any other."""
+    result, parameters = archive.result, archive.run["spec"]["parameters"]
+    goal, batch = result["goal"], parameters.get("batch_size")
+    if not goal or not is_finite_number(batch):
+        return None
+    identity = result["data_identity"]
+    others = {key: value for key, value in sorted(parameters.items()) if key != "batch_size"}
+    return TrainingKey(
+        str(result["task"]),
+        str(result["preset"]),
+        f"{goal['metric']} {goal['comparison']} {goal['threshold']}",
+        method_phrase(archive.run["spec"].get("method") or {}),
+        str(identity["digest"] if identity and identity["digest"] else result["data"]),
+        float(batch) * int(result["world_size"]),
+        repr(others),
+    )
+
+
+def epochs_to_goal(archives: Sequence[Archive]) -> list[float]:
+    """Epochs of the runs that reached their goal."""
+    values = (archive.result["epochs"] for archive in archives if archive.result["outcome"] == "goal_reached")
+    return [float(value) for value in values if is_finite_number(value) and value > 0]
+
+
+def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> tuple[Verdict, str]:
+    """Detect trainings that reach their goal in fewer epochs than the reference possibly can, so are not the same.
+
+    The rule is that of MLPerf's reference convergence points (rcp_checker of mlperf-logging 4.1.68): means without the
+    least and the greatest value, the deviation of all, and a one-sided t-test with pooled degrees of freedom at 5 %. So
+    the least acceptable mean is m - t(0.95, n + k - 2) s sqrt(1/n + 1/k), where n and k are the numbers of values in
+    the two means. Batch sizes are summed over all ranks; machine and backend may differ, the method may not. It needs
+    at least 5 reference runs.
+    """
+    if len(reference) < MIN_REFERENCE:
+        known = f"{len(reference)} reference runs have equal task, goal, data, parameters and batch"
+        return Verdict.CANNOT_TELL, f"{known}; {MIN_REFERENCE} are needed"
+    if not values:
+        return Verdict.CANNOT_TELL, "no run reached its goal"
+    mean, used = trimmed_mean(values)
+    least = find_least_mean(reference, used)
+    text = (
+        f"{significant(mean)} epochs to the goal; the reference's mean is {significant(trimmed_mean(reference)[0])}, "
+        f"and {significant(least)} is the minimum it allows"
+    )
+    if mean < least:
+        return Verdict.FAILED, f"{text}: converged faster than the reference can"
+    return Verdict.PASSED, text

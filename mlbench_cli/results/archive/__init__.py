@@ -1,2 +1,2 @@
 """Archives of runs. `seal` makes one of a run's folder, `verify` checks one; both ask `judge` what follows from the
-`evidence`. `files` reads folders and zips, `documents` are the types of what is in them, `sign` proves whose they are."""
+`evidence`. `files` reads and packs folders and zips, `documents` are the types of what is in them."""

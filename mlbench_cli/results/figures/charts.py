@@ -13,6 +13,7 @@ from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
+from mlbench_cli.results.analysis.published import published_values
 from mlbench_cli.results.analysis.series import Measurement, Series, collect
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -20,7 +21,6 @@ from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
 from mlbench_cli.results.figures.files import Sheet, write_sheets
-from mlbench_cli.results.figures.published import published_values
 from mlbench_cli.results.figures.scaling import KINDS, phase_chart, published_phase_charts, scaling_chart
 from mlbench_cli.util.text import counted, list_some, shorten
 

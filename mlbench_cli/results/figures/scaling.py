@@ -6,10 +6,10 @@ from typing import NamedTuple
 from mlbench_cli.results.analysis.figures import COST
 from mlbench_cli.results.analysis.jobs import Job
 from mlbench_cli.results.analysis.numbers import SECONDS, format_share, unit_of
+from mlbench_cli.results.analysis.published import PublishedValue, published_phases
 from mlbench_cli.results.analysis.series import Group, Point
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.figures.chart import COLORS, PHASES, PUBLISHED, Axis, Chart, Kind, Row, guide
-from mlbench_cli.results.figures.published import PublishedValue, published_phases
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
 _WORKERS = Axis("workers", is_log=True, at_values=True)

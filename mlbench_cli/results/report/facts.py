@@ -13,6 +13,7 @@ from mlbench_cli.results.analysis.compare import compare_runs
 from mlbench_cli.results.analysis.energy import find_energy
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
+from mlbench_cli.results.analysis.published import published_values
 from mlbench_cli.results.analysis.series import Series
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.faults import PARTS
@@ -21,7 +22,6 @@ from mlbench_cli.results.figures.chart import PHASES, Chart
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts
 from mlbench_cli.results.figures.faults import draw_faults
-from mlbench_cli.results.figures.published import published_values
 from mlbench_cli.results.report.finding import Place, base_of, best_of, comparable_with, find, places_of, waiting_of
 from mlbench_cli.util.text import counted, shorten
 

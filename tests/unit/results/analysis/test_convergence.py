@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.results.analysis.convergence import (
+from mlbench_cli.results.analysis.gate import (
     decide_convergence,
     training_key,
 )

@@ -20,7 +20,7 @@ from mlbench_cli.results.analysis.experiment_table import (
     to_markdown,
 )
 from mlbench_cli.results.analysis.figures import COST, SECONDS, THROUGHPUT, Figure
-from mlbench_cli.results.analysis.rates import load_survey, parse_table, read_logs, select_series
+from mlbench_cli.results.analysis.published import load_survey, parse_table, read_logs, select_series
 from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.experiment import draw_experiment, split_panels

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.results.analysis.rates import (
+from mlbench_cli.results.analysis.published import (
     load_survey,
     parse_table,
     read_logs,

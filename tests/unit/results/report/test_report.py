@@ -12,10 +12,10 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.published import published_values, read_published
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import COLORS, PHASES, Axis, Chart, Kind, guide, thin, to_csv
 from mlbench_cli.results.figures.files import STYLE
-from mlbench_cli.results.figures.published import published_values, read_published
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.facts import Facts, collect
 from mlbench_cli.results.report.render import check_target, render_html, render_markdown, write_report

@@ -9,6 +9,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis.published import read_published
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
@@ -16,7 +17,6 @@ from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.charts import list_sheets
 from mlbench_cli.results.figures.curves import RunData
-from mlbench_cli.results.figures.published import read_published
 from mlbench_cli.results.figures.svg import render_svg
 from tests.unit.results.analysis.test_collectives import measured_run
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec, training_log

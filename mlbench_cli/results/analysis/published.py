@@ -1,4 +1,5 @@
-"""Published throughput as named series: the table of the 2020 survey, and logs of its programs.
+"""What others published: results of MLBench 3, and throughput as named series, from the table of the 2020 survey and
+from logs of its programs.
 
 A series is a method on a network, with a mean rate and a deviation for each number of workers. Selected by texts:
 
@@ -11,14 +12,16 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.util.csv_text import read_table
 
 SURVEY = "survey-2020"
 TABLES = (SURVEY,)
-_DATA = Path(__file__).with_name("published_rates.csv")
+_RATES, _RESULTS = (Path(__file__).with_name(f"published_{name}.csv") for name in ("rates", "results"))
 _NETWORKS = {"0": "10GbE", "1": "100GbIB", "2": "100GbE"}  # the switch "rdma" of ddl-benchmarks
 _MODELS = {"resnet50": "ResNet-50", "bert": "BERT-Large", "bert_base": "BERT-Base"}
 _METHODS = {
@@ -103,7 +106,7 @@ def load_survey() -> list[PublishedSeries]:
     ones: dict[str, Rate] = {}
     series: dict[tuple[str, str, str], list[Rate]] = {}
     facts: dict[tuple[str, str, str], tuple[int, str]] = {}
-    for row in read_table(_DATA):
+    for row in read_table(_RATES):
         deviation = float(row["deviation"]) if row["deviation"] else None
         rate = Rate(int(row["gpus"]), float(row["rate"]), deviation)
         if row["method"] == "single":
@@ -185,3 +188,72 @@ def parse_table(text: str, source: str) -> list[PublishedSeries]:
             connection = network.partition(" ")[0]
             series.append(PublishedSeries(source, model, int(batch_size), connection, method, unit, tuple(rates)))
     return series
+
+
+# --- MLBench 3 --------------------------------------------------------------------------------------------------------
+
+# Tasks that repeat a published one.
+_SAME = {"cifar10_resnet20_ddp": "cifar10_resnet20", "cifar10_resnet20_tensorflow": "cifar10_resnet20"}
+# Metric -> name of the phase, in the order of a step. "compute" is the sum of the first four.
+PHASES = {
+    "compute_seconds": "compute",
+    **{f"{name}_seconds": name for name in ("forward", "loss", "backward", "optimizer")},
+    "communication_seconds": "communication",
+}
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """One published value. `is_approximate`: read from a plot, within 2 to 5 %."""
+
+    task: str
+    variant: str
+    metric: str
+    workers: int
+    value: float
+    unit: str
+    is_approximate: bool
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The series in a chart."""
+        return f"published: {self.variant}"
+
+
+@cache
+def read_published() -> tuple[PublishedValue, ...]:
+    """All published values, with sources."""
+    return tuple(
+        PublishedValue(
+            *(row["task"], row["variant"], row["metric"], int(row["workers"]), float(row["value"]), row["unit"]),
+            row["approx"] == "yes",
+            row["source"],
+        )
+        for row in read_table(_RESULTS)
+    )
+
+
+def published_values(task: str) -> list[PublishedValue]:
+    """The published values of a task or of the one that it repeats."""
+    return [item for item in read_published() if item.task == _SAME.get(task, task)]
+
+
+def published_phases(task: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The published bars of a task: variant and rows. If only total and communication are known, the remainder is "all
+    else"."""
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for item in published_values(task):
+        values.setdefault(item.variant, {}).setdefault(item.metric, {})[item.workers] = item.value
+    for variant, metrics in values.items():
+        phases = {name: metrics[metric] for metric, name in PHASES.items() if metric in metrics}
+        if list(phases) == ["communication"] and "seconds" in metrics:
+            spent = phases["communication"]
+            phases["all else"] = {k: total - spent[k] for k, total in metrics["seconds"].items() if k in spent}
+        rows: list[dict[str, Any]] = [
+            {"series": name, "x": f"{k} worker{'s' if k > 1 else ''}", "y": seconds}
+            for name, points in phases.items()
+            for k, seconds in sorted(points.items())
+        ]
+        if rows:
+            yield variant, rows
