@@ -11,7 +11,7 @@ from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.experiment_table import Row
+    from mlbench_cli.results.analysis.series import Row
     from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.experiment_status import ExperimentStatus
     from mlbench_cli.runs.finished import FinishedRun
@@ -106,9 +106,8 @@ class ExperimentHandle:
     def table(self) -> "list[Row]":
         """The runs that have ended by their settings and number of workers, then the published rows that the file of
         the experiment names. Its `metric` is the value of a run."""
-        from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings
         from mlbench_cli.results.analysis.published import select_series
-        from mlbench_cli.results.analysis.series import measure
+        from mlbench_cli.results.analysis.series import make_rows, measure, name_settings
         from mlbench_cli.results.archive.files import Archive
 
         points = {member.run_id: member.point for member in self.experiment.members}

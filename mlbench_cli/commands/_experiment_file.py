@@ -12,8 +12,8 @@ from mlbench_cli.commands._members import follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.experiment_table import Row, name_settings, to_csv, to_document, to_markdown
-from mlbench_cli.results.figures.experiment import draw_experiment
+from mlbench_cli.results.analysis.series import Row, name_settings
+from mlbench_cli.results.figures.experiment import draw_experiment, to_csv, to_document, to_markdown
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
@@ -143,6 +143,6 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
         write_atomically(folder / "table.md", to_markdown(title, rows).encode())
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}.", hint="--to FOLDER") from None
-    if any(cell.value for row in rows for cell in row.cells.values()):
+    if any(row.value(workers) for row in rows for workers in row.points):
         draw_experiment(title, rows, folder)
     return folder

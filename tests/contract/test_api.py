@@ -162,7 +162,7 @@ def test_a_file_of_runs_is_planned_run_and_tabulated(client: Client, tmp_path: P
     study = client.find_experiment("study")
     assert [run.name for run in study.runs()] == order
     rows = study.table()
-    assert [(row.settings["series"], row.cells[1].value is None) for row in rows] == [("good", False), ("bad", True)]
+    assert [(row.settings["series"], row.value(1) is None) for row in rows] == [("good", False), ("bad", True)]
     assert client.prepare_file(str(file)).plan().left == ()
     again = client.prepare_file("study")  # as it is recorded
     assert again.plan().left == ()

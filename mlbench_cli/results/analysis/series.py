@@ -4,10 +4,15 @@ Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the m
 efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2, so that below 1
 more workers pay. Runs with a time budget have no speed-up: what counts is the metric that they reached. Means and
 intervals are those of stats.py, and a speed-up is the row of `mlbench compare` turned around.
+
+The runs of an experiment's file are grouped by the settings that the file varies instead (`make_rows`). A speed-up is
+only given beside a baseline of one worker that was measured in the same experiment, by the same settings, or by the
+same settings but for the method if a method has none of its own.
 """
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,8 +37,9 @@ from mlbench_cli.results.analysis.figures import (
     outcome_of,
 )
 from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
+from mlbench_cli.results.analysis.published import PublishedSeries
 from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
-from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate
+from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import format_csv
@@ -86,12 +92,14 @@ class Measurement:
 @dataclass(frozen=True)
 class Point:
     """All runs of a group with one number of workers: repeats. Only `good` ones count; without any, `bad` ones stand
-    alone.
+    alone. Of what others published there are no runs, but the mean and its deviation.
     """
 
     workers: int
-    good: tuple[Measurement, ...]
-    bad: tuple[Measurement, ...]
+    good: tuple[Measurement, ...] = ()
+    bad: tuple[Measurement, ...] = ()
+    published: Estimate | None = None
+    deviation: float | None = None
 
     @property
     def share(self) -> str:
@@ -117,6 +125,11 @@ class Point:
         """Mean and interval of every figure that all of its runs have."""
         names = [name for name in self.shown[0].figures if all(name in run.figures for run in self.shown)]
         return {name: estimate([run.figures[name].value for run in self.shown]) for name in names}
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a figure over all runs that have it, the failed ones included; None if none has it."""
+        found = [value for run in (*self.good, *self.bad) if (value := run.get(name)) is not None]
+        return math.fsum(found) / len(found) if found else None
 
     @property
     def seconds(self) -> Estimate:
@@ -409,3 +422,155 @@ def _figures(found: Estimate | Ratio | None) -> tuple[str, str, str]:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
+
+
+# --- the table of an experiment ---------------------------------------------------------------------------------------
+
+METHOD = "method"
+NO_COMMUNICATION = "noop"
+GOAL = "goal"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination of an experiment's settings, by number of workers, and the `figure` that it shows of its runs.
+
+    `source` is None for the experiment's own rows, else who published it. `baseline` is the point of one worker that
+    speed-ups are relative to; `exposed` the share of the time that communication takes, by number of workers.
+    """
+
+    settings: Mapping[str, str]
+    figure: str
+    unit: str
+    points: Mapping[int, Point]
+    source: str | None = None
+    baseline: Point | None = None
+    exposed: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether its figures are rates, of which more is better, and neither seconds nor what a training reached."""
+        return self.unit.endswith(("/s", "_per_second"))
+
+    @property
+    def label(self) -> str:
+        """The settings in a few words, for legends."""
+        return ", ".join(value for value in self.settings.values() if value) or "run"
+
+    def value(self, workers: int) -> Estimate | None:
+        """The figure of the runs with this number of workers, or the published one; None if there is none."""
+        point = self.points.get(workers)
+        if point is None or not point.good:
+            return None if point is None else point.published
+        return point.estimates[self.figure]
+
+    def problems(self, workers: int) -> list[str]:
+        """Why runs of this size have no value, a sentence each."""
+        bad = self.points[workers].bad if workers in self.points else ()
+        return [f"{run.name}: {_find_problem(run, self.figure)}" for run in bad]
+
+    def speedup(self, workers: int) -> Ratio | None:
+        """Relative to one worker; None without a baseline or a value."""
+        point, base = self.points.get(workers), self.baseline
+        if point is None or base is None or workers == 1 or not (self.unit == SECONDS or self.is_rate):
+            return None
+        if point.published and base.published:
+            found = ratio([base.published.mean], [point.published.mean])
+        else:
+            found = relate_runs(base.good, point.good, self.figure) if point.good and base.good else None
+        return None if found is None else found.inverse if self.unit == SECONDS else found
+
+    def efficiency(self, workers: int) -> float | None:
+        """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
+        found = self.speedup(workers)
+        return None if found is None else found.mean / workers
+
+
+def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, str]]:
+    """The settings that distinguish the rows of runs, from their tasks and the points of their experiment: the task,
+    the entry of the file (if several entries have the same task), the cluster, and the values of the matrix."""
+    entries: dict[str, set[str]] = {}
+    for task, point in runs:
+        entries.setdefault(task, set()).add(point.get("runs", ""))
+    has_series = any(len(found) > 1 for found in entries.values())
+    named = []
+    for task, point in runs:
+        settings = {"task": task, **({"series": point.get("runs", "")} if has_series else {})}
+        settings |= {"cluster": point["cluster"]} if "cluster" in point else {}
+        rest = {
+            key.removeprefix("set."): value for key, value in point.items() if key not in ("runs", "cluster", "seed")
+        }
+        named.append({**settings, **rest})
+    return named
+
+
+def make_rows(
+    runs: Iterable[tuple[Mapping[str, str], Measurement]],
+    metric: str | None = None,
+    published: Sequence[PublishedSeries] = (),
+) -> list[Row]:
+    """The experiment's rows in order of appearance, from the settings of each run and its numbers; then published rows.
+
+    `metric` names the figure that is shown: default is the throughput, else SECONDS, the time to the goal if there is
+    one. GOAL is the last value of the goal's metric. The runs are the unit of the interval. The blocks of one run share
+    its process and machine state, so they are no repeats: one run has no interval.
+    """
+    grouped: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
+    for settings, run in runs:
+        grouped.setdefault(tuple(settings.items()), []).append(run)
+    rows = [_make_row(dict(settings), found, metric) for settings, found in grouped.items()]
+    return [_complete(row, rows) for row in rows] + [_published_row(series) for series in published]
+
+
+def _make_row(settings: Mapping[str, str], runs: Sequence[Measurement], metric: str | None) -> Row:
+    named = [_figure_of(run, metric) for run in runs]
+    name = next((name for name, run in zip(named, runs, strict=True) if _find_problem(run, name) is None), named[0])
+    points = {}
+    for workers in sorted({run.workers for run in runs}):
+        here = [(run, _find_problem(run, name) is None) for run in runs if run.workers == workers]
+        good, bad = (tuple(run for run, is_good in here if is_good is wanted) for wanted in (True, False))
+        points[workers] = Point(workers, good, bad)
+    found = next((run.figures[name] for run in runs if name in run.figures), None)
+    unit = SECONDS if name == SECONDS else found.unit if found is not None and name == THROUGHPUT else name
+    return Row(settings, name, unit if any(point.good for point in points.values()) else "", points)
+
+
+def _figure_of(run: Measurement, metric: str | None) -> str:
+    """The name of the figure that a run is valued by."""
+    if metric == GOAL and run.metric:
+        return run.metric
+    return metric or (THROUGHPUT if THROUGHPUT in run.figures else SECONDS)
+
+
+def _find_problem(run: Measurement, name: str) -> str | None:
+    """Why a run has no value of that name; None if it has one."""
+    if run.outcome not in (*SUCCESSFUL, "goal_missed") or (name == SECONDS and run.outcome == "goal_missed"):
+        return run.summary
+    return None if name in run.figures else f"it did not report {name}"
+
+
+def _complete(row: Row, rows: Sequence[Row]) -> Row:
+    """The row with its baseline and, beside a row without communication, the share of time that is exposed."""
+    peers = [other for other in rows if other.figure == row.figure and _without_method(other) == _without_method(row)]
+    baseline = next((each.points[1] for each in (row, *peers) if each.value(1) is not None), None)
+    silent = next((other for other in peers if other.settings.get(METHOD) == NO_COMMUNICATION), None)
+    exposed = {}
+    if silent is not None and silent is not row and row.is_rate:
+        for workers in row.points:
+            value, least = row.value(workers), silent.value(workers)
+            if workers > 1 and value and least:
+                exposed[workers] = 1 - value.mean / least.mean
+    return replace(row, baseline=baseline, exposed=exposed)
+
+
+def _without_method(row: Row) -> dict[str, str]:
+    return {key: value for key, value in row.settings.items() if key != METHOD}
+
+
+def _published_row(series: PublishedSeries) -> Row:
+    points = {
+        rate.workers: Point(rate.workers, published=Estimate(1, rate.rate), deviation=rate.deviation)
+        for rate in series.rates
+    }
+    settings = {"task": series.model, "network": series.network, METHOD: series.method, "source": series.source}
+    return Row(settings, THROUGHPUT, f"{series.unit}/s", points, series.source, points.get(1))

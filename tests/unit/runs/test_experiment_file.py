@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
-from mlbench_cli.results.analysis.experiment_table import name_settings
+from mlbench_cli.results.analysis.series import name_settings
 from mlbench_cli.runs.experiment import Candidate
 from mlbench_cli.runs.experiment_file import (
     describes_several,

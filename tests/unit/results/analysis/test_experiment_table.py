@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.analysis.experiment_table import (
-    Row,
+from mlbench_cli.results.analysis.figures import COST, SECONDS, THROUGHPUT, Figure
+from mlbench_cli.results.analysis.published import load_survey, parse_table, read_logs, select_series
+from mlbench_cli.results.analysis.series import Measurement, Row, make_rows, measure
+from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.figures.experiment import (
+    draw_experiment,
     list_offers,
-    make_rows,
+    split_panels,
     to_csv,
     to_document,
     to_markdown,
 )
-from mlbench_cli.results.analysis.figures import COST, SECONDS, THROUGHPUT, Figure
-from mlbench_cli.results.analysis.published import load_survey, parse_table, read_logs, select_series
-from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.figures.experiment import draw_experiment, split_panels
 
 MORE = {"run": "s", COST: "USD"}
 Run = tuple[dict[str, str], Measurement]
@@ -65,7 +64,7 @@ def test_a_method_without_its_own_baseline_takes_that_of_the_same_settings(run: 
 def test_runs_are_the_unit_of_the_interval(run: Callable[..., Run]) -> None:
     for rates, low in (((10.0,), None), ((9.0, 10.0, 11.0), 7.6)):
         [row] = make_rows(run("a", 1, rate, name=f"r{rate:g}") for rate in rates)
-        value = row.cells[1].value
+        value = row.value(1)
         assert value is not None
         assert value.count == len(rates)
         assert value.mean == pytest.approx(math.prod(rates) ** (1 / len(rates)))
@@ -114,15 +113,15 @@ def test_a_run_is_valued_by_a_figure_its_throughput_or_its_seconds(sealed: Path)
     ]
     for changes, metric, value, unit in cases:
         row = read(sealed, metric, **changes)
-        found = row.cells[1].value
+        found = row.value(1)
         assert found is not None
         assert found.mean == pytest.approx(value)
         assert row.unit == unit
-    failed = read(sealed, outcome="failed", summary="it broke").cells[1]
-    assert (failed.value, failed.problems) == (None, ("run-2: it broke",))
-    assert read(sealed, "x").cells[1].problems == ("run-2: it did not report x",)
-    missed = read(sealed, "seconds", outcome="goal_missed", summary="it missed its goal").cells[1]
-    assert missed.problems == ("run-2: it missed its goal",)
+    failed = read(sealed, outcome="failed", summary="it broke")
+    assert (failed.value(1), failed.problems(1)) == (None, ["run-2: it broke"])
+    assert read(sealed, "x").problems(1) == ["run-2: it did not report x"]
+    missed = read(sealed, "seconds", outcome="goal_missed", summary="it missed its goal")
+    assert missed.problems(1) == ["run-2: it missed its goal"]
 
 
 def test_what_was_sent_stands_beside_what_was_reached(sealed: Path, tmp_path: Path) -> None:
