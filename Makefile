@@ -143,7 +143,7 @@ size: install  ## lines by package, commands, options of run, and words of the d
 bench: install  ## every figure of docs/development/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench
 
-gpu: install  ## what this machine's GPU does, in 20 minutes at most; every line is kept as soon as it is known (GPU=build/gpu)
+gpu: install  ## what this machine's GPU does, in ten minutes at most; every line is kept as soon as it is known (GPU=build/gpu)
 	$(BIN)/python -m benchmarks.gpu --output $(or $(GPU),build/gpu)
 
 images: install  ## build the base image and one image per task, as KIND clusters load them

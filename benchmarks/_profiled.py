@@ -1,4 +1,4 @@
-"""A task under torch's profiler for the updates of its first timed block: `python -m benchmarks._profiled TASK FILE`.
+"""A task under torch's profiler for the updates of its last timed block: `python -m benchmarks._profiled FILE TASK`.
 
 FILE gets the 20 kernels that took most time, how long the device was busy and idle between kernels, how many kernels
 an update launched, and how often and how long the host launched and waited. On a CPU operations take the place of
@@ -25,26 +25,24 @@ HOST_CALLS = {
 
 
 def main() -> None:
-    task, target = sys.argv[1], Path(sys.argv[2])
+    target, task = Path(sys.argv[1]), sys.argv[2]
     has_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
     profiler: Any = profile(activities=activities)
-    start, end = Throughput._start, Throughput._end_block
-    is_done = False
+    meet, end = Throughput._meet, Throughput._end_block
 
-    def begin(self: Throughput) -> None:
-        start(self)
-        profiler.start()
+    def begin_block(self: Throughput) -> None:
+        meet(self)
+        if len(self._seconds) == self._protocol.blocks - 1:
+            profiler.start()
 
-    def finish(self: Throughput) -> None:
-        nonlocal is_done
+    def end_block(self: Throughput) -> None:
         end(self)
-        if not is_done:
-            is_done = True
+        if self.is_over:
             profiler.stop()
-            target.write_text(describe(profiler, self._protocol.updates, self._seconds[0], has_gpu))
+            target.write_text(describe(profiler, self._protocol.updates, self._seconds[-1], has_gpu))
 
-    Throughput._start, Throughput._end_block = begin, finish  # type: ignore[method-assign]
+    Throughput._meet, Throughput._end_block = begin_block, end_block  # type: ignore[method-assign]
     sys.argv[1:] = [task]
     runpy.run_module("task_images.run", run_name="__main__", alter_sys=True)
 

@@ -1,35 +1,35 @@
-"""What one GPU does: every line is measured, written and shown as soon as it is known, the most important first.
+"""What one GPU does, in ten minutes: every line is written and shown as soon as it is known, the most important first.
 
-    python -m benchmarks.gpu [--output FOLDER] [--minutes 20] [--only WORD ...]
+    python -m benchmarks.gpu [--output FOLDER] [--minutes 9.3] [--only WORD ...]
     python -m benchmarks.gpu --device cpu --tiny          # that the program works, in a few minutes and without a GPU
 
-Lines of tasks are runs of the task itself, mostly of one rank, with the preset `throughput` and the changes named.
-They are held against a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product, and what others have
-published.
-FOLDER gets lines.jsonl, table.md, and profiles/ with a profile of the runs that have one (docs/gpu keeps those of a
-machine). Lines that no longer fit into the minutes are listed as not run; called again with the same FOLDER on the same
-machine, it measures those alone, and what failed. MFU: share of the datasheet's dense rate in the format of the run;
-without a datasheet, or in fp32, of the matrix product that was measured.
+It needs numpy, torch and PyYAML. Lines of tasks are runs of the task itself, of one rank, with the preset `throughput`
+and the changes named. They are compared with a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product,
+and what others have published.
+FOLDER gets lines.jsonl and table.md, and a profile of the last timed block of the lines that have one; the rate of a
+line is the median of its blocks. Each line has a limit of its own. Lines that no longer fit into the minutes are listed
+as not run; called again with the same FOLDER on the same machine, it measures those alone, and what failed. MFU: share
+of the datasheet's dense rate in the format of the run; without a datasheet, or in fp32, of the matrix product that was
+measured.
 """
 
 import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
+from task_images.certify.rules import PREFIX
 from task_images.contract import parse_event
 from task_images.peak import find_peak
 
@@ -37,65 +37,48 @@ ROOT = Path(__file__).parents[1]
 Changes = Mapping[str, Any]
 DECODER = "decoder 124M, synthetic tokens"
 BF16: Changes = {"precision": "bf16"}
-# Files that the task makes itself, with as many pixels as an image of ImageNet has on average (500 x 375).
-FED: Changes = {"data": "generated", "classes": 100, "training_images": 12_800, "validation_images": 256,
-                "shorter": 433, "decoders": "device"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line. `task` empty: another program. `goal`: samples (or tokens) a second on one H100, and its source."""
+    """One line. `task` empty: another program. `goal`: samples (or tokens) a second on one H100, and its source.
+    `limit`: seconds, compilation included."""
 
     name: str
+    limit: float
     task: str = ""
     changes: Changes = field(default_factory=dict)
     preset: str = "throughput"
-    command: Sequence[str] = ()
+    program: str = ""
     goal: str = ""
     profiled: bool = False
     label: str = ""
-    ranks: int = 1  # more share the GPU, by gloo: NCCL refuses two ranks on one GPU
 
 
 LINES = (
-    Line("fastest matrix product, bf16", command=("matmul",)),
-    Line(f"{DECODER}, whole model compiled", "gpt_pretraining", goal="520 000 tokens/s (45 % MFU)", profiled=True),
-    Line("nanoGPT in plain torch, compiled", command=("nanogpt",), goal="463 000 tokens/s (llm.c's PyTorch trainer)"),
-    Line(f"{DECODER}, cuDNN attention", "gpt_pretraining", {"attention": "cudnn"}),
-    Line(f"{DECODER}, stream in bf16", "gpt_pretraining", {"stream": "bf16"}, label="other numbers: bf16 stream"),
-    Line(f"{DECODER}, CUDA graphs", "gpt_pretraining", {"compile": "graphs"}),
-    Line("ResNet-20, resident, graphs", "cifar10_resnet20", preset="throughput-graphs",
+    Line("fastest matrix product, bf16", 30, program="matmul"),
+    Line("nanoGPT in plain torch, compiled", 120, program="nanogpt", goal="463 000 tokens/s (llm.c's PyTorch trainer)"),
+    Line(f"{DECODER}, whole model compiled", 150, "gpt_pretraining", goal="520 000 tokens/s (45 % MFU)", profiled=True),
+    Line(f"{DECODER}, cuDNN attention, stream in bf16", 150, "gpt_pretraining",
+         {"attention": "cudnn", "stream": "bf16"}, label="other numbers: bf16 stream"),
+    Line("ResNet-20, resident, graphs", 90, "cifar10_resnet20", preset="throughput-graphs",
          changes={"batch_size": 1024, **BF16}, goal="60 000 images/s", profiled=True,
          label="resident synthetic images"),
-    Line("BERT-Base, 512 sentences of 128, compiled", "bert_pretraining",
+    Line("BERT-Base, 512 sentences of 128, compiled", 120, "bert_pretraining",
          {"sequence_length": 128, "batch_per_rank": 512, "compile": "whole", **BF16}, goal="40 % MFU", profiled=True),
-    Line("ResNet-50, compiled", "imagenet_resnet", {"batch_size": 256, "compile": "whole", **BF16},
-         goal="3 300 images/s", profiled=True, label="resident synthetic images: no decoding, no transfer"),
-    Line("ResNet-50, compiled, fed from JPEG files", "imagenet_resnet",
-         {**FED, "batch_size": 256, "compile": "whole", **BF16}, goal="3 000 images/s",
-         label="generated JPEG files of 433 × 433, decoded on the GPU (nvJPEG)"),
-    Line("tests/gpu", command=("tests",)),
-    Line(f"{DECODER}, blocks compiled", "gpt_pretraining", {"compile": "blocks"}),
-    Line(f"{DECODER}, eager", "gpt_pretraining", {"compile": "no", "batch_per_rank": 16, "micro_batch": 16}),
-    Line("decoder 1B, 8 192 tokens", "gpt_pretraining", preset="1B", goal="45 % MFU"),
-    Line("ResNet-20, resident, eager", "cifar10_resnet20", label="resident synthetic images"),
-    Line("ResNet-20, 2 ranks on one GPU", "cifar10_resnet20", ranks=2, label="resident synthetic images, gloo"),
-    Line("Transformer", "wmt17_transformer"),
-    Line("GNMT", "wmt16_gnmt"),
-    Line("AWD-LSTM", "wikitext2_awd_lstm"),
-    Line("epsilon", "epsilon_logistic_regression"),
+    Line("ResNet-50, channels-last, compiled", 120, "imagenet_resnet", {"batch_size": 256, "compile": "whole", **BF16},
+         goal="3 300 images/s", label="resident synthetic images: no decoding, no transfer"),
+    Line("tests/gpu", 90, program="tests"),
+    Line("certify, a node alone", 60, program="certify", label="stage node, medians of 3 rounds"),
 )  # fmt: skip
 # Sizes with which every line runs on a CPU in seconds, compilation left out.
 TINY: dict[str, Changes] = {
     "gpt_pretraining": {"sequence_length": 64, "batch_per_rank": 2, "micro_batch": 2, "vocabulary": 256,
-                        "synthetic_tokens": 65_536, "attention": "auto"},
+                        "synthetic_tokens": 65_536, "attention": "auto", "model": "tiny"},
     "bert_pretraining": {"model": "tiny", "sequence_length": 32, "batch_per_rank": 4, "synthetic_tokens": 65_536},
     "cifar10_resnet20": {"depth": 8, "batch_size": 16, "training_images": 256, "validation_images": 64},
     "imagenet_resnet": {"batch_size": 2, "training_images": 64, "validation_images": 8, "classes": 4, "side": 64,
-                        "shorter": 80, "model": "resnet18"},
-    "wmt16_gnmt": {"width": 8, "layers": 2, "longest_translation": 5, "beam": 1},
-    "wmt17_transformer": {"width": 8, "inner": 8, "layers": 1, "heads": 1, "longest_translation": 5, "beam": 1},
-    "wikitext2_awd_lstm": {"embedding": 8, "hidden": 8},
+                        "model": "resnet18"},
 }  # fmt: skip
 TINY_BLOCKS: Changes = {"blocks_after": 1, "blocks": 2, "block_updates": 2}
 TINY_NANOGPT = "--words 256 --context 64 --layers 2 --heads 4 --width 64 --batch 2 --warmup 1 --updates 2 --eager"
@@ -123,7 +106,7 @@ def main() -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no NVIDIA or AMD GPU; --device cpu --tiny shows that this program works")
     folder = given.output
-    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     named = torch.cuda.get_device_name() if given.device == "cuda" else f"CPU, {platform.machine()}"
     title = f"{named}, torch {torch.__version__}" + (", tiny sizes: no figures" if given.tiny else "")
     end, found = time.monotonic() + 60 * given.minutes, []
@@ -131,7 +114,7 @@ def main() -> int:
     lines = [line for line in LINES if not given.only or any(word in line.name for word in given.only)]
     for line in lines:
         begin = time.monotonic()
-        left = end - begin
+        left = min(line.limit, end - begin)
         if line.name in known:
             found.append(known[line.name])
             continue
@@ -160,7 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="sizes that say nothing, to try this program")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=9.3)
     parser.add_argument("--only", nargs="*", default=[], help="lines whose name has one of these words")
     return parser.parse_args()
 
@@ -170,28 +153,30 @@ def measure(line: Line, given: argparse.Namespace, folder: Path, limit: float) -
     try:
         if line.task:
             return measure_task(line, given, folder, limit)
-        return OTHERS[line.command[0]](line, given, limit)
+        return PROGRAMS[line.program](line, given, limit)
     except subprocess.TimeoutExpired:
-        return Found(line.name, "not run: no time left")
+        return Found(line.name, f"not run: more than {limit:.0f} s")
     except subprocess.CalledProcessError as error:
         text = f"{error.stdout or ''}\n{error.stderr or ''}".strip()
-        (folder / f"{slug(line.name)}.log").write_text(text + "\n")
+        (folder / "failed.log").open("a").write(f"# {line.name}\n{text[-20_000:]}\n")
         return Found(line.name, f"failed: {text.splitlines()[-1][:160] if text else error.returncode}")
 
 
 def measure_task(line: Line, given: argparse.Namespace, folder: Path, limit: float) -> Found:
-    begin = time.monotonic()
-    result = run_task(line, given, limit)
-    details = result["details"]
+    changes = {**line.changes}
+    if given.tiny:
+        changes |= {**TINY[line.task], **TINY_BLOCKS}
+        if "compile" in load_task(line.task).parameters:
+            changes["compile"] = "no"  # which would take longer than everything else
+    profile = ["benchmarks._profiled", str(folder / f"profile-{slug(line.name)}.txt")] if line.profiled else []
+    parameters = load_task(line.task).resolve(line.preset, changes)
+    details = run_task([*profile, line.task], given, parameters, limit)[-1]["details"]
     protocol = details["throughput_protocol"]
     rate, per_update = protocol["summary"]["median"], protocol["per_update"]
     power = details.get("gpu", {}).get("power_watts")
     unit, factor = protocol["unit"], 1
     if unit == "tokens":
         factor = details["tokens_per_update"] / per_update if "tokens_per_update" in details else 1
-    left = limit - (time.monotonic() - begin)
-    if line.profiled and left > 60:
-        run_task(line, given, left, profile=folder / "profiles" / f"{slug(line.name)}.txt")
     return Found(
         line.name,
         "measured",
@@ -204,39 +189,35 @@ def measure_task(line: Line, given: argparse.Namespace, folder: Path, limit: flo
     )
 
 
-def run_task(line: Line, given: argparse.Namespace, limit: float, profile: Path | None = None) -> Mapping[str, Any]:
-    """The result of one run of the task."""
-    changes = {**line.changes}
-    if given.tiny:
-        changes |= {**TINY.get(line.task, {}), **TINY_BLOCKS}
-        if "compile" in load_task(line.task).parameters:
-            changes["compile"] = "no"  # which would take longer than everything else
-        if line.task == "gpt_pretraining" and "model" not in changes:
-            changes["model"] = "tiny"
-    if profile is not None:
-        changes |= {"blocks": 1, "block_updates": 5}
-    parameters = load_task(line.task).resolve(line.preset, changes)
+def run_task(
+    words: Sequence[str], given: argparse.Namespace, parameters: Changes, limit: float
+) -> list[dict[str, Any]]:
+    """Run a task as one rank, and give the lines that it reported: those of certify, and the result as the last."""
     variables = {
         "MLBENCH_DEVICE": "gpu" if given.device == "cuda" else "cpu",
-        "MLBENCH_BACKEND": "nccl" if given.device == "cuda" and line.ranks == 1 else "gloo",
+        "MLBENCH_BACKEND": "nccl" if given.device == "cuda" else "gloo",
         "MLBENCH_PARAMETERS": json.dumps(parameters),
     }
-    module = [f"task_images.{line.task}"] if profile is None else ["benchmarks._profiled", line.task, str(profile)]
-    command = [sys.executable, "-m", *module]
-    with ExitStack() as stack:
-        if line.ranks > 1:  # each a machine of its own for the task, so that all take the first GPU
-            output = stack.enter_context(tempfile.TemporaryDirectory())
-            variables |= {"WORLD_SIZE": str(line.ranks), "MASTER_PORT": str(free_port()), "MLBENCH_OUTPUT_DIR": output}
-            for rank in range(1, line.ranks):
-                environment = {**os.environ, **variables, "RANK": str(rank)}
-                other = stack.enter_context(
-                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-                )
-                stack.callback(other.kill)
-        printed = run(command, limit, variables)
-    events = (parse_event(text) for text in printed.splitlines())
-    [result] = [event for event in events if event and event["event"] == "result"]
-    return result
+    module = words if len(words) > 1 else ["task_images.run", *words]
+    printed = run([sys.executable, "-m", *module], limit, variables).splitlines()
+    rates = [json.loads(text.removeprefix(PREFIX)) for text in printed if text.startswith(PREFIX)]
+    [result] = [event for event in map(parse_event, printed) if event and event["event"] == "result"]
+    return [*rates, dict(result)]
+
+
+def measure_certify(line: Line, given: argparse.Namespace, limit: float) -> Found:
+    changes: Changes = {
+        "stages": ["drift", "node"],
+        **({"burst_seconds": 0.05, "disk_bytes": 1 << 20} if given.tiny else {}),
+    }
+    said = run_task(["certify"], given, load_task("certify").resolve(changes=changes), limit)
+    rounds = [each["values"] for each in said if each.get("kind") == "rates"]
+    median = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    rate, peak = 1e9 * median.pop("matmul.burst"), find_peak(torch.device(given.device), "bf16")
+    others = ", ".join(f"{name} {value:.0f} G" for name, value in median.items())
+    return Found(
+        line.name, "measured", rate=rate / 1e12, unit=f"TFLOP; {others}", mfu=rate / (peak.datasheet or peak.measured)
+    )
 
 
 def measure_nanogpt(line: Line, given: argparse.Namespace, limit: float) -> Found:
@@ -264,11 +245,16 @@ def measure_matmul(line: Line, given: argparse.Namespace, limit: float) -> Found
 def run_tests(line: Line, given: argparse.Namespace, limit: float) -> Found:
     if given.device == "cpu":
         return Found(line.name, "not run: they need a GPU")
-    output = run([sys.executable, "-m", "pytest", "-q", "tests/gpu", "-n", "4"], min(limit, 300.0), {})
+    output = run([sys.executable, "-m", "pytest", "-q", "tests/gpu", "-n", "4"], limit, {})
     return Found(line.name, "measured", unit=output.strip().splitlines()[-1])
 
 
-OTHERS = {"matmul": measure_matmul, "nanogpt": measure_nanogpt, "tests": run_tests}
+PROGRAMS = {
+    "matmul": measure_matmul,
+    "nanogpt": measure_nanogpt,
+    "tests": run_tests,
+    "certify": measure_certify,
+}
 
 
 def run(command: Sequence[str], limit: float, variables: Mapping[str, str]) -> str:
