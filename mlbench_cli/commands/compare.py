@@ -13,6 +13,7 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model.goals import BEST
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import (
     Comparison,
@@ -143,7 +144,7 @@ def _format_setting(value: object) -> str | None:
 
 def _repeats_another(row: Row, rows: Mapping[str, Row]) -> bool:
     """Whether the row says the same as another: the whole run of a command, or a best value that was the last."""
-    other = rows.get("seconds" if row.name == "run" else row.name.removesuffix(" best"))
+    other = rows.get("seconds" if row.name == "run" else row.name.removesuffix(BEST))
     return other is not None and other is not row and (row.a, row.b) == (other.a, other.b)
 
 

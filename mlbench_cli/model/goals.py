@@ -13,20 +13,22 @@ TRAINING = "train_"  # prefix of metrics of the training samples
 GOAL_ON = "goal_on"  # the parameter that selects the samples of the goal
 TIMED_BLOCKS = "blocks"  # the parameter that times blocks of updates instead of training to the goal
 HOLD_OUT = "hold_out"  # the parameter that scores on a share of the training samples instead of the validation set
+BEST, MEAN = " best", " mean"  # suffixes of a metric's name for these figures; the last value has no suffix
 _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
 
 
 def name_metric(metric: str) -> str:
     """The usual name of a metric, and of its best value or mean: "top-1 accuracy" for "val_global_Prec@1", "training
     loss, mean" for "train_loss mean"."""
-    reported, _, kind = metric.partition(" ")
+    kind = next((suffix for suffix in (BEST, MEAN) if metric.endswith(suffix)), "")
+    reported = metric.removesuffix(kind)
     plain = reported.removeprefix("val_").removeprefix("global_").removeprefix(TRAINING)
     words = _NAMES.get(plain, plain.replace("_", " "))
     if reported.startswith(TRAINING):
         words = f"training {words}"
     elif reported.startswith("val_") and plain not in _NAMES:
         words = f"validation {words}"
-    return f"{words}, {kind}" if kind else words
+    return f"{words},{kind}" if kind else words
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class ClusterChoice:
 
 @dataclass(frozen=True)
 class Questions:
-    """Everything that a form needs. `name` is free; `answers` are the last ones, null if there were none."""
+    """Everything that a form needs. `name` is free; `answers` are the last ones, null if there were none, but a
+    training for the first task."""
 
     name: str
     tasks: tuple[TaskChoice, ...]
@@ -86,7 +87,7 @@ def ask_questions(clusters: Sequence[Cluster], current: str, taken: Collection[s
         ),
         current if current in names else next(iter(sorted(names)), current),
         tuple(TORCH_BACKENDS),
-        {key: answers.get(key) for key in REMEMBERED},
+        {"task": DEFAULT_TASK, **{key: answers.get(key) for key in REMEMBERED if key != "task" or answers}},
     )
 
 

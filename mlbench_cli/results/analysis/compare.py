@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.goals import BEST, MEAN
 from mlbench_cli.model.methods import is_command, method_of
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis import energy
@@ -25,7 +26,6 @@ from mlbench_cli.results.analysis.comparability import (
 )
 from mlbench_cli.results.analysis.figures import IN_DOUBT, TIMES, Figure
 from mlbench_cli.results.analysis.numbers import Change, describe_change
-from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlbench_cli.model.goals import name_metric
+from mlbench_cli.model.goals import BEST, MEAN, name_metric
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio
 from mlbench_cli.util.text import decimals, significant
 
@@ -163,7 +163,7 @@ def _ends(found: Ratio) -> str:
 
 def unit_of(metric: str) -> str:
     """The unit of a metric by its name; empty if it has none, or it is unknown. Its best and mean have the same."""
-    metric = metric.removesuffix(" best").removesuffix(" mean")
+    metric = metric.removesuffix(BEST).removesuffix(MEAN)
     if _PERCENT.search(metric):
         return "%"
     plain = metric.removeprefix("val_").removeprefix("train_")

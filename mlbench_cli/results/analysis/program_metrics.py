@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlbench_cli.model.goals import Goal
+from mlbench_cli.model.goals import BEST, MEAN, Goal
 from mlbench_cli.util.text import one_line
 
-BEST, MEAN = " best", " mean"  # suffixes of a metric's name for these figures; the last value has no suffix
 MAX_NAMES = 100  # a program may report any number of names
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

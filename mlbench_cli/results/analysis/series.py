@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.goals import BEST, MEAN
 from mlbench_cli.results.analysis.comparability import (
     ComparisonKey,
     Title,
@@ -36,7 +37,6 @@ from mlbench_cli.results.analysis.figures import (
     figures,
     outcome_of,
 )
-from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.published import PublishedSeries
 from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
 from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio

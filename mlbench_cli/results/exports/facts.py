@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlbench_cli.model.goals import BEST, MEAN
 from mlbench_cli.results.analysis.figures import figures
-from mlbench_cli.results.analysis.program_metrics import BEST, MEAN
 from mlbench_cli.results.analysis.tables import ResourceSample
 from mlbench_cli.util.times import parse_timestamp
 
