@@ -179,6 +179,14 @@ def test_links_between_pages_lead_to_files_of_the_repository() -> None:
     assert dead == []
 
 
+def test_fakes_and_tests_named_by_the_assumptions_about_clouds_exist() -> None:
+    page = (ROOT / "docs/development/clouds-assumptions.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and line.count(" | ") > 2]
+    named = {name for row in rows for name in re.findall(r"`(\w+\.py)`", row[1])}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not any((ROOT / "tests").rglob(name))] == []
+
+
 # --- reference and site -------------------------------------------------------------------------------------------
 
 
