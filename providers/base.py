@@ -178,6 +178,14 @@ class Plan:
         return None if any(line.price is None for line in self.lines) else self.known_total
 
     @property
+    def limit(self) -> float | None:
+        """Price per hour with spot machines of unknown price as on demand, which they do not exceed; None if a part is
+        unknown either way."""
+        prices = [line.on_demand if line.price is None else line.price for line in self.lines]
+        counted = zip(self.lines, prices, strict=True)
+        return None if None in prices else sum(line.count * (price or 0.0) for line, price in counted)
+
+    @property
     def known_total(self) -> float:
         """Price per hour of the parts whose price is known."""
         return sum(line.count * (line.price or 0.0) for line in self.lines)

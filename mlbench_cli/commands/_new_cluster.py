@@ -272,18 +272,20 @@ def _show(planned: PlannedCluster, use: Use) -> None:
         console.note(f"Image: {name}{f' ({digest[:19]})' if digest else ''}. The runs bring their own code.")
         if image in public_images():
             console.note("Docker Hub limits anonymous pulls per IP address.")
-    if plan.total:
-        fixed = plan.total * (up + down) / 60
+    if hourly := plan.limit:
+        fixed = hourly * (up + down) / 60
         likely, most = (
-            None if seconds is None else format_price(fixed + plan.total * seconds / 3600, plan.currency)
+            None if seconds is None else format_price(fixed + hourly * seconds / 3600, plan.currency)
             for seconds in (use.expected, use.seconds)
         )
+        at_most, because = ("", "") if plan.total else ("at most ", ", as on demand, because a spot price is unknown")
         console.note(
-            f"Cost: {format_price(fixed, plan.currency)} to create and delete it, and "
-            f"{format_price(plan.total, plan.currency)} per hour of the runs."
+            f"Cost: {at_most}{format_price(fixed, plan.currency)} to create and delete it, and "
+            f"{at_most}{format_price(hourly, plan.currency)} per hour of the runs{because}."
         )
         if use.expected is not None:
-            console.note(f"Expected: {likely}, because such runs took {console.duration(use.expected)} before.")
+            took = console.duration(use.expected)
+            console.note(f"Expected: {at_most}{likely}, because such runs took {took} before.")
         console.note(f"Limit: {most}, if the runs last until their timeouts ({use.limit}).")
     elif plan.total is None:
         known = f"more than {format_price(plan.known_total, plan.currency)} per hour" if plan.known_total else "unknown"

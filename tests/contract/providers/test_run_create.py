@@ -253,6 +253,17 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
     assert gke_world.clusters == {}
 
 
+def test_where_a_spot_price_is_unknown_the_price_on_demand_is_the_limit(command: Any, gke_world: GkeWorld) -> None:
+    words = (*CLOUD, "--create", "gke", "--machine-type", "g2-standard-4", "--timeout", "1h", "--dry-run")
+    on_demand, spot = (command(*words, *more).err for more in ((), ("--spot",)))
+    (cost,) = [line for line in on_demand.splitlines() if line.startswith("Cost: ")]
+    per_hour = cost.partition(", and ")[2].partition(" USD")[0]
+    assert f"and at most {per_hour} USD per hour of the runs, as on demand" in spot
+    assert [line for line in spot.splitlines() if line.startswith("Limit: ")] == [
+        line for line in on_demand.splitlines() if line.startswith("Limit: ")
+    ]
+
+
 @pytest.mark.timeout(300)
 def test_a_cluster_whose_runs_cannot_start_is_deleted(
     command: Any, gke_world: GkeWorld, monkeypatch: pytest.MonkeyPatch
