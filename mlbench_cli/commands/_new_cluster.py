@@ -48,6 +48,7 @@ class Use:
     limit: str  # why it is not longer, in words
     keep: bool = False
     images: tuple[str, ...] = ()
+    brings_code: bool = True  # the runs do, as opposed to programs of the user's that are in the image
     expected: float | None = None
 
     @property
@@ -63,7 +64,8 @@ def use_of(store: Store, name: str, specs: Sequence[RunSpec], keep: bool) -> Use
     limit = f"--timeout {console.duration(longest)}{' each' if len(specs) > 1 else ''}"
     names, images = tuple(spec.name for spec in specs), {spec.image for spec in specs if spec.image}
     seconds = sum(spec.timeout for spec in specs)
-    return Use(name, names, seconds, limit, keep, tuple(sorted(images)), _expect_seconds(store, specs))
+    brings_code = all(spec.runs_task_program for spec in specs)
+    return Use(name, names, seconds, limit, keep, tuple(sorted(images)), brings_code, _expect_seconds(store, specs))
 
 
 def _expect_seconds(store: Store, specs: Sequence[RunSpec]) -> float | None:
@@ -269,7 +271,8 @@ def _show(planned: PlannedCluster, use: Use) -> None:
     console.note(f"Steps: create {cluster.name} (about {up} min), {runs}, fetch and verify the archives, {end}.")
     for image in use.images:
         name, _, digest = image.partition("@")
-        console.note(f"Image: {name}{f' ({digest[:19]})' if digest else ''}. The runs bring their own code.")
+        code = " The runs bring their own code." if use.brings_code else ""
+        console.note(f"Image: {name}{f' ({digest[:19]})' if digest else ''}.{code}")
         if image in public_images():
             console.note("Docker Hub limits anonymous pulls per IP address.")
     if hourly := plan.limit:
