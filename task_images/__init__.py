@@ -7,7 +7,7 @@ classification   batches of inputs and targets; for images, from model and data 
 methods      how gradients travel: a method is a file
 run          `python -m task_images.run TASK` is a rank: contract in, exit code out
 parameters   what a task declares of itself; describe: writes it to catalog.json, which the tool reads
-world        the ranks in torch: rendezvous, device, collectives; ranks: the same without torch; tensorflow_ranks
+world        the ranks: rendezvous, device, collectives; tensorflow_ranks: collectives of TensorFlow beside them
 clock        time by category, and throughput in timed blocks; peak: FLOPs and the device's peak rate
 report       data identity, goals, events and log lines
 data         random streams, partition over ranks, batches from arrays; images: cropped, flipped, synthetic

@@ -5,8 +5,6 @@
 #
 # BASE      image to build the base image on, with Python and pip (torch is added if it is missing); or efa, gib: the one
 #           that task_images/base/NAME.Dockerfile makes, for Amazon's fast network, for Google's RDMA
-# TF_BASE   the same for the TensorFlow task, which is based on another image, without torch
-# TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
 # REGISTRY  prefix of the images' names; by default localhost/mlbench, which is no registry: KIND clusters take images of
 #           that name, and nothing is ever pulled by it. `mlbench images push` builds and pushes to a registry.
@@ -34,13 +32,8 @@ docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$v
 for task; do
   image=$(read_tasks "task['name'] == '$task' and print(task['image'])")
   packages=$(read_tasks "task['name'] == '$task' and print(*task.get('packages', []))")
-  if [ -f "task_images/$task/Dockerfile" ]; then  # which names its own base image
-    docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
-      ${TF_BASE:+--build-arg "BASE=$TF_BASE"} ${TENSORFLOW:+--build-arg "TENSORFLOW=$TENSORFLOW"} .
-  else
-    docker build --quiet --file task_images/Dockerfile --tag "$registry/$image:$version" \
-      --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$packages" \
-      --build-arg "TASK=$task" .
-  fi
+  docker build --quiet --file task_images/Dockerfile --tag "$registry/$image:$version" \
+    --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$packages" \
+    --build-arg "TASK=$task" .
   echo "$registry/$image:$version"
 done

@@ -27,11 +27,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
 from task_images.parameters import Protocol as ThroughputProtocol
-from task_images.ranks import Ranks
+from task_images.world import Marks, World
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
@@ -39,19 +39,6 @@ Item = TypeVar("Item")
 
 # Boundaries read together, each a mark of the device: about 25 steps.
 RESOLVE_EVERY = 256
-
-
-class Marks(Protocol):
-    """Marks in the queue of a device."""
-
-    def record(self) -> object:
-        """A mark after all work launched so far. Does not wait."""
-
-    def wait(self, mark: object) -> None:
-        """Wait until the device has reached `mark`."""
-
-    def seconds_between(self, first: object, last: object) -> float:
-        """Seconds of the device's clock between two marks that it has reached."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +188,7 @@ class Tracker:
         self._training += seconds if is_training else 0.0
 
 
-def gather_timings(world: Ranks, snapshot: Snapshot) -> dict[str, dict[str, float]]:
+def gather_timings(world: World, snapshot: Snapshot) -> dict[str, dict[str, float]]:
     """category -> {min, mean, max, rank0} in seconds over all ranks. Every rank must call it; one collective."""
     rows = world.gather([snapshot.seconds.get(name, 0.0) for name in ALL_CATEGORIES])
     columns = zip(*rows, strict=True)
@@ -283,7 +270,7 @@ class Throughput:
 
     def __init__(
         self,
-        world: Ranks,
+        world: World,
         protocol: ThroughputProtocol,
         *,
         unit: str,

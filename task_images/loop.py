@@ -18,9 +18,9 @@ from task_images import Lazy
 from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
 from task_images.contract import CATEGORIES, DivergedError, TaskUsageError
 from task_images.parameters import Protocol as ThroughputProtocol
-from task_images.ranks import Ranks
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Schedule
+from task_images.world import World
 
 if TYPE_CHECKING:
     from task_images import restarts
@@ -156,7 +156,7 @@ class TrainingLoss:
         if len(self._held) == MAX_HELD:
             self._fold()
 
-    def collect_recent(self, world: Ranks, epoch: int, step: int) -> float:
+    def collect_recent(self, world: World, epoch: int, step: int) -> float:
         """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
         self._fold()
         loss, self._recent = _average(world, self._recent), (0.0, 0.0)
@@ -164,7 +164,7 @@ class TrainingLoss:
             raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
         return loss
 
-    def collect_whole(self, world: Ranks) -> float:
+    def collect_whole(self, world: World) -> float:
         """The mean since the last call of this method, NaN if nothing was added; one collective."""
         self._fold()
         loss, self._whole = _average(world, self._whole), (0.0, 0.0)
@@ -189,7 +189,7 @@ class TrainingLoss:
         self._held, self._weights = [], []
 
 
-def _average(world: Ranks, own: tuple[float, float]) -> float:
+def _average(world: World, own: tuple[float, float]) -> float:
     total, weight = world.sum(own)
     return total / weight if weight else math.nan
 
@@ -288,7 +288,7 @@ class Loop(Generic[P]):
     after_update, after_validation   called at these points
     """
 
-    world: Any  # ranks.Ranks; torch's World has more
+    world: World
     report: Reporter
     batches: Batches[P]
     schedule: Schedule

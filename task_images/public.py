@@ -28,9 +28,9 @@ from task_images.loop import Batches, Plan, SampleBatches, Unit, Update
 from task_images.methods.base import Bsp, prepare_method
 from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
 from task_images.prepare import load_validation
-from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up
+from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run
 from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
 from task_images.train import F1, Dice, Mean, Metric, PassLoss, Perplexity, Precision, TopK, Trainer, Work
 from task_images.translation.bleu import Bleu, corpus_bleu
-from task_images.world import World, training_session
+from task_images.world import World

@@ -9,7 +9,8 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.clock import Snapshot, Tracker, gather_timings
-from task_images.contract import anonymize, emit
+from task_images.contract import Contract, anonymize, emit
 from task_images.facts import code_facts, machine_facts
-from task_images.ranks import Ranks
+from task_images.world import GROUP_SECONDS, World, open_world
 
 # Published means were computed in single precision, so their seventh digits differ.
 MEAN_TOLERANCE = 2e-6
@@ -189,7 +190,7 @@ STEP_INTERVAL = 1.0
 class Reporter:
     """Events and log lines of this rank. `data` is the name of the data, `synthetic` whether they are generated."""
 
-    def __init__(self, world: Ranks, data: str, synthetic: bool = False) -> None:
+    def __init__(self, world: World, data: str, synthetic: bool = False) -> None:
         self._world = world
         self._data = data
         self._synthetic = synthetic
@@ -309,3 +310,20 @@ def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> 
         "samples": snapshot.samples,
         "seconds": snapshot.seconds,
     }
+
+
+@contextmanager
+def training_session(
+    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = GROUP_SECONDS
+) -> Iterator[tuple[World, Reporter]]:
+    """Rendezvous with the other ranks and report the environment, before data are loaded; leave together after success.
+
+    data                 name of the data set; synthetic: whether it is generated
+    collective_seconds   timeout of collectives, see open_world
+    """
+    world = open_world(contract, collective_seconds=collective_seconds)
+    report = Reporter(world, data=data, synthetic=synthetic)
+    report.environment()
+    report.phase("loading")
+    yield world, report
+    world.close()

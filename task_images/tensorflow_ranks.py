@@ -6,48 +6,55 @@ differ by what TensorFlow does alone.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from task_images.contract import EnvironmentUnfitError, install_hint
-from task_images.ranks import TENSORFLOW, Ranks, find_addresses, make_strategy
+from task_images.contract import EnvironmentUnfitError
+from task_images.world import GROUP_SECONDS, World
 
-TRANSPORT = "ring over gRPC"
 COLLECTIVES = ("all_reduce", "all_gather")  # none in place: tensors cannot be changed
 
 
-def require_tensorflow() -> None:
-    """Raises EnvironmentUnfitError without TensorFlow."""
-    if find_spec("tensorflow") is None:
-        raise EnvironmentUnfitError(
-            f"the backend {TENSORFLOW} needs the package tensorflow, which is missing", install_hint("tensorflow")
-        )
+def find_addresses(world: World, port: int = 0) -> list[str]:
+    """ "host:port" by which other ranks find each rank: its worker's name, else the address of rank 0; `port` is that
+    of this rank, 0: one that is free now. Collective."""
+    contract = world.contract
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+    places = []
+    for number, node in world.gather([port, contract.node_rank]):
+        host = contract.hosts[int(node)] if node < len(contract.hosts) else contract.master_addr
+        places.append(f"{'127.0.0.1' if host == 'localhost' else host}:{int(number)}")
+    return places
 
 
-def list_versions() -> dict[str, str]:
-    """The version of TensorFlow. Builds for CPUs are a package of another name."""
-    for name in ("tensorflow-cpu", "tensorflow"):
-        with suppress(PackageNotFoundError):
-            return {"tensorflow": version(name)}
-    return {"tensorflow": "?"}
+def make_strategy(tensorflow: Any, addresses: Sequence[str], rank: int) -> Any:
+    """The strategy of workers at `addresses`, of which this one is number `rank`, with rings over gRPC."""
+    task = {"type": "worker", "index": rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+    experimental = tensorflow.distribute.experimental
+    ring = experimental.CommunicationImplementation.RING
+    options = experimental.CommunicationOptions(implementation=ring, timeout_seconds=GROUP_SECONDS)
+    return tensorflow.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 class TensorFlowRanks:
     """This process among the workers of TensorFlow, whose servers end with the process."""
 
-    def __init__(self, world: Ranks) -> None:
+    def __init__(self, world: World) -> None:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError(
-                f"the backend {TENSORFLOW} is for CPUs here", "Leave out --gpu, or choose --backend nccl."
+                "the backend grpc is for CPUs here", "Leave out --gpu, or choose --backend nccl."
             )
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own notices are no errors
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -90,7 +97,7 @@ class TensorFlowRanks:
         """Nothing: its servers end with the process."""
 
 
-def open_tensorflow(world: Any) -> TensorFlowRanks:
+def open_tensorflow(world: World) -> TensorFlowRanks:
     """TensorFlow's ranks for those of `world` (world.World), once per world. Collective."""
     for companion in world.companions:
         if isinstance(companion, TensorFlowRanks):

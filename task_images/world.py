@@ -2,12 +2,19 @@
 equal.
 """
 
+import contextlib
+import ctypes
 import os
 import platform
+import resource
 import socket
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,26 +25,42 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from task_images import Lazy
-from task_images.clock import Marks
-from task_images.contract import Contract, EnvironmentUnfitError, PeerLostError, TaskUsageError, emit
-from task_images.ranks import (
-    GROUP_SECONDS,
-    LOADING_SECONDS,
-    RENDEZVOUS_SECONDS,
-    TENSORFLOW,
-    compare_checksums,
-    cpu_threads,
-    keep_freed_memory,
-    resident_peak,
+from task_images.contract import (
+    Contract,
+    DivergedError,
+    EnvironmentUnfitError,
+    PeerLostError,
+    TaskUsageError,
+    emit,
+    install_hint,
 )
-from task_images.report import Reporter
+from task_images.cores import effective_cores
 
 if TYPE_CHECKING:
-    from task_images import gpu, network, tensorflow_ranks
+    from task_images import gpu, network
     from task_images.mpi import group as mpi
 else:
     gpu, network = Lazy("task_images.gpu"), Lazy("task_images.network")
-    mpi, tensorflow_ranks = Lazy("task_images.mpi.group"), Lazy("task_images.tensorflow_ranks")
+    mpi = Lazy("task_images.mpi.group")
+
+RENDEZVOUS_SECONDS = 600.0
+GROUP_SECONDS = 600.0  # timeout of a collective of the process group
+# Includes unpacking and converting data, by one rank per machine.
+LOADING_SECONDS = 12 * 3600.0
+TENSORFLOW = "grpc"  # the backend of TensorFlow's collectives
+
+
+class Marks(Protocol):
+    """Marks in the queue of a device."""
+
+    def record(self) -> object:
+        """A mark after all work launched so far. Does not wait."""
+
+    def wait(self, mark: object) -> None:
+        """Wait until the device has reached `mark`."""
+
+    def seconds_between(self, first: object, last: object) -> float:
+        """Seconds of the device's clock between two marks that it has reached."""
 
 
 class Companion(Protocol):
@@ -127,10 +150,14 @@ class World:
             dist.barrier()
 
     def await_loading(self, seconds: float = LOADING_SECONDS) -> None:
-        """Wait until all ranks have loaded their data; later calls return at once. Uses the rendezvous store, because
-        collectives have a timeout of minutes, so that hangs are noticed. Raises PeerLostError."""
+        """Wait until all ranks have loaded their data; later calls return at once. Raises PeerLostError."""
+        self.await_all("loaded", seconds)
+
+    def await_all(self, event: str, seconds: float) -> None:
+        """Wait until all ranks have called this for `event`. Uses the rendezvous store, because collectives have a
+        timeout of minutes, so that hangs are noticed. Raises PeerLostError."""
         if self._store is not None and self.size > 1:
-            await_everyone(self._store, "loaded", self.rank, self.size, seconds)
+            await_everyone(self._store, event, self.rank, self.size, seconds)
 
     def synchronize(self) -> None:
         """Wait for the device. Does nothing on a CPU."""
@@ -151,7 +178,7 @@ class World:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
         if self.backend == TENSORFLOW:
-            facts = tensorflow_ranks.list_versions()
+            facts = _tensorflow_version()
             return {
                 "framework": "tensorflow",
                 "framework_version": facts["tensorflow"],
@@ -177,7 +204,7 @@ class World:
         if self._grouped and self.backend == "nccl":
             return gpu.describe()
         if self.backend == TENSORFLOW:
-            return {"collectives": tensorflow_ranks.TRANSPORT, **tensorflow_ranks.list_versions()}
+            return {"collectives": "ring over gRPC", **_tensorflow_version()}
         if not self._grouped or self.backend != "mpi":
             return {}
         return mpi.facts()
@@ -284,7 +311,7 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
     if backend == "mpi":
         return mpi.register()
     if backend == TENSORFLOW:
-        tensorflow_ranks.require_tensorflow()
+        _require_tensorflow()
         return "gloo"  # for bookkeeping
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
@@ -295,6 +322,22 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
             f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
         )
     return backend
+
+
+def _require_tensorflow() -> None:
+    """Raises EnvironmentUnfitError without TensorFlow."""
+    if find_spec("tensorflow") is None:
+        raise EnvironmentUnfitError(
+            "the backend grpc needs the package tensorflow, which is missing", install_hint("tensorflow")
+        )
+
+
+def _tensorflow_version() -> dict[str, str]:
+    """The version of TensorFlow. Builds for CPUs are a package of another name."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        with contextlib.suppress(PackageNotFoundError):
+            return {"tensorflow": version(name)}
+    return {"tensorflow": "?"}
 
 
 def require_sharding(world: World) -> None:
@@ -347,6 +390,32 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         # input, another rank that is still connecting would fail too, and would log only lost connections.
         dist.barrier()
     return store
+
+
+def cpu_threads(contract: Contract) -> int:
+    """CPU threads of this rank: OMP_NUM_THREADS if the engine set it, else this rank's share of the usable CPUs."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return max(1, int(given))
+    return max(1, effective_cores() // contract.local_world_size)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 1 GiB of freed memory for the next step. By default it returns the memory to the kernel,
+    which must zero every page again: 4 % of a step of the tiny decoder. No effect with other C libraries.
+
+    Source: mallopt(3), M_TRIM_THRESHOLD (-1), M_TOP_PAD (-2), M_MMAP_THRESHOLD (-3, 32 MiB at most).
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        choose = ctypes.CDLL(None).mallopt
+        for option, size in ((-1, 1 << 30), (-2, 64 << 20), (-3, 32 << 20)):
+            choose(option, size)
+
+
+def resident_peak() -> int:
+    """Peak resident memory of this process in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def prefer_loopback(contract: Contract) -> None:
@@ -410,7 +479,18 @@ def check_identical(world: World, model: nn.Module) -> None:
     if world.size == 1:
         return
     parameters = (parameter.detach().cpu().contiguous().reshape(-1) for parameter in model.parameters())
-    compare_checksums(world, (parameter.view(torch.uint8).numpy().data for parameter in parameters))
+    check_same(world, (parameter.view(torch.uint8).numpy().data for parameter in parameters))
+
+
+def check_same(world: World, parameters: Iterable[bytes | memoryview]) -> None:
+    """Raises DivergedError, on every rank, naming the ranks whose parameters have another checksum than rank 0's."""
+    checksum = 0
+    for parameter in parameters:
+        checksum = zlib.crc32(parameter, checksum)
+    sums = [row[0] for row in world.gather([float(checksum)])]
+    odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+    if odd:
+        raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
 
 
 def measure_distance(world: World, parameters: Iterable[Tensor]) -> float:
@@ -435,20 +515,3 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
         start += tensor.numel()
-
-
-@contextmanager
-def training_session(
-    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = GROUP_SECONDS
-) -> Iterator[tuple[World, Reporter]]:
-    """Rendezvous with the other ranks and report the environment, before data are loaded; leave together after success.
-
-    data                 name of the data set; synthetic: whether it is generated
-    collective_seconds   timeout of collectives, see open_world
-    """
-    world = open_world(contract, collective_seconds=collective_seconds)
-    report = Reporter(world, data=data, synthetic=synthetic)
-    report.environment()
-    report.phase("loading")
-    yield world, report
-    world.close()

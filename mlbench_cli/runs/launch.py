@@ -324,8 +324,8 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     if engine_name(cluster) != "kubernetes":
         return request.image
     image = request.image or task_image(task, cluster, request.registry)
-    backend = _asked_backend(request) or ""
-    lacks = find_missing_package(task, backend, IN_PUBLIC_IMAGE)
+    backend = _asked_backend(request) or task.backends[0]
+    lacks = find_missing_package(backend, IN_PUBLIC_IMAGE)
     if lacks and task.origin is None and image.removeprefix(GOOGLES_MIRROR) in public_images():
         raise UsageError(
             f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.",

@@ -51,14 +51,12 @@ _GPU_BUILD = "torch for GPUs"
 IN_PUBLIC_IMAGE = ("torch", _GPU_BUILD)  # of the packages that backends need, those in PyTorch's public image
 
 
-def find_missing_package(task: Task, backend: str, installed: Collection[str] | None = None) -> str | None:
+def find_missing_package(backend: str, installed: Collection[str] | None = None) -> str | None:
     """The package that a Python lacks for a backend of a packaged task, e.g. "mpi4py"; None if it lacks none.
     `installed`: what a cluster's Python has, as `agent.serve.PACKAGES` lists it; None: look at this Python."""
     has = _is_installed if installed is None else installed.__contains__
-    is_tensorflow = task.name.endswith("_tensorflow")
     needed = [_PACKAGES[backend][0]] if backend in _PACKAGES else []
-    needed += ["tensorflow"] if is_tensorflow else ["torch"] if backend != "grpc" else []
-    needed += [_GPU_BUILD] if backend == "nccl" and "torch" in needed else []
+    needed += ["torch", *([_GPU_BUILD] if backend == "nccl" else [])]
     return next((name for name in needed if not has(name)), None)
 
 
@@ -81,7 +79,7 @@ def check_backend(spec: RunSpec, find_cluster: Callable[[str], Cluster]) -> None
     details = None if spec.engine == "local" else MachineDetails.of(find_cluster(spec.cluster))
     if task.origin is not None or (details is not None and details.packages is None):
         return
-    missing = find_missing_package(task, spec.backend, None if details is None else details.packages)
+    missing = find_missing_package(spec.backend, None if details is None else details.packages)
     if missing is None:
         return
     if details is not None:

@@ -283,7 +283,7 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
 
 def _installed_backends(task: Task) -> list[str]:
     """The backends of the task that this machine has."""
-    return [backend for backend in task.backends if find_missing_package(task, backend) is None]
+    return [backend for backend in task.backends if find_missing_package(backend) is None]
 
 
 def _ask_custom_backend(request: Request, memory: Mapping[str, Any]) -> Request:

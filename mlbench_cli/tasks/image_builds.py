@@ -129,9 +129,6 @@ def _dockerfile(folder: Path, part: str) -> Path:
 
 
 def _build_image(folder: Path, task: Task, name: str, base: str, build: Build, environment: Mapping[str, str]) -> None:
-    if (own := _dockerfile(folder, task.name)).is_file():  # which has its own base image
-        _run_build(folder, own, name, {}, build, environment)
-        return
     parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name}
     _run_build(folder, _dockerfile(folder, "."), name, {"BASE": base, **parts}, build, environment)
 

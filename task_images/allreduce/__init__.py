@@ -21,9 +21,6 @@ class Settings:
             "all_to_all",
             "ping_pong",
             "bidirectional",
-            "ring",
-            "permutation",
-            "incast",
         ),
     )
     dtypes: list[str] = parameter(["fp32", "fp16"], "data types", choices=("fp32", "fp16", "bf16", "int32"))
@@ -44,17 +41,6 @@ class Settings:
     warmup: int = parameter(5, "calls before the first sample of a size", min=1, max=100000)
     seconds_per_size: float = parameter(0.0, "fewer samples if a size would take longer; 0: no limit", min=0, max=86400)
     seconds_total: float = parameter(0.0, "skip larger sizes after this time; 0: no limit", min=0, max=864000)
-    min_busbw_gbps: float = parameter(
-        0.0,
-        "fail if a collective's bus bandwidth is below this many GB/s at every size; 0: no threshold",
-        min=0,
-        max=100000,
-    )
-    mode: str = parameter(
-        "isolated",
-        "isolated: a barrier before every call; pipelined: calls back to back",
-        choices=("isolated", "pipelined"),
-    )
     protocol: str = parameter(
         "current",
         "legacy: the original's, fresh random numbers per sample and only the mean",
@@ -82,16 +68,9 @@ TASK = Task(
         ("  all_to_all      S = data sent by a rank, k parts              busbw = algbw * (k - 1) / k"),
         "  ping_pong       S = one message; time is half the round trip  busbw = algbw",
         "  bidirectional   S = the message of each side, both at once    busbw = algbw * 2",
-        "  ring            S = the message to the right neighbor         busbw = algbw",
-        "  permutation     S = the message along a random cycle          busbw = algbw",
-        ("  incast          S = k parts, of which rank 0 gets k - 1       busbw = algbw * (k - 1) / k"),
         (
             "Ping-pong and bidirectional: rank r with rank r + k/2, all pairs at once. Each sample is"
             " the time of the slowest rank."
-        ),
-        (
-            "mode isolated: a barrier before every call. pipelined: calls back to back, as nccl-tests"
-            " times them; small sizes are faster."
         ),
         (
             "torch supports all_reduce, broadcast and reduce only in place; out_of_place copies the "

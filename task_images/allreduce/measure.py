@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -13,22 +13,16 @@ from task_images.allreduce import tensorflow_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.clock import Tracker
 from task_images.contract import WrongResultError
-from task_images.ranks import TENSORFLOW
-from task_images.world import World
+from task_images.world import TENSORFLOW, World
 
-ISOLATED, PIPELINED = "isolated", "pipelined"
-CLOCKS = {
-    ISOLATED: "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a "
-    "sample is the maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)",
-    PIPELINED: "after a barrier, calls follow each other without a pause, as in nccl-tests; a sample is the maximum "
-    "over ranks of a round's time divided by its calls (on GPUs: between two events of the device, one "
-    "synchronization per round); buffers hold zeros in the rounds, and one checked call precedes and follows them",
-}
+CLOCK = (
+    "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a sample is the "
+    "maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)"
+)
 BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
 MIN_SAMPLES = 3
 # A percentile of fewer samples would be their maximum.
 LEAST_FOR_P95, LEAST_FOR_P99 = 20, 100
-_CALLS_PER_ROUND = 20  # as nccl-tests
 _WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 
 
@@ -55,7 +49,6 @@ class Row:
     max_us: float | None = None
     algbw: float | None = None
     busbw: float | None = None
-    mode: str = ISOLATED
     rank_p50_min_us: float | None = None
     rank_p50_max_us: float | None = None
 
@@ -88,7 +81,6 @@ def measure(
     samples: int,
     warmup: int,
     seconds: float,
-    mode: str = ISOLATED,
 ) -> Row:
     """Time `samples` calls on buffers of `elements` numbers.
 
@@ -106,17 +98,12 @@ def measure(
         per_sample = world.max([_wall(world, tracker, call, warmup - 1) / (warmup - 1)])[0]
     if seconds:
         samples = max(MIN_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
-    if mode == PIPELINED:
-        own = time_rounds(world, tracker, call, samples)
-        time_samples(world, tracker, call, 1)
-    else:
-        own = time_samples(world, tracker, call, samples)
+    own = time_samples(world, tracker, call, samples)
     check(world, series, elements, call)
     medians = [row[0] for row in world.gather([statistics.median(own)]) if row[0]]
     row = _row(series, elements, buffers.element_size, world.max(own), world.size)
     return replace(
         row,
-        mode=mode,
         rank_p50_min_us=1e6 * min(medians, default=0.0),
         rank_p50_max_us=1e6 * max(medians, default=0.0),
     )
@@ -157,39 +144,6 @@ def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> li
         times.append(clock() - begin)
     tracker.enter("other")
     return [one / call.trips if call.counts else 0.0 for one in times]
-
-
-def time_rounds(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
-    """This rank's seconds per call in rounds of calls that follow each other without a pause, `samples` in all; 0 if
-    its clock does not count. At least MIN_SAMPLES rounds."""
-    rounds = max(MIN_SAMPLES, samples // _CALLS_PER_ROUND)
-    calls = max(1, samples // rounds)
-    times = []
-    tracker.enter("communication")
-    for buffer in call.buffers:
-        buffer.zero_()  # a sum of sums would overflow
-    for _ in range(rounds):
-        world.barrier()
-        times.append(_time_round(world, call.call, calls) / calls)
-    tracker.enter("other")
-    return [one / call.trips if call.counts else 0.0 for one in times]
-
-
-def _time_round(world: World, call: Callable[[], object], calls: int) -> float:
-    """Seconds of `calls` calls, by events of the device if there is one."""
-    world.synchronize()
-    if world.device.type != "cuda":
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return time.perf_counter() - begin
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    first.record()
-    for _ in range(calls):
-        call()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3
 
 
 def check(world: World, series: Series, elements: int, call: Call) -> None:

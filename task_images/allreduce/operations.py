@@ -8,8 +8,6 @@ torch has all_reduce, broadcast and reduce in place only. Out of place means for
 its own, filled before the clock starts.
 """
 
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -122,7 +120,6 @@ _NOTHING = -1  # what no pattern holds: in a buffer before something arrives the
 class Call:
     """One collective on buffers of one size. `fill` makes them ready, `call` is what is timed, `wrong` counts elements.
 
-    buffers  all that `call` reads and writes
     counts   whether this rank's clock counts; False if it only answers another
     trips    how often the buffer travels within a call, one after the other
     """
@@ -130,7 +127,6 @@ class Call:
     fill: Callable[[], None]
     call: Callable[[], object]
     wrong: Callable[[], int]
-    buffers: tuple[Tensor, ...] = ()
     counts: bool = True
     trips: int = 1
 
@@ -162,15 +158,12 @@ def all_reduce(buffers: Buffers, elements: int, place: str) -> Call:
     """All-reduce (sum) of `elements` numbers, in place or into another tensor."""
     pattern, send = buffers.pattern, buffers.allocate(elements)
     if place == IN_PLACE:
-        return Call(
-            lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send), (send,)
-        )
+        return Call(lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send))
     result = buffers.allocate(elements)
     return Call(
         lambda: _fill_both(pattern.own.fill, send, result),
         lambda: dist.all_reduce(result),
         lambda: pattern.total.wrong(result) + pattern.own.wrong(send),
-        (send, result),
     )
 
 
@@ -183,7 +176,6 @@ def broadcast(buffers: Buffers, elements: int, place: str) -> Call:
             lambda: pattern.moved.fill(send, own),
             lambda: dist.broadcast(send, 0),
             lambda: pattern.moved.wrong(send, wanted),
-            (send,),
         )
     result = buffers.allocate(elements)
 
@@ -191,7 +183,7 @@ def broadcast(buffers: Buffers, elements: int, place: str) -> Call:
         pattern.moved.fill(send, own)
         result.copy_(send) if rank == 0 else result.fill_(_NOTHING)
 
-    return Call(fill, lambda: dist.broadcast(result, 0), lambda: pattern.moved.wrong(result, wanted), (send, result))
+    return Call(fill, lambda: dist.broadcast(result, 0), lambda: pattern.moved.wrong(result, wanted))
 
 
 def reduce(buffers: Buffers, elements: int, place: str) -> Call:
@@ -203,14 +195,12 @@ def reduce(buffers: Buffers, elements: int, place: str) -> Call:
             lambda: pattern.own.fill(send),
             lambda: dist.reduce(send, 0),
             lambda: pattern.total.wrong(send) if is_root else 0,
-            (send,),
         )
     result = buffers.allocate(elements)
     return Call(
         lambda: _fill_both(pattern.own.fill, send, result),
         lambda: dist.reduce(result, 0),
         lambda: pattern.own.wrong(send) + (pattern.total.wrong(result) if is_root else 0),
-        (send, result),
     )
 
 
@@ -274,7 +264,7 @@ def _transfer(
         result.fill_(_NOTHING)
         content.fill(send)
 
-    return Call(fill, lambda: operate(result, send), lambda: content.wrong(result), (send, result))
+    return Call(fill, lambda: operate(result, send), lambda: content.wrong(result))
 
 
 def ping_pong(buffers: Buffers, elements: int, place: str) -> Call:
@@ -306,67 +296,20 @@ def bidirectional(buffers: Buffers, elements: int, place: str) -> Call:
     return _exchange(buffers, partner, send, result, lambda: exchange_messages(both))
 
 
-def ring(buffers: Buffers, elements: int, place: str) -> Call:
-    """`elements` numbers from every rank to its right neighbor, all at once."""
-    ranks = buffers.world.size
-    return _send_along(buffers, elements, [(rank + 1) % ranks for rank in range(ranks)])
-
-
-def permutation(buffers: Buffers, elements: int, place: str) -> Call:
-    """`elements` numbers from every rank to another one, by a random cycle through all ranks that is always the same
-    for their number: traffic without a pattern that a switch could be made for."""
-    targets = [*range(buffers.world.size)]
-    generator = random.Random(len(targets))
-    for index in range(len(targets) - 1, 0, -1):  # Sattolo's algorithm
-        other = generator.randrange(index)
-        targets[index], targets[other] = targets[other], targets[index]
-    return _send_along(buffers, elements, targets)
-
-
-def incast(buffers: Buffers, elements: int, place: str) -> Call:
-    """elements / ranks numbers from every other rank to rank 0, all at once."""
-    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
-    part = elements // ranks
-    if rank:
-        send = buffers.allocate(part)
-        sent = [dist.P2POp(dist.isend, send, 0)]
-        return Call(
-            lambda: pattern.moved.fill(send, pattern.place(rank)), lambda: exchange_messages(sent), lambda: 0, (send,)
-        )
-    result = buffers.allocate(elements)
-    parts = torch.split(result, part)
-    received = [dist.P2POp(dist.irecv, parts[source], source) for source in range(1, ranks)]
-
-    def fill() -> None:
-        result.fill_(_NOTHING)
-
-    return Call(
-        fill,
-        lambda: exchange_messages(received),
-        lambda: sum(pattern.moved.wrong(parts[source], pattern.place(source)) for source in range(1, ranks)),
-        (result,),
-    )
-
-
 @dataclass(frozen=True)
 class Collective:
     """How figures of a collective are to be read.
 
     size      what S is
     formula   of busbw from algbw, computed by `factor(k)`
-    model     what a ring, a tree or a pair makes of one message's latency a and the time b of one byte on a link:
-              t = alpha + S beta, with `start(k)` times a as alpha, and `factor(k)` times b as beta
     """
 
     make: Callable[[Buffers, int, str], Call]
     size: str
     formula: str
     factor: Callable[[int], float]
-    model: str
-    start: Callable[[int], float]
     places: tuple[str, ...] = PLACES
     divided: bool = False  # S is k equal parts
-    least_ranks: int = 1
     is_pair: bool = False  # a rank exchanges with one other only
 
 
@@ -378,53 +321,20 @@ def _one(k: int) -> float:
     return 1.0
 
 
-def _depth(k: int) -> float:
-    return float(math.ceil(math.log2(k)))
-
-
-_PIECES = "ring: alpha = (k - 1) a, beta = (k - 1) / k b"
-_TREE = "pipelined tree: alpha = ceil(log2 k) a, beta = b"
 _PARTS = "algbw * (k - 1) / k"
+_OUT = (OUT_OF_PLACE,)
 COLLECTIVES = {
-    "all_reduce": Collective(
-        all_reduce, "the buffer", "algbw * 2 (k - 1) / k", lambda k: 2 * _share(k),
-        "ring: alpha = 2 (k - 1) a, beta = 2 (k - 1) / k b", lambda k: 2.0 * (k - 1),
-    ),
-    "broadcast": Collective(broadcast, "the buffer", "algbw", _one, _TREE, _depth),
-    "reduce": Collective(reduce, "the buffer", "algbw", _one, _TREE, _depth),
-    "all_gather": Collective(
-        all_gather, "the gathered data, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
-    ),
-    "reduce_scatter": Collective(
-        reduce_scatter, "the reduced data, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
-    ),
-    "all_to_all": Collective(
-        all_to_all, "data sent by a rank, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0,
-        places=(OUT_OF_PLACE,), divided=True,
-    ),
-    "ping_pong": Collective(
-        ping_pong, "one message; time is half the round trip", "algbw", _one, "pair: alpha = a, beta = b", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
-    ),
+    "all_reduce": Collective(all_reduce, "the buffer", "algbw * 2 (k - 1) / k", lambda k: 2 * _share(k)),
+    "broadcast": Collective(broadcast, "the buffer", "algbw", _one),
+    "reduce": Collective(reduce, "the buffer", "algbw", _one),
+    "all_gather": Collective(all_gather, "the gathered data, k parts", _PARTS, _share, divided=True),
+    "reduce_scatter": Collective(reduce_scatter, "the reduced data, k parts", _PARTS, _share, divided=True),
+    "all_to_all": Collective(all_to_all, "data sent by a rank, k parts", _PARTS, _share, _OUT, divided=True),
+    "ping_pong": Collective(ping_pong, "one message; time is half the round trip", "algbw", _one, _OUT, is_pair=True),
     "bidirectional": Collective(
-        bidirectional, "the message of each side, both at once", "algbw * 2", lambda k: 2.0,
-        "pair: alpha = a, beta = 2 b, b of both directions together", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
+        bidirectional, "the message of each side, both at once", "algbw * 2", lambda k: 2.0, _OUT, is_pair=True
     ),
-    "ring": Collective(
-        ring, "the message to the right neighbor", "algbw", _one, "pair: alpha = a, beta = b", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
-    ),
-    "permutation": Collective(
-        permutation, "the message along a random cycle", "algbw", _one, "pair: alpha = a, beta = b", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
-    ),
-    "incast": Collective(
-        incast, "k parts, of which rank 0 gets k - 1", _PARTS, _share,
-        "shared link: alpha = a, beta = (k - 1) / k b", _one,
-        places=(OUT_OF_PLACE,), divided=True, least_ranks=2, is_pair=True,
-    ),
-}  # fmt: skip
+}
 
 
 def _fill_both(fill: Callable[[Tensor], None], send: Tensor, result: Tensor) -> None:
@@ -449,16 +359,7 @@ def _exchange(
         pattern.moved.fill(send, pattern.place(buffers.world.rank))
         result.fill_(_NOTHING)
 
-    return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), (send, result), **more)
-
-
-def _send_along(buffers: Buffers, elements: int, targets: list[int]) -> Call:
-    """Every rank sends to `targets[rank]` and receives from the one whose target it is."""
-    rank = buffers.world.rank
-    send, result = buffers.allocate(elements), buffers.allocate(elements)
-    source = targets.index(rank)
-    both = [dist.P2POp(dist.isend, send, targets[rank]), dist.P2POp(dist.irecv, result, source)]
-    return _exchange(buffers, source, send, result, lambda: exchange_messages(both))
+    return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), **more)
 
 
 def exchange_messages(messages: list[Any]) -> None:

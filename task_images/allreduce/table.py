@@ -22,31 +22,24 @@ class Fit:
     """alpha in microseconds; beta as bandwidth in GB/s (None if no size was large enough to tell it
     from nothing).
 
-    The errors are standard errors of the fit. `off_mean` and `off_worst` say how far measured times are from the line,
-    as a share of it, root of the mean square over sizes and at `worst_bytes`: a collective that changes its algorithm
-    with the size is no straight line.
+    `off_mean` says how far measured times are from the line, as a share of it, root of the mean square over sizes: a
+    collective that changes its algorithm with the size is no straight line.
     """
 
     alpha_us: float
-    alpha_error_us: float
     algbw: float | None
-    algbw_error: float | None
-    busbw: float | None
     off_mean: float
-    off_worst: float
-    worst_bytes: int
-    sizes: int
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as the result event has it."""
         return asdict(self)
 
 
-def fit(sizes: Sequence[int], times: Sequence[float], factor: float) -> Fit | None:
+def fit(sizes: Sequence[int], times: Sequence[float]) -> Fit | None:
     """The line through `times` (microseconds) over `sizes` (bytes). None with fewer than LEAST_SIZES different sizes.
 
     Residuals are relative, so that a microsecond counts as much at a small size as a millisecond at a large one.
-    Outliers weigh less (Huber); neither alpha nor beta is negative. `factor` makes busbw of algbw.
+    Outliers weigh less (Huber); neither alpha nor beta is negative.
     """
     if len(set(sizes)) < LEAST_SIZES or min(times, default=0) <= 0:
         return None
@@ -59,20 +52,9 @@ def fit(sizes: Sequence[int], times: Sequence[float], factor: float) -> Fit | No
         if spread < 1e-9:
             break
         trust = [min(1.0, _TUNING * spread / max(abs(one), 1e-12)) for one in off]
-    alpha_error, beta_error = _errors(sizes, weights, trust, off)
-    worst = max(range(len(off)), key=lambda index: abs(off[index]))
-    algbw = 1e-3 / beta if beta > beta_error else None
-    return Fit(
-        alpha,
-        alpha_error,
-        algbw,
-        None if algbw is None else algbw * beta_error / beta,
-        None if algbw is None else algbw * factor,
-        math.sqrt(statistics.fmean(one**2 for one in off)),
-        abs(off[worst]),
-        sizes[worst],
-        len(sizes),
-    )
+    beta_error = _estimate_error(sizes, weights, trust, off)
+    off_mean = math.sqrt(statistics.fmean(one**2 for one in off))
+    return Fit(alpha, 1e-3 / beta if beta > beta_error else None, off_mean)
 
 
 def _line(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
@@ -96,15 +78,13 @@ def _moments(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -
     return mean_x, mean_y, sum(w * (a - mean_x) ** 2 for w, a in zip(weights, x, strict=True)) / total
 
 
-def _errors(
+def _estimate_error(
     x: Sequence[float], weights: Sequence[float], trust: Sequence[float], off: Sequence[float]
-) -> tuple[float, float]:
-    """Standard errors of intercept and slope, from the spread of the relative residuals as far as they are trusted."""
+) -> float:
+    """Standard error of the slope, from the spread of the relative residuals as far as they are trusted."""
     noise = sum(t * one**2 for t, one in zip(trust, off, strict=True)) / max(1.0, sum(trust) - 2)
-    trusted = [w * t for w, t in zip(weights, trust, strict=True)]
-    mean_x, _, variance = _moments(x, x, trusted)
-    total = sum(trusted)
-    return math.sqrt(noise / total * (1 + mean_x**2 / variance)), math.sqrt(noise / (total * variance))
+    _, _, variance = _moments(x, x, [w * t for w, t in zip(weights, trust, strict=True)])
+    return math.sqrt(noise / (sum(w * t for w, t in zip(weights, trust, strict=True)) * variance))
 
 
 _COLUMNS = (
@@ -113,11 +93,11 @@ _COLUMNS = (
 )
 
 
-def header(series: Series, ranks: int, mode: str) -> str:
+def header(series: Series, ranks: int) -> str:
     """The lines above a series: what S and the bus bandwidth mean, and the columns' titles."""
     kind = COLLECTIVES[series.collective]
     titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
-    return f"\n{series}, {mode}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
+    return f"\n{series}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
 
 
 def line(row: Row) -> str:
@@ -131,20 +111,13 @@ def line(row: Row) -> str:
     )
 
 
-def describe_fit(series: Series, fit: Fit | None, ranks: int) -> str:
-    """The fit in words, with latency and bandwidth of a single link if the collective's model gives them."""
+def describe_fit(fit: Fit | None) -> str:
+    """The fit in words."""
     if fit is None:
         return "no fit: it needs at least three sizes"
-    kind = COLLECTIVES[series.collective]
-    line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} ± {fit.alpha_error_us:.2g} us"
-    link = ", b too small to tell"
-    if fit.algbw is not None and fit.busbw is not None:
-        line += f", 1 / beta {fit.algbw:.4g} ± {fit.algbw_error:.2g} GB/s"
-        link = f", 1 / b {fit.busbw:.4g} GB/s"
-    line += f"; off by {fit.off_mean:.0%}, at worst {fit.off_worst:.0%} ({size(fit.worst_bytes)})"
-    if not kind.start(ranks):  # one rank alone
-        return line
-    return f"{line}\n{kind.model}: a {fit.alpha_us / kind.start(ranks):.4g} us{link}"
+    line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} us"
+    line += "" if fit.algbw is None else f", 1 / beta {fit.algbw:.4g} GB/s"
+    return f"{line}; off by {fit.off_mean:.0%}"
 
 
 def size(count: int) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 from task_images.allreduce import Settings, table
 from task_images.allreduce.measure import (
     BANDWIDTH,
-    CLOCKS,
+    CLOCK,
     COLUMNS,
     MIN_SAMPLES,
-    PIPELINED,
     Row,
     Series,
     check,
@@ -26,7 +25,7 @@ from task_images.allreduce.measure import (
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
 from task_images.allreduce.table import Fit, fit
 from task_images.clock import Tracker
-from task_images.contract import Contract, TaskError, TaskUsageError, emit
+from task_images.contract import Contract, TaskUsageError, emit
 from task_images.parameters import read_parameters
 from task_images.report import Reporter
 from task_images.run import tells_of_lost_peer
@@ -90,7 +89,7 @@ def main(contract: Contract) -> None:
     Raises TaskUsageError for settings that do not go together.
     """
     settings = read_parameters(Settings, contract.parameters)
-    _check(settings, contract.world_size)
+    _check(settings)
     world = open_world(contract, grouped_alone=True)
     # No data set is stood in for: the buffers are what is measured.
     report = Reporter(world, data="buffers with a known pattern", synthetic=False)
@@ -103,32 +102,27 @@ def main(contract: Contract) -> None:
     else:
         measured, refused = _all(world, tracker, report, settings)
 
-    below = _below(measured, settings.min_busbw_gbps)
     rows = [row.to_dict() for one in measured for row in one.rows]
     details = {
         "protocol": settings.protocol,
         "ranks": world.size,
-        "mode": settings.mode,
-        "clock": CLOCKS[settings.mode] if settings.protocol == "current" else "times of rank 0, mean only",
+        "clock": CLOCK if settings.protocol == "current" else "times of rank 0, mean only",
         "formulas": _formulas({one.series.collective for one in measured}),
         "series": [one.to_dict(settings.samples) for one in measured],
         "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
-        "gate": {"min_busbw_gbps": settings.min_busbw_gbps, "below": below} if settings.min_busbw_gbps else None,
         "rows": f"results/collectives.csv and .json of the output folder, {len(rows)} lines",
     }
     if world.is_first:
         facts = world.backend_facts()
         _write(Path(contract.output_dir) / "results", {**details, "backend": facts, "rows": rows})
         if settings.protocol == "current":
-            _conclude(report, measured, refused, facts, world.size, settings.mode)
+            _conclude(report, measured, refused, facts, world.size)
     report.phase("finished")
     report.result(tracker, details=details)
     world.close()
-    if below:
-        raise TaskError("; ".join(below))
 
 
-def _check(settings: Settings, ranks: int) -> None:
+def _check(settings: Settings) -> None:
     for asked, what in (
         (settings.collectives, "collective"),
         (settings.dtypes, "data type"),
@@ -138,13 +132,8 @@ def _check(settings: Settings, ranks: int) -> None:
             raise TaskUsageError(f"no {what} is given", "mlbench tasks allreduce lists them.")
     if not all(isinstance(size, int) and size > 0 for size in settings.sizes):
         raise TaskUsageError("sizes are whole numbers of bytes, above 0")
-    if settings.mode == PIPELINED and settings.protocol == "legacy":
-        raise TaskUsageError("the protocol legacy has no pipelined mode", "Leave out --preset legacy.")
     if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
         raise TaskUsageError("the protocol legacy supports only the all-reduce, in place", "Leave out --preset legacy.")
-    if settings.min_busbw_gbps and (ranks == 1 or settings.protocol == "legacy"):
-        why = "a single rank sends nothing" if ranks == 1 else "the protocol legacy measures no bandwidth"
-        raise TaskUsageError(f"there is no bus bandwidth to compare with min_busbw_gbps: {why}")
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -181,16 +170,14 @@ def _all(
             report.step(step + 1, steps, series=str(one.series))
             _next_size(world, tracker, report, settings, one, buffers[one.series.dtype])
     for one in measured:
-        factor = COLLECTIVES[one.series.collective].factor(world.size)
-        one.fit = fit([row.bytes for row in one.rows], [row.p50_us or 0 for row in one.rows], factor)
+        one.fit = fit([row.bytes for row in one.rows], [row.p50_us or 0 for row in one.rows])
     return measured, refused
 
 
 def _refusal(world: World, tracker: Tracker, series: Series) -> str:
     """Why the backend cannot do it, found out with a few numbers; empty if it can. TaskError for a wrong result."""
-    least = COLLECTIVES[series.collective].least_ranks
-    if world.size < least:
-        return f"it takes {least} ranks"
+    if COLLECTIVES[series.collective].is_pair and world.size < 2:
+        return "it takes 2 ranks"
     if COLLECTIVES[series.collective].is_pair and world.is_gloo_on_gpu:
         return "gloo does not send GPU tensors from rank to rank"
     elements, why, call = 4 * world.size, "", None
@@ -229,7 +216,7 @@ def _next_size(
     elements = one.elements[len(one.rows)]
     limits = (settings.samples, settings.warmup, settings.seconds_per_size)
     try:
-        row = measure(world, tracker, buffers, one.series, elements, *limits, settings.mode)
+        row = measure(world, tracker, buffers, one.series, elements, *limits)
     except MemoryError:
         one.why = "no memory for larger buffers"
         return
@@ -281,32 +268,11 @@ def _all_as_original(
 # --- telling --------------------------------------------------------------------------------------------------------
 
 
-def _below(measured: Sequence[Measured], least: float) -> list[str]:
-    """What does not reach the least bus bandwidth at any size, in words."""
-    found = []
-    for one in measured if least else ():
-        peak = one.peak
-        if peak is None:
-            found.append(
-                f"{one.series}: no size was measured ({one.why}), {least:g} GB/s of bus bandwidth are required"
-            )
-        elif (peak.busbw or 0.0) < least:
-            found.append(
-                f"{one.series}: the bus bandwidth is {peak.busbw:.4g} GB/s at best, at {table.size(peak.bytes)} "
-                f"in {peak.p50_us:.4g} us; {least:g} GB/s are required"
-            )
-    return found
-
-
 def _formulas(collectives: set[str]) -> dict[str, object]:
     return {
         "bandwidth": BANDWIDTH,
         "fit": "t = alpha + S * beta by relative least squares; outliers weigh less",
-        **{
-            name: {"S": kind.size, "busbw": kind.formula, "model": kind.model}
-            for name, kind in COLLECTIVES.items()
-            if name in collectives
-        },
+        **{name: {"S": kind.size, "busbw": kind.formula} for name, kind in COLLECTIVES.items() if name in collectives},
     }
 
 
@@ -316,14 +282,13 @@ def _conclude(
     refused: dict[Series, str],
     facts: dict[str, Any],
     ranks: int,
-    mode: str,
 ) -> None:
     """The tables, and under them what is not in them."""
     for one in measured:
-        report.say(table.header(one.series, ranks, mode))
+        report.say(table.header(one.series, ranks))
         for row in one.rows:
             report.say(table.line(row))
-        report.say(table.describe_fit(one.series, one.fit, ranks))
+        report.say(table.describe_fit(one.fit))
         if one.left_out:
             report.say(f"left out: {', '.join(map(table.size, one.left_out))}: {one.why}")
     report.say("")
@@ -331,7 +296,7 @@ def _conclude(
         report.say(f"not supported: {series}: {why}")
     for detour in facts.get("detours", ()):
         report.say(f"done by the backend: {detour}")
-    report.say(f"{mode}: {CLOCKS[mode]}; {BANDWIDTH}")
+    report.say(f"{CLOCK}; {BANDWIDTH}")
 
 
 def _write(folder: Path, document: dict[str, Any]) -> None:

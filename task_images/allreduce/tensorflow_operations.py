@@ -27,4 +27,4 @@ def make(collective: str, buffers: Buffers, elements: int, place: str) -> Call:
     def call() -> None:
         arrays["result"] = compiled(arrays["send"])
 
-    return Call(fill, call, lambda: content.wrong(ranks.get(arrays["result"])), (host,))
+    return Call(fill, call, lambda: content.wrong(ranks.get(arrays["result"])))

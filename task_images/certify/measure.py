@@ -22,8 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from task_images import gpu
 from task_images.contract import Contract
-from task_images.ranks import cpu_threads
-from task_images.world import prefer_loopback
+from task_images.world import cpu_threads, prefer_loopback
 
 _MAX_REPEATS = 1000
 

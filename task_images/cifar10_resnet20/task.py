@@ -9,7 +9,7 @@ from task_images.images import ImageData
 from task_images.methods.base import Method
 from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters
-from task_images.world import training_session
+from task_images.report import training_session
 
 
 def main(contract: Contract) -> None:

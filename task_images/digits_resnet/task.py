@@ -27,9 +27,8 @@ from task_images.parameters import (
     parameter,
     read_parameters,
 )
-from task_images.report import DataIdentity, compare_data, digest_arrays
+from task_images.report import DataIdentity, compare_data, digest_arrays, training_session
 from task_images.schedules import follow_plateaus, log2_warmup
-from task_images.world import training_session
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,9 @@ from task_images.parameters import (
     parameter,
     read_parameters,
 )
-from task_images.report import made_up, make_accuracy_goal
+from task_images.report import made_up, make_accuracy_goal, training_session
 from task_images.schedules import PerUpdate, Schedule, follow_plateaus
 from task_images.train import F1, Dice, TopK, Trainer
-from task_images.world import training_session
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from task_images.imagenet_resnet.folders import load
 from task_images.methods.ddp import Ddp
 from task_images.models.imagenet import imagenet_model
 from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
-from task_images.report import Reporter, made_up
+from task_images.report import Reporter, made_up, training_session
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
 from task_images.train import split_decay
-from task_images.world import World, training_session
+from task_images.world import World
 
 
 @dataclass(frozen=True)

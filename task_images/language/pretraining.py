@@ -30,11 +30,11 @@ from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.parameters import read_parameters
-from task_images.report import GoalWatch, Reporter
+from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
 from task_images.speed import Graphs, choose_compile
 from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters, split_decay
-from task_images.world import World, training_session
+from task_images.world import World
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
 # Parameters that a resumed run may change: layout, arithmetic, validation, storage, and the end of training. All

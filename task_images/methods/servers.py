@@ -17,7 +17,6 @@ from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.link import Pending
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
-from task_images.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +30,7 @@ PREFIX = "servers"
 CONTROL, FIRST = 0, 1  # tags: of trainer 0's tables, and of the first message
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 MAX_SERVERS = 64
+COLLECTIVE_SECONDS = 1800.0  # timeout of a message; long, because trainers validate in between
 
 
 class ServerGroup:
@@ -42,10 +42,10 @@ class ServerGroup:
         replicas.prefer_loopback(contract)
         try:
             store: Any = dist.TCPStore(  # type: ignore[attr-defined]
-                contract.master_addr, contract.master_port, timeout=timedelta(seconds=RENDEZVOUS_SECONDS)
+                contract.master_addr, contract.master_port, timeout=timedelta(seconds=replicas.RENDEZVOUS_SECONDS)
             )
             store = dist.PrefixStore(PREFIX, store)  # type: ignore[attr-defined]
-            replicas.await_everyone(store, "here", self.rank, self.size, RENDEZVOUS_SECONDS)
+            replicas.await_everyone(store, "here", self.rank, self.size, replicas.RENDEZVOUS_SECONDS)
             self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=COLLECTIVE_SECONDS))
         except RuntimeError as error:
             why = " ".join(str(error).split())[:200]
@@ -183,7 +183,7 @@ def serve(contract: Contract) -> None:
     if trainers == 1:
         print("there is a single trainer: this parameter server has nothing to do")
         return
-    torch.set_num_threads(cpu_threads(contract))
+    torch.set_num_threads(replicas.cpu_threads(contract))
     group = ServerGroup(contract, contract.servers)
     print(f"parameter server {number} serves {trainers} trainers", flush=True)
     while count := _read(group, 1)[0]:

@@ -12,8 +12,9 @@ from task_images.images import ImageData, synthetic_images
 from task_images.mnist.data import CLASSES, DEVIATION, FILES, MEAN, PLACES, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 from task_images.parameters import ClassifierSettings, Task, parameter, read_parameters
+from task_images.report import training_session
 from task_images.schedules import Constant, PerEpoch
-from task_images.world import World, training_session
+from task_images.world import World
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
 from task_images.loop import Plan, Unit, Update, Values
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
-from task_images.report import DataIdentity, GoalWatch, Reporter, made_up
+from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
 from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters
 from task_images.translation import TranslationSettings
@@ -27,7 +27,7 @@ from task_images.translation.batches import Batches
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.bleu import corpus_bleu
 from task_images.translation.pairs import Pairs
-from task_images.world import World, training_session
+from task_images.world import World
 
 C = TypeVar("C")
 S = TypeVar("S", bound=TranslationSettings)

@@ -24,7 +24,7 @@ from task_images.data import seed_all, shard
 from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.base import Bsp, prepare_method
 from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
-from task_images.report import GoalWatch, Reporter
+from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import Constant, LinearWarmup, PerUpdate
 from task_images.train import (
     Mean,
@@ -37,7 +37,7 @@ from task_images.train import (
     refuse_bf16_lstm,
 )
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus, sequence_lengths, streams, write_sample
-from task_images.world import World, training_session
+from task_images.world import World
 
 
 @dataclass(frozen=True)

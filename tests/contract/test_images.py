@@ -80,7 +80,7 @@ def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monke
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("REGISTRY", "localhost/mlbench")
     monkeypatch.setattr(image_builds, "find_image", lambda image, login: FoundImage(Presence.PRESENT, "sha256:1"))
-    for variable in ("BASE", "TF_BASE", "TENSORFLOW", "INDEX"):
+    for variable in ("BASE", "INDEX"):
         monkeypatch.delenv(variable, raising=False)
     tasks = list(load_catalog().values())
     subprocess.run(["sh", Path(task_images.__file__).parent / "build.sh"], check=True, capture_output=True, timeout=120)

@@ -24,17 +24,14 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# One of each shape by day: a file, a task with a Dockerfile of its own, one that imports another task.
+# One of each shape by day: a file, and two that import another task.
 SAMPLE = ["digits_resnet", "cifar10_resnet20_tensorflow", "cifar10_resnet20_ddp"]
 
 
 @pytest.mark.parametrize("task", sorted(load_catalog()) if NIGHTLY else SAMPLE)
 def test_every_task_has_a_digest_that_its_image_has_too(task: str, tmp_path: Path) -> None:
     """An image holds what the Dockerfile copies, and nothing else of the repository."""
-    own = ROOT / "task_images" / task / "Dockerfile"
-    shared = own.parents[1] / own.name
-    text = own.read_text() if own.is_file() else shared.read_text()
-    for line in text.splitlines():
+    for line in (ROOT / "task_images" / "Dockerfile").read_text().splitlines():
         if line.startswith("COPY "):
             *sources, target = line.split()[1:]
             for source in sources:
@@ -56,7 +53,7 @@ def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
     loaded = {Path(name).relative_to(package).as_posix() for name in done.stdout.split()}
     own = {path.relative_to(package).as_posix() for path in (package / "mnist").glob("*.*")}
     late = {f"mpi/{name}.py" for name in ("__init__", "group", "pmi")}  # with --backend mpi
-    late |= {"gpu.py", "network.py", "tensorflow_ranks.py"}  # with GPUs, on several ranks, with --backend grpc
+    late |= {"gpu.py", "network.py"}  # with GPUs, on several ranks
     late |= {"checkpoint.py", "restarts.py", "peak.py", "speed.py", "methods/catalog.py", "methods/link.py"}
     names = loaded | own | late
     lines = subprocess.run(["sha256sum", *sorted(names)], cwd=package, capture_output=True, check=True).stdout
@@ -66,7 +63,7 @@ def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
 def test_only_code_that_runs_changes_the_digest(copy: Path) -> None:
     before = digest_code("mnist", "", copy)
     folder = copy / "task_images" / "mnist"
-    for name in (".task.py.swp", "task.py~", "task.pyc", "Dockerfile", "__pycache__/task.py"):
+    for name in (".task.py.swp", "task.py~", "task.pyc", "__pycache__/task.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("changed")
     with open(copy / "task_images" / "methods" / "powersgd.py", "a") as file:

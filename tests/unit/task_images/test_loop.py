@@ -3,53 +3,23 @@
 import contextlib
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from task_images.contract import Contract, DivergedError, parse_event
 from task_images.loop import Loop, Plan, SampleBatches, Unit, Update
 from task_images.parameters import Protocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
-from tests.contract.task_images.ranks import Record
+from task_images.world import World
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class OneRank:
-    """A world of one, without any framework."""
-
-    rank, size, backend, threads, is_first = 0, 1, "none", 1, True
-
-    def __init__(self, folder: Path) -> None:
-        self.contract = Contract({"MLBENCH_OUTPUT_DIR": str(folder)})
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        return [list(values)]
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return list(values)
-
-    def agree(self, value: float) -> float:
-        return value
-
-    def barrier(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def await_loading(self) -> None: ...
-
-    def peak_memory(self) -> int:
-        return 1
-
-    def framework_facts(self) -> Record:
-        return {}
-
-    def backend_facts(self) -> dict[str, object]:
-        return {}
 
 
 class Batch(NamedTuple):
@@ -106,7 +76,8 @@ def train(
 ) -> tuple[MeanTrainer, Any]:
     """The trainer, and the result that it reports. `prepare` comes before the training, `close` is its last work."""
     folder.mkdir(exist_ok=True)
-    world, out = OneRank(folder), io.StringIO()
+    contract = Contract({"MLBENCH_OUTPUT_DIR": str(folder)})
+    world, out = World(contract, torch.device("cpu"), 1, grouped=False), io.StringIO()
     trainer = MeanTrainer(
         world, Reporter(world, "numbers", synthetic=True), SampleBatches(Values()), PerUpdate(Constant(rate)), plan,
         name="mean", identity={"seed": seed}, goal=GoalWatch("distance", "<=", goal, 2 * goal, "full"),

@@ -84,20 +84,17 @@ def test_all_collectives_in_both_places_and_all_types(
     first, second = run_task(ranks, tmp_path, backend=backend, seconds_total=0.0, **changes)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     details, document = first.result["details"], written(tmp_path)
-    assert len(details["series"]) == (5 * 2 + 6) * len(dtypes)
+    assert len(details["series"]) == (5 * 2 + 3) * len(dtypes)
     assert details["not_supported"] == []
     for one in details["series"]:
         assert (one["sizes"], one["left_out"]) == (4, None)
-        assert set(one["fit"]) >= {"alpha_us", "alpha_error_us", "algbw", "off_mean"}
+        assert set(one["fit"]) >= {"alpha_us", "algbw", "off_mean"}
     formulas = details["formulas"]
     assert formulas["all_gather"]["busbw"] == "algbw * (k - 1) / k"
-    assert "ring: alpha = 2 (k - 1) a, beta = 2 (k - 1) / k b: a " in first.stdout
-    assert formulas["all_reduce"]["model"] in first.stdout
     halves = {row["busbw"] / row["algbw"] for row in document["rows"] if row["collective"] == "all_to_all"}
     assert halves == {0.5}
     by_name = {row["collective"]: row["busbw"] / row["algbw"] for row in document["rows"]}
     assert by_name["bidirectional"] == 2
-    assert (by_name["ring"], by_name["permutation"], by_name["incast"]) == (1, 1, 0.5)
     # What is cut in parts is at least one number for each rank.
     gathered = [row for row in document["rows"] if row["collective"] == "all_gather" and row["dtype"] == dtypes[0]]
     assert min(row["bytes"] for row in gathered) == (8 if dtypes[0] == "fp32" else 4)
@@ -105,21 +102,6 @@ def test_all_collectives_in_both_places_and_all_types(
     if backend == "mpi":
         assert "by the backend: float16 reduced as float32" in first.stdout
         assert "bfloat16 reduced as float32" in details["backend"]["detours"]
-
-
-def test_calls_without_a_pause_are_timed_in_rounds_and_checked(ranks: RankServer, tmp_path: Path) -> None:
-    changes: Parameters = {
-        "collectives": "all", "places": "all", "dtypes": "fp32", "sizes": "4KiB", "samples": 60, "mode": "pipelined",
-    }  # fmt: skip
-    first, second = run_task(ranks, tmp_path, seconds_total=0.0, seconds_per_size=0.0, **changes)
-    assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
-    rows = written(tmp_path)["rows"]
-    assert len(rows) == 5 * 2 + 6  # five in and out of place, six with one place only
-    for row in rows:
-        assert (row["mode"], row["samples"]) == ("pipelined", 3)  # rounds of twenty calls
-        assert 0 < row["min_us"] <= row["p50_us"] <= row["max_us"]
-    assert first.result["details"]["mode"] == "pipelined"
-    assert "all_reduce, fp32, in place, pipelined, k = 2" in first.stdout
 
 
 def test_a_wrong_sum_fails_the_run(ranks: RankServer, tmp_path: Path) -> None:
@@ -168,7 +150,6 @@ def test_alone_there_is_nobody_to_play_ping_pong_with(ranks: RankServer, tmp_pat
             {"collectives": "ping_pong"},
             "supports none of the requested measurements; ping_pong, fp32, out of place: it takes 2",
         ),
-        ({"min_busbw_gbps": 1.0}, "no bus bandwidth to compare with min_busbw_gbps: a single rank sends nothing"),
         ({"protocol": "legacy", "collectives": "reduce"}, "supports only the all-reduce, in place"),
     ],
 )
@@ -179,24 +160,6 @@ def test_what_cannot_be_measured_is_a_usage_error(
     assert one.code == 64
     assert words in one.stderr
     assert "Traceback" not in one.stderr
-
-
-@pytest.mark.slow
-def test_a_bandwidth_below_the_gate_fails_with_size_and_figure(ranks: RankServer, tmp_path: Path) -> None:
-    changes: Parameters = {"collectives": "all_reduce,reduce", "dtypes": "fp32", "sizes": "1KiB:64KiB:x8"}
-    first, second = run_task(ranks, tmp_path, min_busbw_gbps=9000.0, **changes)
-    assert [first.code, second.code] == [1, 1]
-    peaks = {one["collective"]: one for one in first.result["details"]["series"]}
-    for name in ("all_reduce", "reduce"):
-        figure = f"{peaks[name]['peak_busbw']:.4g} GB/s at best, at {peaks[name]['peak_bytes'] // 1024} KiB"
-        assert f"{name}, fp32, in place: the bus bandwidth is {figure}" in first.stderr
-    assert "9000 GB/s are required" in first.stderr
-    assert "Traceback" not in first.stderr
-    assert len(written(tmp_path)["rows"]) == 6  # what was measured is kept
-    assert len(first.result["details"]["gate"]["below"]) == 2
-    passed, _ = run_task(ranks, tmp_path / "again", min_busbw_gbps=1e-6, **changes)
-    assert passed.code == 0
-    assert passed.result["details"]["gate"]["below"] == []
 
 
 def test_the_time_budget_names_what_it_left_out(ranks: RankServer, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Sizes of the collectives benchmark, the pattern that betrays a wrong result, the fit, and the task's notes."""
 
-import math
 import random
 
 import numpy as np
@@ -103,20 +102,13 @@ def test_the_formulas_say_what_is_computed(ranks: int) -> None:
     for kind in COLLECTIVES.values():
         words = kind.formula.replace("algbw", "1.0").replace("2 (", "2 * (")
         assert eval(words, {"k": ranks}) == pytest.approx(kind.factor(ranks))
-        start, slope = kind.model.partition("alpha = ")[2].split(", beta = ")
-        start = start.replace("ceil(log2 k)", str(math.ceil(math.log2(ranks))))
-        for text, value in ((start, kind.start(ranks)), (slope.split(",")[0], kind.factor(ranks))):
-            words = text.rstrip(" ab").replace("2 (", "2 * (") or "1"
-            assert eval(words, {"k": ranks}) == pytest.approx(value), (kind.model, text)
 
 
 def test_what_has_parts_is_divided_and_only_pairs_need_two_ranks() -> None:
     assert {name for name, kind in COLLECTIVES.items() if "k parts" in kind.size} == {
         name for name, kind in COLLECTIVES.items() if kind.divided
     }
-    pairs = {"ping_pong", "bidirectional", "ring", "permutation", "incast"}
-    assert {name for name, kind in COLLECTIVES.items() if kind.is_pair} == pairs
-    assert {name: kind.least_ranks for name, kind in COLLECTIVES.items() if name in pairs} == dict.fromkeys(pairs, 2)
+    assert {name for name, kind in COLLECTIVES.items() if kind.is_pair} == {"ping_pong", "bidirectional"}
 
 
 BYTES = [8 * 2**power for power in range(24)]
@@ -127,33 +119,28 @@ def test_the_fit_finds_latency_and_bandwidth_through_noise_and_outliers() -> Non
     times = [(85 + number / 1200) * noise.uniform(0.9, 1.1) for number in BYTES]
     times[5] *= 8
     times[9] /= 4
-    found = fit(BYTES, times, 0.5)
+    found = fit(BYTES, times)
     assert found is not None
     assert found.alpha_us == pytest.approx(85, rel=0.1)
     assert found.algbw is not None
     assert found.algbw == pytest.approx(1.2, rel=0.1)
-    assert found.busbw == pytest.approx(found.algbw / 2)
-    assert 0 < found.alpha_error_us < 5
-    assert 0 < (found.algbw_error or 0) < 0.2
-    assert (found.worst_bytes, found.sizes) == (BYTES[9], 24)
-    assert found.off_worst == pytest.approx(3, abs=0.5)
 
 
 def test_a_line_without_noise_is_found_exactly() -> None:
-    found = fit(BYTES, [40 + number / 5000 for number in BYTES], 2.0)
+    found = fit(BYTES, [40 + number / 5000 for number in BYTES])
     assert found is not None
-    assert (found.alpha_us, found.algbw, found.busbw) == pytest.approx((40, 5, 10))
+    assert (found.alpha_us, found.algbw) == pytest.approx((40, 5))
     assert found.off_mean < 1e-9
 
 
 def test_what_the_sizes_cannot_tell_is_not_told() -> None:
-    assert fit([8, 8, 16], [1.0, 1.0, 1.0], 1.0) is None
-    assert fit([], [], 1.0) is None
+    assert fit([8, 8, 16], [1.0, 1.0, 1.0]) is None
+    assert fit([], []) is None
     noise = random.Random(1)
-    flat = fit([8, 16, 32, 64], [50 * noise.uniform(0.95, 1.05) for _ in range(4)], 1.0)
+    flat = fit([8, 16, 32, 64], [50 * noise.uniform(0.95, 1.05) for _ in range(4)])
     assert flat is not None
     assert flat.algbw is None
-    steep = fit(BYTES, [number / 1000 for number in BYTES], 1.0)
+    steep = fit(BYTES, [number / 1000 for number in BYTES])
     assert steep is not None
     assert (steep.alpha_us, steep.algbw) == pytest.approx((0, 1))
 
