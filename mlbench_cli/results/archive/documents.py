@@ -323,6 +323,11 @@ class ShapingRecord(TypedDict):
 
     method: str
     probes: list[dict[str, Any]]
+    asked: NotRequired[str]
+    setup: NotRequired[dict[str, Any]]  # the method, the kernel, and what was set
+    attempts: NotRequired[Count]
+    task: NotRequired[dict[str, Any] | None]  # what the links counted meanwhile
+    notes: NotRequired[list[str]]  # what went wrong
 
 
 class FaultsRecord(TypedDict):
@@ -338,6 +343,8 @@ class FaultsRecord(TypedDict):
     detect_seconds: NotRequired[Amount | None]
     ended: NotRequired[Amount | None]
     zero: NotRequired[Amount | None]
+    missed: NotRequired[dict[str, Any] | None]  # the fault whose time had come when the run ended
+    never_trained: NotRequired[bool]
     problem: NotRequired[str]
 
 
@@ -351,12 +358,24 @@ class NodeVerdictDocument(TypedDict):
 
 
 class CertificateFindingDocument(TypedDict):
-    """A finding in certificate.json."""
+    """A finding in certificate.json, with the facts behind it."""
 
     reason: Annotated[str, _one_of(REASONS)]
     nodes: list[str]
     state: Annotated[str, _one_of(State)]
     summary: str
+    test: NotRequired[str]
+    unit: NotRequired[str]
+    shortfall: NotRequired[float | None]  # below its peers, as a share
+    margin: NotRequired[dict[str, float]]
+    confirmed: NotRequired[dict[str, float | None]]
+    rank: NotRequired[Count]
+    value: NotRequired[float | None]
+    peers: NotRequired[dict[str, float | None]]
+    groups: NotRequired[list[list[str]]]
+    key: NotRequired[list[str] | None]
+    evidence: NotRequired[str]
+    digest: NotRequired[str | None]
 
 
 class DriftDocument(TypedDict):
@@ -450,11 +469,30 @@ PUBLISHED: Mapping[str, Any] = {**DOCUMENTS, "receipt.json": ReceiptDocument}
 
 
 def check_document(name: str, document: Mapping[str, Any]) -> None:
-    """Raises ValueError with the field for a parsed document that is not of its type."""
+    """Raises ValueError with the field for a parsed document that is not of its type, or has more than its type."""
     try:
-        msgspec.convert(document, PUBLISHED[name])
+        known = msgspec.convert(document, PUBLISHED[name])
     except (msgspec.ValidationError, OverflowError) as error:
         raise ValueError(str(error)) from None
+    own = {key: value for key, value in document.items() if key != "schema_version"}
+    if (unknown := _find_unknown(own, known, "$")) is not None:
+        raise ValueError(f"Unknown field - at `{unknown}`")
+
+
+def _find_unknown(found: Any, known: Any, path: str) -> str | None:
+    """The first field that msgspec has left out of `known`."""
+    if isinstance(found, dict):
+        inside = ((value, known.get(key), f"{path}.{key}", key in known) for key, value in found.items())
+    elif isinstance(found, list):
+        inside = ((value, known[number], f"{path}[{number}]", True) for number, value in enumerate(found))
+    else:
+        return None
+    for value, kept, place, is_known in inside:
+        if not is_known:
+            return place
+        if (unknown := _find_unknown(value, kept, place)) is not None:
+            return unknown
+    return None
 
 
 def publish(name: str) -> dict[str, Any]:
@@ -463,6 +501,8 @@ def publish(name: str) -> dict[str, Any]:
     own = schema["$defs"].pop(schema["$ref"].rpartition("/")[2])
     own["properties"] = {"schema_version": {"type": "integer", "enum": [SCHEMA_VERSION]}, **own["properties"]}
     own["required"] = ["schema_version", *own["required"]]
+    for each in (own, *schema["$defs"].values()):
+        each["additionalProperties"] = False
     definitions = {"$defs": schema["$defs"]} if schema["$defs"] else {}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **own, "title": name, **definitions}
 

@@ -41,10 +41,11 @@ RUN: dict[str, Any] = {
         ({"created": "now"}, "$.created"),
         ({"created": "2025-13-09T08:53:19.000Z"}, "$.created"),
         ({"created": "2025-10-09T08:53:19+00:00"}, "$.created"),
+        ({"more": "of a stranger"}, "$.more"),
     ],
 )
 def test_what_violates_a_schema_is_named(change: dict[str, Any], field: str) -> None:
-    check_document("run.json", {**RUN, "repeats": 3, "more": "ignored"})
+    check_document("run.json", {"schema_version": 1, **RUN, "repeats": 3, "spec": {"any": {"thing": [1]}}})
     with pytest.raises(ValueError, match=re.escape(field)):
         check_document("run.json", {**RUN, **change})
 
