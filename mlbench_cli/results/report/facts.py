@@ -9,9 +9,9 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, describe
-from mlbench_cli.results.analysis.compare import compare_runs
+from mlbench_cli.results.analysis.compare import Row, compare_runs
 from mlbench_cli.results.analysis.energy import find_energy
-from mlbench_cli.results.analysis.figures import IN_DOUBT, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.published import published_values
 from mlbench_cli.results.analysis.series import Series
@@ -170,9 +170,10 @@ def _job(job: Job, number: int, runs: Sequence[RunData]) -> Facts:
         places.sort(key=lambda place: (place.point.workers, not place.point.good, place.point.seconds.mean))
     bases = {id(place): _base(place, job) for place in places}
     known = [(place, base) for place in places if (base := bases[id(place)]) is not None]
+    changes = {id(place): compare_runs(base.point.good, place.point.good)[0] for place, base in known}
     against = {base.size if base.group is place.group else base.subject for place, base in known}
     top = _top(places)
-    rows = [_row(place, bases[id(place)], job, top) for place in places]
+    rows = [_row(place, changes.get(id(place), {}), job, top) for place in places]
     group, best, finding = job.groups[0], best_of(job), find(job, runs)
     return {
         "name": job.name,
@@ -194,7 +195,7 @@ def _job(job: Job, number: int, runs: Sequence[RunData]) -> Facts:
         "finding": finding,
         "waiting": _waiting(finding.places) if finding is not None and finding.is_different else [],
         "charts": _curves(job, number, runs),
-        "metrics": list(_metrics(places, bases, job)),
+        "metrics": list(_metrics(places, changes, job)),
         "published": bool(published_values(job.task)) and bool(group.metric),
     }
 
@@ -229,7 +230,7 @@ def _top(places: Sequence[Place]) -> float:
     return max(1.02 * longest, min(max((each.high or 0.0 for each in found), default=0.0), 1.6 * longest)) or 1.0
 
 
-def _row(place: Place, base: Place | None, job: Job, top: float) -> Facts:
+def _row(place: Place, changes: Mapping[str, Row], job: Job, top: float) -> Facts:
     group, point = place.group, place.point
     speedup, total = group.speedup(point), len(point.good) + len(point.bad)
     is_scaled = speedup is not None and group.baseline is not None and group.has_speedup
@@ -237,7 +238,7 @@ def _row(place: Place, base: Place | None, job: Job, top: float) -> Facts:
     return {
         "name": job.name_of(group, point),
         "seconds": point.seconds if point.good else None,
-        "change": compare_runs(base.point.good, point.good)[0]["seconds"].words if base is not None else "",
+        "change": changes[SECONDS].words if changes else "",
         "efficiency": speedup.mean * group.baseline.workers / point.workers if is_scaled else None,  # type: ignore[union-attr]
         "throughput": point.throughput if point.good else None,
         "value": point.value,
@@ -271,20 +272,18 @@ def _plot(place: Place, top: float) -> Facts | None:
     return {"spent": spent, "low": low, "high": high, "ideal": ideal}
 
 
-def _metrics(places: Sequence[Place], bases: Mapping[int, Place | None], job: Job) -> Iterator[Facts]:
+def _metrics(places: Sequence[Place], changes: Mapping[int, Mapping[str, Row]], job: Job) -> Iterator[Facts]:
     """The metrics that the programs reported, by metric and configuration, with the last value against the baseline."""
     good = [place for place in places if place.point.good]
     for name in dict.fromkeys(name for place in good for name in place.point.metrics):
         for place in good:
             if name in place.point.metrics:
-                base = bases[id(place)]
-                changes = compare_runs(base.point.good, place.point.good)[0] if base is not None else {}
-                change = changes[name].words if name in changes else ""
+                row = changes.get(id(place), {}).get(name)
                 yield {
                     "name": name,
                     "where": job.name_of(place.group, place.point),
                     **place.point.metrics[name],
-                    "change": change,
+                    "change": row.words if row else "",
                 }
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.results.archive.files import pack
+from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from tests import NIGHTLY
@@ -157,6 +159,16 @@ def test_all_presenters_agree(case: Case, capsys: Captured, tmp_path: Path) -> N
         assert dashboard.ask(f"/api/v1/compare?a={both[0]}&b={both[1]}").document["rows"] == found["rows"]
         page = dashboard.ask(f"/compare?a={both[0]}&b={both[1]}").body.decode()
         assert row["words"] in page
+    archives, site = tmp_path / "archives", tmp_path / "site"
+    archives.mkdir()
+    for folder in (tmp_path / "home" / "runs").iterdir():
+        pack(folder, archives / f"{json.loads((folder / 'run.json').read_bytes())['name']}.zip")
+    build_site([archives], site, SiteOptions())
+    for claim in json.loads((site / "index.json").read_bytes())["results"]:
+        sides = {Path(one["file"]).name[0] for one in claim["archives"]}
+        if len(sides) == 1 and not claim["failed_runs"]:  # else repeats of one setting: both sides in one
+            mean = row[sides.pop()]
+            assert [claim["value"], claim["low"], claim["high"]] == [mean["mean"], mean["low"], mean["high"]]
     _, status = ask(capsys, "status")
     for group in status["repeats"]:
         if group["seconds"]:
