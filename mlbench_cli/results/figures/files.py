@@ -4,6 +4,7 @@ pyplot is not used, to avoid global state. The files contain no dates and versio
 with the same matplotlib.
 """
 
+import math
 import re
 import textwrap
 import warnings
@@ -41,6 +42,7 @@ STYLE = Path(__file__).with_name("figures.css")
 MAX_MARKS = 60  # points of a line with marks
 MAX_NOTES = 24  # points of a chart with notes
 MAX_LINES = 40  # of a message
+MAX_KEY_WIDTH = 90  # characters that fit beside each other below a chart
 _MARKERS = "osD^vP"
 _STYLE: dict[str, Any] = {
     **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
@@ -143,7 +145,7 @@ def draw(sheet: Sheet) -> "Picture":
     panels = picture.subplots(max(1, len(heights)), columns, squeeze=False, height_ratios=heights or [1])
     for place, axes in enumerate(panels.flat):
         if place < len(sheet.charts):
-            _panel(axes, sheet.charts[place])
+            _panel(axes, sheet.charts[place], is_alone=len(sheet.charts) == 1)
         else:
             axes.set_axis_off()
     if not sheet.charts:
@@ -159,17 +161,25 @@ def draw(sheet: Sheet) -> "Picture":
 def _height(chart: Chart) -> float:
     """The height of a chart in inches."""
     rows = 0.3 * max(3, len({row["x"] for row in chart.rows})) if chart.kind in (Kind.BARS, Kind.SPANS) else 2.7
-    return rows + 0.9 + 0.17 * len(chart.named)
+    return rows + 0.9 + 0.17 * math.ceil(len(chart.named) / _key_columns(chart))
 
 
-def _panel(axes: "Axes", chart: Chart) -> None:
-    axes.set_title("\n".join(textwrap.wrap(shorten(chart.title, 150), 60)))
+def _key_columns(chart: Chart) -> int:
+    """The columns of the key: several if all names are short."""
+    longest = max(map(len, chart.named.values()), default=1)
+    return max(1, min(4, len(chart.named), MAX_KEY_WIDTH // (longest + 8)))
+
+
+def _panel(axes: "Axes", chart: Chart, *, is_alone: bool) -> None:
+    """Draw a chart. One that is alone has the title of its sheet."""
+    if not is_alone:
+        axes.set_title("\n".join(textwrap.wrap(shorten(chart.title, 150), 60)))
     is_row = chart.kind in (Kind.BARS, Kind.SPANS)
     handles = _draw_bars(axes, chart) if is_row else _draw_plot(axes, chart)
     if chart.needs_key:
         names = {name: textwrap.fill(shorten(words, 150), 70) for name, words in chart.named.items()}
         shown, place = [handles[name] for name in names], (-0.02, -0.62 / _height(chart))
-        axes.legend(shown, [*names.values()], loc="upper left", bbox_to_anchor=place)
+        axes.legend(shown, [*names.values()], loc="upper left", bbox_to_anchor=place, ncols=_key_columns(chart))
 
 
 def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
