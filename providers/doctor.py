@@ -160,7 +160,7 @@ def check_clusters(checklist: Checklist, question: Callable[[], list[Cluster]]) 
         return
     late = [item.name for item in found if (ClusterDetails.of(item).expires or float("inf")) < time.time()]
     half = [item.name for item in found if item.state == "failed"]
-    summary = f"{len(found)} of ours" + (f": {', '.join(item.name for item in found)}" if found else "")
+    summary = ", ".join(item.name for item in found) if found else "none created by mlbench"
     if late or half:
         hint = f"mlbench gc{' --expired' if not half else ''}   removes {', '.join(dict.fromkeys([*late, *half]))}"
         yield checklist.result("clusters", summary, hint, missing=True)

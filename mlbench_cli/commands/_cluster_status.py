@@ -347,7 +347,7 @@ def _price_words(planned: PriceDocument | None) -> str | None:
     each, currency = planned["per_hour"], planned["currency"]
     if not each:
         return format_price(each, currency)
-    amount = "" if planned["amount"] is None else f", {format_price(planned['amount'], currency)} so far"
+    amount = f", {format_price(planned['amount'], currency)} so far" if planned["amount"] else ""
     return f"{format_price(each, currency)} an hour{amount}; {planned['source']}"
 
 

@@ -24,9 +24,9 @@ from providers.base import (
     expiry_of,
 )
 from providers.doctor import Check, Checklist, Topic, load_policy
-from providers.eks.api import MORE_QUOTA, Aws, account_of, aws_in, find_raw_cluster, region_of, tags_of
+from providers.eks.api import Aws, account_of, aws_in, find_raw_cluster, region_of, tags_of
 from providers.eks.options import GPU_MACHINES
-from providers.eks.quota import QUOTAS
+from providers.eks.quota import QUOTAS, raise_quota
 from providers.eks.resources import find_raw_group, worker_group
 from providers.workloads import OrphanedResource, WorkloadObject
 
@@ -422,4 +422,4 @@ def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
         )
         if answer := (yield from checklist.ask(Topic.QUOTA, question, of=name, optional=True)):
             quota = machines.Quota(name, answer["Quota"]["Value"], None)
-            yield from machines.check_quotas(checklist, [quota], f"{code}: {MORE_QUOTA}")
+            yield from machines.check_quotas(checklist, [quota], raise_quota(aws, service, code, "N"))

@@ -182,6 +182,14 @@ def check_vcpus(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list
     return warnings
 
 
+def raise_quota(aws: Aws, service: str, code: str, value: str) -> str:
+    """The command that asks AWS for a larger quota."""
+    return (
+        f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
+        f"--region {aws.region} --desired-value {value}"
+    )
+
+
 def _quota_code(group: Group) -> str | None:
     """The quota of a group's machines; None if unknown."""
     family = group.types[0].partition(".")[0]
@@ -208,8 +216,7 @@ def _check_quota(
     if needed > limit:
         raise CapacityError(
             f"The {what} allows {limit:.0f} vCPUs; {machines} need {needed}.",
-            hint=f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--region {aws.region} --desired-value {needed}\n{MORE_QUOTA}",
+            hint=f"{raise_quota(aws, 'ec2', code, str(needed))}\n{MORE_QUOTA}",
             details={"quota": code, "limit": limit, "needed": needed},
         )
     if largest > limit:  # any of the spot types may be used

@@ -98,7 +98,7 @@ def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: Worl
     done = command("doctor", "gke", "-o", "json")
     check = checks_of(done)["gke clusters"]
     assert done.code == 7
-    assert (check["state"], check["found"]) == ("missing", "1 of ours: old-1")
+    assert (check["state"], check["found"]) == ("missing", "old-1")
     assert check["hint"] == "mlbench gc --expired   removes old-1"
 
 
