@@ -94,21 +94,6 @@ WIKITEXT103 = Published(
         _VOCABULARY,
     ),
 )
-WIKIPEDIA = Published(
-    "English Wikipedia and BERT's vocabulary",
-    "CC BY-SA 4.0 (text), Apache-2.0 (vocabulary)",
-    "address: dumps.wikimedia.org, whose file changes twice a month, so that no digest can be stated",
-    (
-        Archive(
-            "enwiki-latest-pages-articles.xml.bz2",
-            "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-pages-articles.xml.bz2",
-            0,
-            "",
-            ("https://ftp.acc.umu.se/mirror/wikimedia.org/dumps/enwiki/latest/enwiki-latest-pages-articles.xml.bz2",),
-        ),
-        _VOCABULARY,
-    ),
-)
 FINEWEB = Published(
     "FineWeb-10B as tokens of GPT-2",
     "ODC-By 1.0",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from task_images.cifar10_resnet20.data import BINARY, PYTHON
 from task_images.fetch import Archive
 from task_images.mnist.data import ARCHIVES as MNIST
-from task_images.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
+from task_images.published import EPSILON, FINEWEB, WIKITEXT2, WIKITEXT103, WMT16, WMT17
 
 TIMEOUT = 60.0
 BLOCK = 1 << 20
@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 def all_archives() -> list[Archive]:
     """Every file that `mlbench data prepare` fetches; of FineWeb's shards the first, second and last."""
     shards = FINEWEB.archives
-    tables = (EPSILON, WIKITEXT2, WIKITEXT103, WIKIPEDIA, WMT16, WMT17)
+    tables = (EPSILON, WIKITEXT2, WIKITEXT103, WMT16, WMT17)
     published = [archive for each in tables for archive in each.archives]
     found = (BINARY, PYTHON, *MNIST, *published, shards[0], shards[1], shards[-1])
     return list({archive.url: archive for archive in found}.values())

@@ -15,10 +15,10 @@ class Settings(PretrainingSettings):
     model: str = parameter("base", "shape of the encoder", choices=tuple(SHAPES))
     data: str = parameter(
         "wikitext-103",
-        "wikitext-103: paragraphs of WikiText-103; wikipedia: those of a dump; text: train.txt, valid.txt and perhaps "
-        "vocab.txt in the data folder; python-text: bytes of the text that comes with Python; synthetic: random; "
+        "wikitext-103: paragraphs of WikiText-103; text: train.txt, valid.txt and vocab.txt in the data folder; "
+        "python-text: bytes of the text that comes with Python; synthetic: random; "
         "legacy: one random batch, the answers 0, as in the benchmark of 2020",
-        choices=("wikitext-103", "wikipedia", "text", "python-text", "synthetic", "legacy"),
+        choices=("wikitext-103", "text", "python-text", "synthetic", "legacy"),
     )
     validation_sequences: int = parameter(
         4096, "sequences per validation, always with the same masked tokens", min=1, max=100000000
@@ -54,9 +54,8 @@ TASK = Task(
     },
     goal={"metric": "mlm_loss", "comparison": "<=", "wording": "validation loss of {threshold} nats per hidden token"},
     data=(
-        "WikiText-103 (wikitext-103-raw-v1.zip, 192 MB) with BERT's vocabulary (vocab.txt); or a dump"
-        " of Wikipedia (preset wikipedia), or your own text (preset own: train.txt, valid.txt); the "
-        "preset tiny uses text that comes with Python"
+        "WikiText-103 (wikitext-103-raw-v1.zip, 192 MB) with BERT's vocabulary (vocab.txt); or your "
+        "own text (preset own: train.txt, valid.txt); the preset tiny uses text that comes with Python"
     ),
     free=[
         "micro_batch",
@@ -69,10 +68,10 @@ TASK = Task(
         "checkpoint_dir",
     ],
     files={
-        "when": {"data": ["wikitext-103", "wikipedia", "text"]},
+        "when": {"data": ["wikitext-103", "text"]},
         "folders": ["."],
         "wanted": [
-            ["wikitext-103-raw-v1.zip", "enwiki-*-pages-articles*.xml.bz2", "train.txt", "bert-*.cache"],
+            ["wikitext-103-raw-v1.zip", "train.txt", "bert-*.cache"],
             ["vocab.txt", "valid.txt", "bert-*.cache"],
         ],
         "instead": "--set data=synthetic, or --preset tiny",
@@ -86,11 +85,7 @@ TASK = Task(
         ("15 % of the tokens are masked: 80 % of these become [MASK], 10 % a random token, 10 % stay unchanged"),
     ],
     presets={
-        # BERT's own corpus, but for the books: the latest dump of English Wikipedia, or the one that was imported.
-        "wikipedia": {
-            "data": "wikipedia",
-        },
-        # Your own train.txt and valid.txt.
+        # Your own train.txt, valid.txt and vocab.txt.
         "own": {
             "data": "text",
         },

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.bert_pretraining.texts import DUMP, TEXT, WIKITEXT, fetch_texts, read_text
+from task_images.bert_pretraining.texts import TEXT, WIKITEXT, fetch_texts, read_text
 from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.data import numpy_generator
@@ -223,7 +223,7 @@ DEFAULT_VOCABULARY = 30_528  # BERT's 30,522, padded
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
     """Fetch the text that the parameters name, unless it is there, and encode it once for all runs."""
     source = str(parameters.get("data", WIKITEXT))
-    if source not in (WIKITEXT, DUMP, TEXT):
+    if source not in (WIKITEXT, TEXT):
         raise TaskUsageError(f"data={source} needs no files", "Runs generate this data themselves.")
     fetch_texts(folder, source)
     return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)), source)[0].identify()

@@ -1,13 +1,10 @@
-"""The texts that BERT can train on, encoded once per machine: WikiText-103, a dump of Wikipedia, or one's own.
+"""The texts that BERT can train on, encoded once per machine: WikiText-103, or one's own.
 
 wikitext-103   wikitext-103-raw-v1.zip and BERT's own vocabulary, both known by their SHA-256: the data that the task
                prescribes. Without headings; the marks of split numbers and hyphens (" @-@ ") are taken back
-wikipedia      enwiki-DATE-pages-articles*.xml.bz2 of any day, BERT's own vocabulary. Dumps change twice a month and old
-               ones are deleted, so nobody can prescribe one: its SHA-256 is recorded. One article in 200 is validation
-text           train.txt, valid.txt, and vocab.txt, or a vocabulary that is built from train.txt
+text           train.txt, valid.txt and vocab.txt
 """
 
-import hashlib
 import json
 import re
 import zipfile
@@ -16,22 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from task_images.bert_pretraining.markup import read_articles
-from task_images.bert_pretraining.wordpiece import WordPiece, build_vocabulary
+from task_images.bert_pretraining.wordpiece import WordPiece
 from task_images.cache import cached_folder
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.fetch import ProgressLines, check_archive
 from task_images.language.tokens import Corpus, read_tokens, write_tokens
-from task_images.published import WIKIPEDIA, WIKITEXT103, fetch_published
+from task_images.published import WIKITEXT103, fetch_published
 from task_images.report import DataIdentity, compare_data
 from task_images.text import read_lines
 
-WIKITEXT, DUMP, TEXT = "wikitext-103", "wikipedia", "text"
+WIKITEXT, TEXT = "wikitext-103", "text"
 SPLITS = {"train": "train.txt", "valid": "valid.txt"}
 VOCABULARY = "vocab.txt"
-DUMPS = "enwiki-*-pages-articles*.xml.bz2"
 OFFICIAL = {"training lines": 1_801_350, "validation lines": 3_760}  # as torchtext counts them
-VALIDATION_EVERY = 200
 FORM = 1
 _MEMBERS = {"train": "wikitext-103-raw/wiki.train.raw", "valid": "wikitext-103-raw/wiki.valid.raw"}
 _HEADING = re.compile(r"^ =.*= *$")
@@ -45,10 +39,6 @@ def fetch_texts(folder: Path, source: str) -> None:
     """Fetch what `source` needs and `folder` lacks. Raises EnvironmentUnfitError for texts of one's own."""
     if source == WIKITEXT:
         fetch_published(WIKITEXT103, folder, print)
-    elif source == DUMP:
-        dump, vocabulary = WIKIPEDIA.archives
-        names = [] if _find_dump(folder) and not (folder / f"{dump.name}.part").exists() else [dump.name]
-        fetch_published(WIKIPEDIA, folder, print, [*names, vocabulary.name])
 
 
 def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordPiece]:
@@ -56,12 +46,7 @@ def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordP
 
     Raises EnvironmentUnfitError if a file is missing or wrong, TaskUsageError if the vocabulary is too large.
     """
-    dump = _find_dump(folder)
-    names = {
-        WIKITEXT: [WIKITEXT103.archives[0].name],
-        DUMP: [dump.name] if dump else [],
-        TEXT: list(SPLITS.values()),
-    }[source]
+    names = [WIKITEXT103.archives[0].name] if source == WIKITEXT else list(SPLITS.values())
     files = [path for path in (folder / name for name in [*names, VOCABULARY]) if path.is_file()]
 
     def build(place: Path) -> None:
@@ -77,53 +62,44 @@ def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordP
         "validation tokens": len(corpus.valid),
         "pieces": len(pieces.pieces),
     }
-    return replace(corpus, identity=_identify(source, counts, entry.digest, facts.get("dump"))), pieces
+    return replace(corpus, identity=_identify(source, counts, entry.digest)), pieces
 
 
-def _identify(source: str, counts: Mapping[str, int], digest: str, dump: str | None) -> DataIdentity:
+def _identify(source: str, counts: Mapping[str, int], digest: str) -> DataIdentity:
     if source == WIKITEXT:  # the archive's own digest was compared before it was read
         return compare_data(counts, OFFICIAL, digest)
-    reason = "the data are not those specified for the task"
-    return DataIdentity(counts, digest, None, f"{reason}: a dump with SHA-256 {dump}" if dump else reason)
-
-
-def _find_dump(folder: Path) -> Path | None:
-    return max(folder.glob(DUMPS), default=None)
+    return DataIdentity(counts, digest, None, "the data are not those specified for the task")
 
 
 def _encode(folder: Path, source: str, size: int, place: Path) -> None:
     facts: dict[str, object] = {}
     texts = {split: folder / name for split, name in SPLITS.items()}
     if source != TEXT:
-        for archive in (WIKITEXT103 if source == WIKITEXT else WIKIPEDIA).archives:
+        for archive in WIKITEXT103.archives:
             if (folder / archive.name).is_file():
                 check_archive(archive, folder / archive.name)
         texts = {split: place / f".{name}" for split, name in SPLITS.items()}
     if source == WIKITEXT:
         facts["counts"] = _extract_wikitext(folder / WIKITEXT103.archives[0].name, texts)
-    elif source == DUMP:
-        dump = _find_dump(folder)
-        if dump is None:
-            raise EnvironmentUnfitError(f"there is no {DUMPS} in {folder}", _hint(folder, source))
-        with open(dump, "rb") as file:
-            facts["dump"] = hashlib.file_digest(file, "sha256").hexdigest()
-        facts["counts"] = _extract_articles(dump, texts)
     else:
         facts["counts"] = {}
-    pieces = _find_vocabulary(folder, source, texts["train"], size)
+    for path in (*texts.values(), folder / VOCABULARY):
+        if not path.is_file():
+            raise EnvironmentUnfitError(f"there is no {path}", _hint(folder, source))
+    pieces = _read_vocabulary(folder / VOCABULARY, size)
     bytes_read = 0
 
     def read(split: str) -> Iterator[list[int]]:
         nonlocal bytes_read
         progress = ProgressLines(f"encoding {texts[split].name.lstrip('.')}", texts[split].stat().st_size, print)
-        for line in _read_lines(texts[split]):
+        for line in read_lines(texts[split], "It must be UTF-8."):
             bytes_read += len(line.encode())
             progress.add(len(line.encode()))
             yield pieces.encode(line)
 
-    name = {WIKITEXT: "WikiText-103, WordPiece", DUMP: "Wikipedia, WordPiece", TEXT: "text, WordPiece"}[source]
+    name = "WikiText-103, WordPiece" if source == WIKITEXT else "text, WordPiece"
     splits = {split: read(split) for split in SPLITS}
-    write_tokens(place, splits, len(pieces.pieces), None, name, text_bytes=lambda: bytes_read)
+    write_tokens(place, splits, len(pieces.pieces), name, text_bytes=lambda: bytes_read)
     (place / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces.pieces), "utf-8")
     (place / _FACTS).write_text(json.dumps(facts), "utf-8")
     if source != TEXT:
@@ -154,30 +130,9 @@ def _extract_wikitext(archive: Path, texts: Mapping[str, Path]) -> dict[str, int
     return {"training lines": counts["train"], "validation lines": counts["valid"]}
 
 
-def _extract_articles(dump: Path, texts: Mapping[str, Path]) -> dict[str, int]:
-    """Write the paragraphs of a dump, an empty line between articles; the number of articles in each split."""
-    counts = {"train": 0, "valid": 0}
-    progress = ProgressLines(f"extracting {dump.name}", dump.stat().st_size, print)
-    with open(texts["train"], "w", encoding="utf-8") as train, open(texts["valid"], "w", encoding="utf-8") as valid:
-        for number, paragraphs in enumerate(read_articles(dump, progress.reach), 1):
-            split, file = ("valid", valid) if number % VALIDATION_EVERY == 0 else ("train", train)
-            file.write("\n".join(paragraphs) + "\n\n")
-            counts[split] += 1
-    return {"training articles": counts["train"], "validation articles": counts["valid"]}
-
-
-def _find_vocabulary(folder: Path, source: str, train: Path, size: int) -> WordPiece:
-    path = folder / VOCABULARY
-    if path.is_file():
-        return _read_vocabulary(path, size)
-    if source != TEXT:
-        raise EnvironmentUnfitError(f"there is no {path}", _hint(folder, source))
-    return WordPiece(build_vocabulary(_read_lines(train), size))
-
-
 def _read_vocabulary(path: Path, size: int) -> WordPiece:
     try:
-        pieces = WordPiece(list(_read_lines(path)))
+        pieces = WordPiece(list(read_lines(path, "It must be UTF-8.")))
     except ValueError as error:
         raise EnvironmentUnfitError(f"{path}: {error}", "One piece per line, as in BERT's vocab.txt.") from None
     if len(pieces.pieces) > size:
@@ -188,17 +143,11 @@ def _read_vocabulary(path: Path, size: int) -> WordPiece:
     return pieces
 
 
-def _read_lines(path: Path) -> Iterator[str]:
-    if not path.exists():
-        raise EnvironmentUnfitError(f"there is no {path}", _hint(path.parent, TEXT))
-    yield from read_lines(path, "It must be UTF-8.")
-
-
 def _hint(folder: Path, source: str) -> str:
     command = f"mlbench data prepare bert_pretraining --data-dir {folder}"
     if source == TEXT:
         return (
-            f"{command} --preset own --import train.txt --import valid.txt; without --preset own it fetches"
-            " WikiText-103. Or train without files: --preset tiny, or --set data=synthetic."
+            f"{command} --preset own --import train.txt --import valid.txt --import vocab.txt; without --preset own it"
+            " fetches WikiText-103. Or train without files: --preset tiny, or --set data=synthetic."
         )
-    return f"{command}{'' if source == WIKITEXT else ' --preset wikipedia'} fetches it."
+    return f"{command} fetches it."

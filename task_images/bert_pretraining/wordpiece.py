@@ -1,15 +1,11 @@
-"""WordPiece: words into the longest known pieces; the vocabulary is imported (vocab.txt) or built from a text.
+"""WordPiece: words into the longest known pieces of a vocabulary (vocab.txt).
 
 A piece that continues a word begins with "##". Text is lowercased and stripped of accents; punctuation stands alone,
 as in BERT's uncased vocabulary.
 """
 
-import itertools
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-from task_images.text import join_pair
+from collections.abc import Callable, Iterator, Sequence
 
 PADDING, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PADDING, UNKNOWN, BEGIN, END, MASK)
@@ -95,28 +91,3 @@ class WordPiece:
             numbers.append(number)
             start = stop
         yield from numbers
-
-
-def build_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """At most `size` pieces: the special ones, all letters, then the most frequent merges of neighbors."""
-    counts = Counter(word for text in texts for word in split_words(text) if len(word) <= _MAX_LETTERS)
-    words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
-    letters = Counter(piece for word, pieces in words.items() for piece in pieces for _ in range(1))
-    pieces = [*SPECIAL, *sorted(letters)][:size]
-    known = set(pieces)
-    while len(pieces) < size:
-        pairs: Counter[tuple[str, str]] = Counter()
-        for word, parts in words.items():
-            for pair in itertools.pairwise(parts):
-                pairs[pair] += counts[word]
-        if not pairs:
-            break
-        left, right = max(pairs, key=lambda pair: (pairs[pair], pair))
-        merged = left + right.removeprefix("##")
-        if merged not in known:
-            known.add(merged)
-            pieces.append(merged)
-        for word, parts in words.items():
-            if left in parts:
-                words[word] = join_pair(parts, (left, right), merged)
-    return pieces

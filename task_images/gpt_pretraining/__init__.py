@@ -30,11 +30,6 @@ class Settings(PretrainingSettings):
         "files: windows in file order; shuffled: reshuffled every epoch",
         choices=("files", "shuffled"),
     )
-    documents: str = parameter(
-        "joined",
-        "joined: windows ignore document ends; separate: no attention across documents, and positions restart",
-        choices=("joined", "separate"),
-    )
     vocabulary_multiple: int = parameter(
         64,
         "pad the rows of embedding and output layer to a multiple of this, which suits GPUs; same loss; 1: no padding",
@@ -93,7 +88,6 @@ TASK = Task(
         "when": {"data": ["shards", "tokens"]},
         "folders": ["."],
         "wanted": [["*_train_000001.bin", "train.bin"], ["*_val_000000.bin", "val.bin"]],
-        "imports": ["train.txt", "valid.txt", "vocab.json", "merges.txt"],
         "instead": "--set data=synthetic, or --preset tiny",
     },
     preflight="task_images.gpt_pretraining.plan",

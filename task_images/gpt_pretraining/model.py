@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from task_images.gpt_pretraining.plan import Shape
 from task_images.language.tokens import IGNORED
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size]
 Run = Callable[..., Tensor]
 
 
@@ -37,40 +37,30 @@ class Decoder(nn.Module):
         self.run_block: Run = run_directly
         self._rotation: Rotation | None = None
 
-    def forward(
-        self,
-        tokens: Tensor,
-        places: Tensor | None = None,
-        mask: Tensor | None = None,
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """`places` [B, T]: position of each token in its document; `mask` [B, 1, T, T]: True = attend. Without them a
-        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats."""
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """With `targets` [B, T] the result is the sum of cross-entropies in nats."""
         x = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device) if places is None else places)
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         else:
-            rotation = self._rotate_by(tokens, places)
+            rotation = self._rotate_by(tokens)
         if self._stream is not None:
             x = x.to(self._stream)
         for block in self.blocks:
-            x = self.run_block(block, x, rotation, mask)
+            x = self.run_block(block, x, rotation)
         return self.output(x, targets)  # type: ignore[no-any-return]
 
-    def _rotate_by(self, tokens: Tensor, places: Tensor | None) -> Rotation:
+    def _rotate_by(self, tokens: Tensor) -> Rotation:
         length = tokens.shape[1]
         known = None if torch.compiler.is_compiling() else self._rotation
         if known is None or len(known[0]) < length or known[0].device != tokens.device:
             # Not buffers: they would have to be restored whenever parameters are made on the meta device first.
             # Compiled code makes them in every pass, which costs less than a guard on a changing attribute.
-            reach = length if places is None else max(length, self.shape.context)
-            known = make_rotation(self.shape, reach, tokens.device)
+            known = make_rotation(self.shape, length, tokens.device)
             if not torch.compiler.is_compiling():
                 self._rotation = known
-        if places is None:
-            return known[0][:length], known[1][:length]
-        return known[0][places].unsqueeze(1), known[1][places].unsqueeze(1)
+        return known[0][:length], known[1][:length]
 
 
 class Output(nn.Module):
@@ -102,9 +92,9 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(shape)
         self.feed_forward = GatedFeedForward(shape) if shape.activation == "swiglu" else FeedForward(shape)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
-        """[B, T, D] to [B, T, D]; `mask` None is causal."""
-        x = x + self.attention(self.attention_norm(x), rotation, mask)
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        x = x + self.attention(self.attention_norm(x), rotation)
         return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
 
 
@@ -122,8 +112,8 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.width, rows, bias=shape.bias)
         self.output = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
-        """[B, T, D] to [B, T, D]; `rotation` turns queries and keys, `mask` None is causal."""
+    def forward(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """[B, T, D] to [B, T, D]; `rotation` turns queries and keys."""
         groups = self.qkv(x).view(*x.shape[:-1], -1, self.shared + 2, self.head_size)
         query, key, value = groups.split((self.shared, 1, 1), dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, value))
@@ -133,8 +123,7 @@ class Attention(nn.Module):
             query,
             key.to(query.dtype),
             value.to(query.dtype),
-            attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=True,
             enable_gqa=self.shared > 1,
         )
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

@@ -49,30 +49,17 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
 
     def load_corpus(self) -> Corpus:
         settings, contract, vocabulary = self.settings, self.contract, self.plan.shape.vocabulary
-        if settings.documents == "separate" and settings.data == "synthetic":
-            raise TaskUsageError("synthetic tokens have no documents to keep apart", "--set documents=joined")
         if settings.data == "python-text":
             return python_text()
         if settings.data == "synthetic":
             return synthetic_tokens(vocabulary, settings.synthetic_tokens, contract.seed)
         if settings.data == "shards":
             return read_shards(require_data_dir(contract, "shards"), vocabulary)
-        corpus = read_tokens(require_data_dir(contract, "token files"), vocabulary)
-        if settings.documents == "separate" and corpus.end is None:
-            raise TaskUsageError(
-                'tokens.json does not name the end-of-document token ("end")', "--set documents=joined"
-            )
-        return corpus
+        return read_tokens(require_data_dir(contract, "token files"), vocabulary)
 
     def use_corpus(self, corpus: Corpus) -> None:
         settings, plan = self.settings, self.plan
-        make = partial(
-            Windows,
-            length=settings.sequence_length,
-            seed=self.contract.seed,
-            end=corpus.end,
-            separate=settings.documents == "separate",
-        )
+        make = partial(Windows, length=settings.sequence_length, seed=self.contract.seed)
         # In the order of the files, windows follow each other; synthetic tokens and bytes are one row of them.
         self._train = make(corpus.rows, block=plan.global_batch if settings.order == "files" else 0)
         self._valid = make(corpus.valid)
@@ -108,7 +95,7 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
         """The sum of losses: the model computes it, so that it can be compiled together with the output layer."""
-        loss: Tensor = model(data.inputs, data.places, data.mask, data.targets)
+        loss: Tensor = model(data.inputs, data.targets)
         return loss
 
     def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
@@ -128,7 +115,6 @@ class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
         return Unit("tokens", self.settings.sequence_length)
 
     def details(self) -> Mapping[str, object]:
-        names = ("documents", "stream")
         shape = self.plan.shape
         sizes = {"vocabulary": shape.vocabulary, "padded_vocabulary": shape.padded_vocabulary}
-        return {**{name: getattr(self.settings, name) for name in names}, **sizes}
+        return {"stream": self.settings.stream, **sizes}

@@ -65,7 +65,7 @@ def read_shards(folder: Path, vocabulary: int) -> Corpus:
     identity = identify_shards(folder, shards)
     first, *more = (one.tokens for one in train)
     name = f"shards {train[0].name}"
-    return Corpus(first, valid[0].tokens, vocabulary, None, name, identity=identity, more=tuple(more))
+    return Corpus(first, valid[0].tokens, vocabulary, name, identity=identity, more=tuple(more))
 
 
 def identify_shards(folder: Path, shards: list[Shard]) -> DataIdentity:

@@ -1,11 +1,11 @@
 """Text and token files -> fixed windows, in an order that depends only on seed and step.
 
-A split is one long sequence of tokens: documents, each terminated by the token `end`. Windows of `length` + 1 tokens
-overlap by one, so every token except the first is a target once per epoch. Global batches are the same for any number
-of ranks, and the step number is the only state for resuming.
+A split is one long sequence of tokens. Windows of `length` + 1 tokens overlap by one, so every token except the first
+is a target once per epoch. Global batches are the same for any number of ranks, and the step number is the only state
+for resuming.
 
 Token files: `train.bin` and `val.bin`, raw little-endian numbers (uint16 or uint32, as written by nanoGPT), and
-`tokens.json` with "dtype", "vocabulary" and "end" (the end-of-document token, or null). They are memory-mapped.
+`tokens.json` with "dtype" and "vocabulary". They are memory-mapped.
 """
 
 import json
@@ -35,7 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of both splits. `end`: the end-of-document token; None if documents are not separated.
+    """Tokens of both splits.
 
     bytes_per_token   of the original text; None if unknown
     identity          the data's identity; None: derived from the tokens
@@ -45,7 +45,6 @@ class Corpus:
     train: Tokens
     valid: Tokens
     vocabulary: int
-    end: int | None
     name: str
     synthetic: bool = False
     bytes_per_token: float | None = None
@@ -83,7 +82,7 @@ def python_text() -> Corpus:
     for number, paragraph in enumerate(paragraphs):
         splits["valid" if number % 10 == 3 else "train"] += paragraph.encode() + b"\n\0"
     train, valid = (np.frombuffer(bytes(splits[name]), np.uint8) for name in ("train", "valid"))
-    return Corpus(train, valid, BYTES, 0, "Python language reference (pydoc_data.topics), bytes", bytes_per_token=1.0)
+    return Corpus(train, valid, BYTES, "Python language reference (pydoc_data.topics), bytes", bytes_per_token=1.0)
 
 
 def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
@@ -91,7 +90,7 @@ def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
     stream = numpy_generator(seed, "synthetic tokens")
     dtype = DTYPES["uint16" if vocabulary <= 65_536 else "uint32"]
     train, valid = (stream.integers(0, vocabulary, count).astype(dtype) for count in (tokens, max(2, tokens // 8)))
-    return Corpus(train, valid, vocabulary, None, "uniform random tokens", synthetic=True)
+    return Corpus(train, valid, vocabulary, "uniform random tokens", synthetic=True)
 
 
 def read_tokens(folder: Path, vocabulary: int) -> Corpus:
@@ -104,30 +103,28 @@ def read_tokens(folder: Path, vocabulary: int) -> Corpus:
             f"--set vocabulary={facts.vocabulary}",
         )
     train, valid = (_map(folder / SPLITS[split], facts) for split in ("train", "valid"))
-    return Corpus(train, valid, facts.vocabulary, facts.end, facts.name, bytes_per_token=facts.bytes_per_token)
+    return Corpus(train, valid, facts.vocabulary, facts.name, bytes_per_token=facts.bytes_per_token)
 
 
 def write_tokens(
     folder: Path,
     splits: Mapping[str, Iterable[Sequence[int]]],
     vocabulary: int,
-    end: int | None,
     name: str,
     text_bytes: Callable[[], int] | None = None,
 ) -> None:
-    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is appended to each
-    unless it is None. `text_bytes` is called at the end for the length of the text."""
-    mark = [] if end is None else [end]
+    """Write documents (lists of tokens) of the splits "train" and "valid" as token files.
+    `text_bytes` is called at the end for the length of the text."""
     dtype = "uint16" if vocabulary <= 65_536 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for split, documents in splits.items():
         with open(folder / SPLITS[split], "wb") as file:
             for document in documents:
-                row = np.asarray([*document, *mark], DTYPES[dtype])
+                row = np.asarray(document, DTYPES[dtype])
                 count += len(row)
                 file.write(row.tobytes())
-    facts: dict[str, object] = {"dtype": dtype, "vocabulary": vocabulary, "end": end, "name": name}
+    facts: dict[str, object] = {"dtype": dtype, "vocabulary": vocabulary, "name": name}
     if text_bytes is not None:
         facts["bytes_per_token"] = text_bytes() / max(1, count)
     (folder / "tokens.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -137,7 +134,6 @@ def write_tokens(
 class _Facts:
     dtype: str
     vocabulary: int
-    end: int | None
     name: str
     bytes_per_token: float | None
 
@@ -152,22 +148,16 @@ def _read_facts(path: Path) -> _Facts:
         ) from None
     except (OSError, ValueError) as error:
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
-    is_fit = (
-        isinstance(found, dict)
-        and found.get("dtype") in DTYPES
-        and isinstance(found.get("vocabulary"), int)
-        and isinstance(found.get("end"), int | None)
-    )
+    is_fit = isinstance(found, dict) and found.get("dtype") in DTYPES and isinstance(found.get("vocabulary"), int)
     if not is_fit:
         raise EnvironmentUnfitError(
-            f'{path} is not an object with "dtype" (uint16 or uint32), "vocabulary" (a number) and "end"',
-            'For example: {"dtype": "uint16", "vocabulary": 50257, "end": 50256}',
+            f'{path} is not an object with "dtype" (uint16 or uint32) and "vocabulary" (a number)',
+            'For example: {"dtype": "uint16", "vocabulary": 50257}',
         )
     size = found.get("bytes_per_token")
     return _Facts(
         found["dtype"],
         found["vocabulary"],
-        found["end"],
         str(found.get("name", "token files")),
         float(size) if isinstance(size, int | float) else None,
     )
@@ -198,15 +188,13 @@ def _map(path: Path, facts: _Facts) -> Tokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of one pass. inputs, targets [B, T] int64; places and mask only if documents are separated.
+    """Windows of one pass. inputs, targets [B, T] int64.
 
     terms   number of counted targets in the whole update, over all ranks and passes
     """
 
     inputs: Tensor
     targets: Tensor
-    places: Tensor | None
-    mask: Tensor | None
     terms: float
 
     def to(self, device: torch.device) -> "Batch":
@@ -230,8 +218,6 @@ class Windows:
 
     block      0: reshuffled every epoch. Otherwise in the order of the tokens, in blocks of this many windows; an
                incomplete block at the end of a sequence is skipped, as in the loaders of llm.c and modded-nanogpt
-    separate   separate documents: no attention across boundaries, positions restart, and a document's first token is
-               not a target
     """
 
     def __init__(
@@ -239,9 +225,6 @@ class Windows:
         tokens: Tokens | Sequence[Tokens],
         length: int,
         seed: int,
-        *,
-        end: int | None = None,
-        separate: bool = False,
         block: int = 0,
     ):
         self._rows = (tokens,) if isinstance(tokens, np.ndarray) else tokens
@@ -256,8 +239,6 @@ class Windows:
                 "Use a smaller sequence_length" + (" or global_batch" if block else "") + ", or more data.",
             )
         self.length, self._seed, self._block = length, seed, block
-        self._end = end if separate else None
-        self.separates = self._end is not None
         self._order = lru_cache(2)(self._permute)
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -271,18 +252,10 @@ class Windows:
             return inside
         return np.array([self._order(int(epoch))[at] for epoch, at in zip(epochs, inside, strict=True)], np.int64)
 
-    def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Inputs, targets, places and mask of the given windows, on the CPU."""
+    def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the given windows, on the CPU."""
         whole = torch.from_numpy(self._read(np.fromiter(numbers, np.int64), self.length + 1).astype(np.int64))
-        inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # separate memory
-        if self._end is None:
-            return inputs, targets, None, None
-        return separate_documents(inputs, targets, self._end)
-
-    def count_targets(self, numbers: npt.NDArray[np.int64]) -> float:
-        """Number of counted targets in these windows: one fewer per end-of-document token."""
-        ends = np.count_nonzero(self._read(numbers, self.length) == self._end) if self.separates else 0
-        return float(len(numbers) * self.length - ends)
+        return whole[:, :-1].clone(), whole[:, 1:].clone()  # separate memory
 
     def _read(self, numbers: npt.NDArray[np.int64], length: int) -> Tokens:
         """The tokens of the windows, [windows, length], in the file's data type."""
@@ -296,22 +269,6 @@ class Windows:
         for row in np.unique(of_row):
             found[of_row == row] = self._rows[row][starts[of_row == row]]
         return found
-
-
-def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Targets, places [B, T] and mask [B, 1, T, T] of windows whose documents end with `end`.
-
-    The token `end` belongs to the document before it; the token after it is not its target.
-    """
-    ends = inputs == end
-    documents = ends.cumsum(1) - ends.long()
-    steps = torch.arange(inputs.shape[1]).expand_as(inputs)
-    begins = torch.zeros_like(inputs)
-    begins[:, 1:] = torch.where(ends[:, :-1], steps[:, 1:], 0)
-    places = steps - begins.cummax(1).values
-    same = documents.unsqueeze(2) == documents.unsqueeze(1)
-    mask = same.tril().unsqueeze(1)
-    return inputs, targets.masked_fill(ends, IGNORED), places, mask
 
 
 @dataclass(frozen=True)
@@ -329,10 +286,9 @@ def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part
     numbers = windows.numbers(step * global_batch, global_batch)
     share = global_batch // part.ranks
     own = numbers[part.rank * share : (part.rank + 1) * share]
-    terms = windows.count_targets(numbers)
+    terms = float(global_batch * windows.length)
     for first in range(0, len(own), part.micro_batch):
-        inputs, targets, places, mask = windows.take(own[first : first + part.micro_batch])
-        yield Batch(inputs, targets, places, mask, terms)
+        yield Batch(*windows.take(own[first : first + part.micro_batch]), terms)
 
 
 def validation_batches(windows: Windows, part: Part, most: int = 0) -> Iterator[Batch]:
@@ -345,7 +301,7 @@ def validation_batches(windows: Windows, part: Part, most: int = 0) -> Iterator[
     for number in range(passes):
         first = (number * part.ranks + part.rank) * part.micro_batch
         wanted = list(range(first, first + part.micro_batch))
-        inputs, targets, places, mask = windows.take(min(at, count - 1) for at in wanted)
+        inputs, targets = windows.take(min(at, count - 1) for at in wanted)
         extra = torch.tensor([at >= count for at in wanted])
         targets[extra] = IGNORED
-        yield Batch(inputs, targets, places, mask, float((targets != IGNORED).sum()))
+        yield Batch(inputs, targets, float((targets != IGNORED).sum()))

@@ -34,7 +34,7 @@ from task_images.imagenet_resnet.archives import OFFICIAL as IMAGENET
 from task_images.language.shards import write_shard
 from task_images.mnist.data import ARCHIVES as MNIST
 from task_images.public import load_validation
-from task_images.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
+from task_images.published import EPSILON, FINEWEB, WIKITEXT2, WIKITEXT103, WMT16, WMT17
 from tests.contract.task_images.test_published import PAIRS, Mirror, mirror, pairs_of, sgm, tgz
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files
 from tests.unit.task_images.cifar10_resnet20.cifar_files import pack as pack_cifar
@@ -46,7 +46,6 @@ __all__ = ["mirror"]  # a fixture
 # What the double has less of than the real data.
 SMALLER = {"imagenet_resnet": {"classes": len(CLASSES)}, "wmt17_transformer": {"vocabulary": 400}}
 NO_FILES = {"allreduce", "certify", "digits_resnet"}
-ARTICLE = "'''Anarchism''' is a [[political philosophy|philosophy]].{{citation needed}}\n\n== History ==\n* a list\n"
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -64,16 +63,6 @@ def zipped(files: dict[str, str]) -> bytes:
 def shard(folder: Path, name: str) -> bytes:
     write_shard(folder / name, np.arange(60) % 50_257)
     return (folder / name).read_bytes()
-
-
-def dump(articles: int) -> bytes:
-    pages = "".join(
-        f"<page><title>A {number}</title><ns>0</ns><revision><text>{ARTICLE}</text></revision></page>"
-        for number in range(articles)
-    )
-    talk = "<page><title>Talk:A</title><ns>1</ns><revision><text>talk</text></revision></page>"
-    space = "http://www.mediawiki.org/xml/export-0.11/"
-    return bz2.compress(f'<mediawiki xmlns="{space}">{pages}{talk}</mediawiki>'.encode())
 
 
 def translations(names: Iterable[str], archives: Iterable[Archive], test: dict[str, str]) -> dict[Archive, bytes]:
@@ -102,8 +91,6 @@ def files_of(task: str, folder: Path) -> dict[Archive, bytes]:
         text = " \n = Heading = \n \n a well @-@ known text . \n" * 20
         texts = {f"wikitext-103-raw/wiki.{split}.raw": text for split in ("train", "valid")}
         return dict(zip(WIKITEXT103.archives, [zipped(texts), vocabulary.encode()], strict=True))
-    if task == "wikipedia":
-        return dict(zip(WIKIPEDIA.archives, [dump(400), vocabulary.encode()], strict=True))
     if task == "gpt_pretraining":
         return {archive: shard(folder, archive.name) for archive in FINEWEB.archives}
     if task == "wmt16_gnmt":
@@ -182,27 +169,3 @@ def test_the_data_of_every_task_arrive_by_one_command(
 
 def test_no_task_is_left_out() -> None:
     assert len(load_catalog()) == 14
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_dump_of_wikipedia_becomes_tokens_and_its_digest_is_recorded(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = files_of("wikipedia", tmp_path)
-    serve(mirror, files, monkeypatch)
-    name, folder = WIKIPEDIA.archives[0].name, tmp_path / "data"
-    monkeypatch.setitem(vars(WIKIPEDIA.archives[0]), "digest", "")
-    command = ["data", "prepare", "bert_pretraining", "--preset", "wikipedia", "-o", "json", "--data-dir", str(folder)]
-    assert run(command) == 0
-    identity = json.loads(capsys.readouterr().out)["data_identity"]
-    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    assert identity["counts"]["training articles"] == 398
-    assert identity["counts"]["validation articles"] == 2
-    assert (identity["official"], digest in identity["reason"]) == (None, True)
-    assert (folder / f"{name}.sha256").read_text().split() == [digest, name]
-    assert run([*command[:-1], str(tmp_path / "other"), "--import", str(folder / name)]) == 0
-    assert json.loads(capsys.readouterr().out)["data_identity"] == identity
-    (folder / name).write_bytes(bz2.compress(b"<mediawiki><page>"))
-    (folder / f"{name}.sha256").unlink()
-    assert run(command) == 2
-    assert "is not a complete dump of Wikipedia" in capsys.readouterr().err

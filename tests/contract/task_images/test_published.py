@@ -20,6 +20,7 @@ import pytest
 from task_images import fetch as datasets
 from task_images import published
 from task_images.bert_pretraining.data import prepare_data as prepare_bert
+from task_images.bert_pretraining.wordpiece import SPECIAL
 from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as epsilon
 from task_images.fetch import DownloadError
@@ -221,6 +222,7 @@ def test_own_texts_for_bert_are_asked_for_by_name(tmp_path: Path) -> None:
     assert "--preset own --import train.txt" in (caught.value.hint or "")
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_text("a few words\n\nand a few more words\n" * 30)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a", "few", "words", "and", "more"]))
     found = prepare_bert(tmp_path, {"data": "text"})
     assert found.counts["training tokens"] > 100
     assert found.official is None

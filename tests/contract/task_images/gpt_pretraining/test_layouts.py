@@ -138,13 +138,6 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
         assert f"was made with {name} = {before}, this run has {now}" in other.stderr
 
 
-@pytest.mark.nightly
-def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
-    [one] = train(ranks, 1, tmp_path / "1", documents="separate")
-    two = train(ranks, 2, tmp_path / "2", documents="separate", parallel="fsdp2", micro_batch=2)
-    check_equal(two[0], curve_of(one))
-
-
 def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServer, tmp_path: Path) -> None:
     changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "blocks_after": 1}
     [first, _] = train(ranks, 2, tmp_path, **changes)

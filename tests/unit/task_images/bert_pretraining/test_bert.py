@@ -21,7 +21,7 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import SHAPES, Plan, Shape, make_plan
-from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, build_vocabulary, split_words
+from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, split_words
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.layout import LayoutError
 from task_images.language.parallel import fill_parameters
@@ -122,7 +122,7 @@ def test_logits_and_loss_equal_those_of_transformers_with_the_same_weights() -> 
 
 SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=1000)
 ROW = np.arange(10, 1000, dtype=np.uint32)
-CORPUS = Corpus(ROW, ROW, 1000, None, "numbers")
+CORPUS = Corpus(ROW, ROW, 1000, "numbers")
 
 
 def test_a_sample_asks_for_hidden_tokens_and_keeps_the_rest() -> None:
@@ -201,25 +201,16 @@ def test_words_are_cut_into_the_longest_known_pieces() -> None:
         WordPiece(["a"])
 
 
-def test_a_built_vocabulary_has_letters_and_frequent_words() -> None:
-    built = build_vocabulary(["low low low lower lowest new newer"] * 3, 30)
-    assert built[: len(SPECIAL)] == list(SPECIAL)
-    assert "low" in built
-    assert len(built) == len(set(built)) <= 30
-    pieces = WordPiece(built)
-    assert "[UNK]" not in [pieces.pieces[number] for number in pieces.encode("lowest newer")]
-
-
-def test_texts_are_read_with_an_imported_or_a_built_vocabulary(tmp_path: Path) -> None:
+def test_texts_are_read_with_an_imported_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match=r"train\.txt"):
         load_text(tmp_path, 50)
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_text("the cat sat on the mat. " * 20)
-    corpus, specials = load_text(tmp_path, 50)
-    assert corpus.vocabulary <= 50
-    assert specials.mask == SPECIAL.index("[MASK]")
+    with pytest.raises(EnvironmentUnfitError, match=r"vocab\.txt"):
+        load_text(tmp_path, 50)
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, *"abcdefghij"]))
-    assert load_text(tmp_path, 50)[0].vocabulary == 15
+    corpus, specials = load_text(tmp_path, 50)
+    assert (corpus.vocabulary, specials.mask) == (15, SPECIAL.index("[MASK]"))
     with pytest.raises(TaskUsageError, match="has 15 pieces, the model's vocabulary 12") as caught:
         load_text(tmp_path, 12)
     assert "vocabulary=16" in str(caught.value.hint)

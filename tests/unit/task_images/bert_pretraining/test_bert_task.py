@@ -19,7 +19,7 @@ from tests.unit.task_images.test_images import one_of
 
 ROW = np.arange(10, 250, dtype=np.uint32)
 SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=250)
-CORPUS = Corpus(ROW, ROW[:120], 264, None, "numbers")
+CORPUS = Corpus(ROW, ROW[:120], 264, "numbers")
 
 
 def make(rank: int = 0, size: int = 1, **changes: Any) -> BertPretraining:

@@ -14,7 +14,7 @@ from task_images.language.tokens import Corpus, Part
 
 SPECIALS = Specials(padding=0, begin=1, end=2, mask=3, low=10, high=1000)
 ROW = np.arange(10, 1000, dtype=np.uint32)
-CORPUS = Corpus(ROW, ROW[:200], 1000, None, "numbers")
+CORPUS = Corpus(ROW, ROW[:200], 1000, "numbers")
 
 
 def make_samples(length: int = 43, seed: int = 1, split: str = "train") -> Samples:

@@ -1,8 +1,7 @@
-"""WordPiece at its bounds, vocabularies built by hand, and where BERT's texts and vocabularies are looked for."""
+"""WordPiece at its bounds, with vocabularies built by hand."""
 
 import pytest
 
-from task_images.bert_pretraining.markup import plain_paragraphs
 from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, split_words
 
 
@@ -49,31 +48,3 @@ def test_every_special_piece_is_needed(missing: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         WordPiece([piece for piece in SPECIAL if piece != missing])
     assert str(caught.value) == f"the vocabulary has no {missing}"
-
-
-# --- where texts are looked for -------------------------------------------------------------------------------------
-
-
-# --- wikitext -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("markup", "paragraphs"),
-    [
-        ("a {{x|{{y}}}} b", ["a b"]),
-        ("see [[a|b|c]] and [[:d]]", ["see c and d"]),
-        ("x [[File:a.png|thumb|c]] y", ["x y"]),
-        ("[[Star Wars: A]] is", ["Star Wars: A is"]),
-        ("it is [[Star Wars: A]]", ["it is Star Wars: A"]),  # a blank after the colon: a title
-        ("at [https://x.org the site] or [//y.org]", ["at the site or "]),
-        ("'''Bold''' and ''italic'' &amp; more", ["Bold and italic & more"]),
-        ("a (; ) b (,) c ( )", ["a b c "]),
-        ("a<ref>x</ref> b<ref name=c/> c", ["a b c"]),
-        ("a <b>b</b><br /> c", ["a b c"]),
-        ("__TOC__ a", ["a"]),
-        ("one\n\ntwo\n* item\n# item\n: x\n; y\n| z\n! w\n== H ==\nthree", ["one", "two", "three"]),
-        ("{|\n| a\n|}\ntext", ["text"]),
-    ],
-)
-def test_a_reader_sees_the_text_alone(markup: str, paragraphs: list[str]) -> None:
-    assert [line.strip() for line in plain_paragraphs(markup)] == [line.strip() for line in paragraphs]

@@ -1,4 +1,4 @@
-"""The decoder: sizes as published, outputs as transformers', documents kept apart."""
+"""The decoder: sizes as published, outputs as transformers'."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,6 @@ from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.plan import SHAPES, Shape, choose_shape
 from task_images.gpt_pretraining.task import main
 from task_images.language.parallel import fill_parameters
-from task_images.language.tokens import IGNORED, separate_documents
 from tests.needs import needs
 
 PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "1B": 1_235_814_400, "8B": 8_030_261_248}
@@ -143,23 +142,6 @@ def gpt2_tensor(name: str, own: dict[str, torch.Tensor]) -> torch.Tensor:
     return found.t() if kind == "weight" else found
 
 
-@pytest.mark.parametrize("form", ["llama", "gpt2"])
-def test_packed_documents_that_are_kept_apart_have_the_logits_of_each_alone(form: str) -> None:
-    shape = GPT2_SMALL if form == "gpt2" else SMALL
-    model, end = make_decoder(shape), 9
-    first, second = [5, 6, 7, end], [8, 3, 4, 2, 1]
-    row = torch.tensor([[*first, *second]])
-    inputs, targets, places, mask = separate_documents(row, torch.roll(row, -1, 1), end)
-    assert places.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
-    assert targets[0, 3] == IGNORED
-    assert (targets == IGNORED).sum() == 1
-    with torch.no_grad():
-        packed = model(inputs, places, mask)[0]
-        for start, document in ((0, first), (4, second)):
-            alone = model(torch.tensor([document]))[0]
-            torch.testing.assert_close(packed[start : start + len(document)], alone, rtol=0, atol=1e-5)
-
-
 def compute_losses(shape: Shape) -> tuple[list[float], Decoder]:
     """Losses before each of three AdamW updates, and the model after them."""
     model = Decoder(shape)
@@ -168,7 +150,7 @@ def compute_losses(shape: Shape) -> tuple[list[float], Decoder]:
     tokens = torch.randint(shape.vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
     targets, losses = torch.roll(tokens, -1, 1), []
     for _ in range(3):
-        loss = model(tokens, None, None, targets)
+        loss = model(tokens, targets)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -63,13 +63,13 @@ def test_the_model_compiles_without_a_break_and_computes_the_same(shape: Shape, 
     model, tokens = make_decoder(shape), make_tokens(shape)
     targets = torch.roll(tokens, -1, 1)
     targets[0, 3] = -100
-    wanted = model(tokens, None, None, targets)
+    wanted = model(tokens, targets)
     torch.autograd.backward(wanted)
     gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
     model.zero_grad()
     torch._dynamo.reset()
     (model if part == "whole" else model.output).compile(backend=count, fullgraph=True)
-    found = model(tokens, None, None, targets)
+    found = model(tokens, targets)
     torch.autograd.backward(found)
     assert len(graphs) == 1
     torch.testing.assert_close(found, wanted)
@@ -86,16 +86,16 @@ def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     assert logits.shape == (3, 32, 90)
     assert logits.dtype == torch.float32
     wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(model(tokens, None, None, targets), wanted)
+    torch.testing.assert_close(model(tokens, targets), wanted)
 
 
 def test_a_stream_in_bf16_is_near_that_in_fp32() -> None:
     tokens = make_tokens(SMALL)
     with torch.autocast("cpu", torch.bfloat16):
-        plain = make_decoder(SMALL)(tokens, None, None, tokens) / tokens.numel()
+        plain = make_decoder(SMALL)(tokens, tokens) / tokens.numel()
         model = make_decoder(SMALL, stream=torch.bfloat16)
         seen: list[torch.dtype] = []
         model.output.register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
-        found = model(tokens, None, None, tokens) / tokens.numel()
+        found = model(tokens, tokens) / tokens.numel()
     assert seen == [torch.bfloat16]
     assert found.item() == pytest.approx(plain.item(), rel=0.02)

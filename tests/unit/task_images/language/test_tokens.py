@@ -30,11 +30,9 @@ def test_an_epoch_has_every_window_once_and_each_epoch_its_own_order() -> None:
     first, second = windows.numbers(0, 10), windows.numbers(10, 10)
     assert sorted(first) == sorted(second) == list(range(10))
     assert list(first) != list(second)
-    inputs, targets, places, mask = windows.take([3])
+    inputs, targets = windows.take([3])
     assert inputs[0].tolist() == list(range(30, 40))
     assert targets[0].tolist() == list(range(31, 41))
-    assert places is None
-    assert mask is None
 
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 8), (2, 4), (4, 1), (2, 1)])
@@ -61,23 +59,14 @@ def test_validation_has_every_window_once_in_equally_many_passes(ranks: int) -> 
     assert sum(batch.terms for batch in few) == 20
 
 
-def test_documents_kept_apart_count_the_same_terms_on_every_rank() -> None:
-    tokens = np.tile(np.array([3, 4, 0], np.uint16), 40)
-    windows = Windows(tokens, 6, seed=1, end=0, separate=True)
-    parts = [next(batches_of_update(windows, 0, 4, Part(2, rank, 2))) for rank in range(2)]
-    valid = sum(int((part.targets != IGNORED).sum()) for part in parts)
-    assert {part.terms for part in parts} == {float(valid)}
-    assert valid == 4 * 4
-
-
 def test_token_files_are_written_mapped_and_checked(tmp_path: Path) -> None:
     documents = {"train": [[1, 2, 3], [4, 5]], "valid": [[6, 7]]}
-    write_tokens(tmp_path, documents, 10, 9, "example", text_bytes=lambda: 20)
+    write_tokens(tmp_path, documents, 10, "example", text_bytes=lambda: 14)
     corpus = read_tokens(tmp_path, 10)
     assert isinstance(corpus.train, np.memmap)
-    assert corpus.train.tolist() == [1, 2, 3, 9, 4, 5, 9]
-    assert corpus.valid.tolist() == [6, 7, 9]
-    assert (corpus.end, corpus.name, corpus.bytes_per_token) == (9, "example", 2.0)
+    assert corpus.train.tolist() == [1, 2, 3, 4, 5]
+    assert corpus.valid.tolist() == [6, 7]
+    assert (corpus.name, corpus.bytes_per_token) == ("example", 2.0)
     with pytest.raises(TaskUsageError, match="vocabulary of 10, but the model's has 8") as caught:
         read_tokens(tmp_path, 8)
     assert "vocabulary=10" in str(caught.value.hint)
@@ -89,7 +78,7 @@ def test_damaged_token_files_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text("[1]")
     with pytest.raises(EnvironmentUnfitError, match="dtype"):
         read_tokens(tmp_path, 10)
-    (tmp_path / "tokens.json").write_text(json.dumps({"dtype": "uint16", "vocabulary": 5, "end": None}))
+    (tmp_path / "tokens.json").write_text(json.dumps({"dtype": "uint16", "vocabulary": 5}))
     with pytest.raises(EnvironmentUnfitError, match=r"no .*train\.bin"):
         read_tokens(tmp_path, 10)
     (tmp_path / "train.bin").write_bytes(b"\1\0\7\0")
@@ -103,7 +92,7 @@ def test_damaged_token_files_say_what_is_wrong(tmp_path: Path) -> None:
 def test_the_text_of_python_has_documents_and_two_splits() -> None:
     corpus = python_text()
     assert len(corpus.train) > 6 * len(corpus.valid) > 100_000
-    assert corpus.train[-1] == corpus.end == 0
+    assert corpus.train[-1] == 0
     assert not corpus.synthetic
 
 
@@ -112,9 +101,6 @@ def test_synthetic_tokens_are_repeatable() -> None:
     assert np.array_equal(first.train, second.train)
     assert int(first.train.max()) > 65_536
     assert first.synthetic
-
-
-# --- token files ----------------------------------------------------------------------------------------------------
 
 
 # --- windows --------------------------------------------------------------------------------------------------------
