@@ -18,20 +18,21 @@ from torch import Tensor, nn
 from task_images import Lazy
 from task_images.contract import TaskUsageError
 from task_images.data import Batch, Data
-from task_images.loop import Plan, SampleBatches, Unit, Values, check_finite
 from task_images.methods.base import Bsp, Method, prepare_method
+from task_images.metrics import Mean, Metric, TopK, collect
 from task_images.parameters import CheckpointedSettings, ClassifierSettings
 from task_images.report import Reporter, make_accuracy_goal
 from task_images.schedules import Schedule
 from task_images.train import (
     Loss,
-    Mean,
-    Metric,
     PassLoss,
+    Plan,
     Precision,
-    TopK,
+    SampleBatches,
     Trainer,
-    collect,
+    Unit,
+    Values,
+    check_finite,
     count_parameters,
     make_precision,
 )

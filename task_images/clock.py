@@ -258,7 +258,7 @@ class Measurement:
 
 class Throughput:
     """The throughput protocol of all tasks: a warm-up, then blocks with the same number of updates. A preset
-    `throughput` of any task sets `blocks`; `loop` does the rest.
+    `throughput` of any task sets `blocks`; `train` does the rest.
 
     At each block boundary, ranks wait for their devices and for each other, so a block starts at the same time
     everywhere. The rate of a block is the work of all ranks divided by the *longest* time of any rank. The times of all

@@ -24,13 +24,13 @@ from task_images.classification import Samples
 from task_images.clock import Tracker
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError, emit
 from task_images.data import ArrayData, Batch, Data, generator, seed_all
-from task_images.loop import Batches, Plan, SampleBatches, Unit, Update
 from task_images.methods.base import Bsp, prepare_method
+from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
 from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
 from task_images.prepare import load_validation
 from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run
 from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
-from task_images.train import F1, Dice, Mean, Metric, PassLoss, Perplexity, Precision, TopK, Trainer, Work
+from task_images.train import Batches, PassLoss, Plan, Precision, SampleBatches, Trainer, Unit, Update, Work
 from task_images.translation.bleu import Bleu, corpus_bleu
 from task_images.world import World

@@ -191,7 +191,7 @@ class Reporter:
     """Events and log lines of this rank. `data` is the name of the data, `synthetic` whether they are generated."""
 
     def __init__(self, world: World, data: str, synthetic: bool = False) -> None:
-        self._world = world
+        self._world, self._is_first = world, world.is_first
         self._data = data
         self._synthetic = synthetic
         self._identity = DataIdentity()
@@ -215,7 +215,7 @@ class Reporter:
             seed=contract.seed,
             method=dict(contract.method),
             **machine_facts(),
-            **(code_facts(contract.method.get("name", "")) if self._world.is_first else {}),
+            **(code_facts(contract.method.get("name", "")) if self._is_first else {}),
             **facts,
         )
 
@@ -228,25 +228,25 @@ class Reporter:
     def phase(self, phase: str, **fields: Any) -> None:
         """Report the start or progress of a phase, with epoch, epochs, step, steps, goal as in the contract. Rank 0
         only."""
-        if self._world.is_first:
+        if self._is_first:
             emit("phase", 0, phase=phase, **fields)
 
     def step(self, step: int, steps: int, **fields: Any) -> None:
         """Report progress within an epoch, at most once a second."""
         now = time.monotonic()
-        if self._world.is_first and now - self._last_step >= STEP_INTERVAL:
+        if self._is_first and now - self._last_step >= STEP_INTERVAL:
             self._last_step = now
             emit("phase", 0, phase="training", step=step, steps=steps, **fields)
 
     def metric(self, name: str, value: float, **fields: Any) -> None:
         """Report a value that is equal on all ranks, with epoch, step, unit, seconds as in the contract. Rank 0
         only."""
-        if self._world.is_first:
+        if self._is_first:
             emit("metric", 0, name=name, value=value, **fields)
 
     def say(self, line: str) -> None:
         """Log a line for people, from rank 0."""
-        if self._world.is_first:
+        if self._is_first:
             print(line, flush=True)
 
     def result(
@@ -279,7 +279,7 @@ class Reporter:
         outcome = "completed" if goal is None else "goal_reached" if goal.reached else "goal_missed"
         if spent is not None:
             outcome = "budget_spent"
-        if self._world.is_first:
+        if self._is_first:
             emit(
                 "result",
                 0,

@@ -1,18 +1,21 @@
-"""The training loop of all torch tasks: `Trainer` computes updates, `loop` decides when and what follows.
+"""The training loop of all tasks. Start reading at `Loop.run`: epochs, validation, goal, budget, checkpoints, reports.
+`Trainer`, below it, computes updates with torch and a communication method.
 
-A task supplies batches (`loop.Batches`), a work (`Work`: what a pass computes) and a validator. `Precision` and the
-metrics, which all tasks share, are below the trainer.
+The data of a task come as updates of one or more passes, whose gradients are averaged exactly (`Batches`). A task
+supplies them, a work (`Work`: what a pass computes) and a validator.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -20,19 +23,595 @@ import torch
 from torch import Tensor, nn
 
 from task_images import Lazy
-from task_images.clock import Snapshot, Tracker
-from task_images.contract import TaskUsageError
+from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
+from task_images.contract import CATEGORIES, DivergedError, TaskUsageError
 from task_images.data import load_lasting_states, read_lasting_states, seed_device
-from task_images.loop import Loop, Update, Values, make_divergence_error
 from task_images.methods.base import LossScale, MakeOptimizer, Method
 from task_images.parameters import CUDNN, CudaSettings
+from task_images.parameters import Protocol as ThroughputProtocol
+from task_images.report import GoalWatch, Reporter
+from task_images.schedules import Schedule
 from task_images.world import World, average_buffers, sample_gpu
 
 if TYPE_CHECKING:
-    from task_images import checkpoint, peak, speed
+    from task_images import checkpoint, peak, restarts, speed
 else:
     checkpoint, peak = Lazy("task_images.checkpoint"), Lazy("task_images.peak")
-    speed = Lazy("task_images.speed")
+    restarts, speed = Lazy("task_images.restarts"), Lazy("task_images.speed")
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Update(Generic[P]):
+    """The work of one update on one rank.
+
+    passes        this rank's passes in order; an iterator may load each on demand
+    count         number of passes; may be 0 in the last update of an epoch
+    weight        weight of this rank's gradients (see Method.begin): the number of samples if the loss is a mean, 1
+                  if it is a sum
+    total         the sum of all ranks' weights, or the number of terms of all ranks if losses are sums
+    samples       samples of all ranks, for throughput and the result
+    first         number of this rank's first pass among those of all ranks. If given, dropout's generator is seeded for
+                  every pass, so that masks do not depend on the rank that computes it
+    rate_factor   factor on the schedule's learning rate (shorter sequences learn more slowly)
+    """
+
+    passes: Iterable[P]
+    count: int
+    weight: float
+    total: float
+    samples: int
+    first: int | None = None
+    rate_factor: float = 1.0
+
+
+class Batches(Protocol[P]):
+    """The updates of one rank. All ranks get the same number."""
+
+    def count(self, epoch: int) -> int:
+        """Number of updates in `epoch` (from 1)."""
+        ...
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[P]]:
+        """The updates of `epoch` except the first `begin`. Waiting for the next one counts as data_wait."""
+        ...
+
+
+class SizedBatch(Protocol):
+    """This rank's part of one step; all ranks have `total` samples in it."""
+
+    @property
+    def size(self) -> int:
+        """Number of samples of this rank in the step."""
+
+    @property
+    def total(self) -> int:
+        """Number of samples of all ranks."""
+
+
+B = TypeVar("B", bound=SizedBatch)
+T = TypeVar("T", bound=SizedBatch, covariant=True)
+
+
+class TrainingData(Protocol[T]):
+    """Training batches by epoch, the same number on all ranks."""
+
+    steps: int
+
+    def training(self, epoch: int) -> Iterable[T]:
+        """The batches of `epoch` (from 1)."""
+        ...
+
+
+class SampleBatches(Generic[B]):
+    """Batches as updates of one pass each."""
+
+    def __init__(self, data: TrainingData[B]) -> None:
+        self._data = data
+
+    def count(self, epoch: int) -> int:
+        """Number of updates in an epoch."""
+        return self._data.steps
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
+        """The updates of an epoch, starting with number `begin`."""
+        for number, batch in enumerate(self._data.training(epoch)):
+            if number >= begin:
+                yield Update([batch], 1, batch.size, batch.total, batch.total)
+
+
+class Passes(NamedTuple):
+    """`number` forward and backward passes per update and rank, each on `size` samples (or tokens)."""
+
+    number: int
+    size: int
+
+
+def plan_passes(global_batch: int, largest: int, ranks: int) -> Passes:
+    """Split `global_batch` evenly over `ranks` ranks and passes of at most `largest`.
+
+    Raises TaskUsageError if it cannot be split evenly.
+    """
+    number = max(1, -(-global_batch // (largest * ranks)))
+    size, rest = divmod(global_batch, ranks * number)
+    if rest or not size:
+        even = max(1, round(global_batch / (ranks * number))) * ranks * number
+        raise TaskUsageError(
+            f"a global batch of {global_batch} cannot be shared evenly by {ranks} ranks with {number} passes each",
+            f"Use another number of workers, or e.g. --set global_batch={even}.",
+        )
+    return Passes(number, size)
+
+
+# Maximum number of losses that stay on the device to be read together.
+MAX_HELD = 64
+
+
+class TrainingLoss:
+    """Losses of this rank's passes; their means are over all ranks.
+
+    A loss may be a scalar on a device. It stays there until a mean is requested, or until there are MAX_HELD; then
+    `read` returns all values in one transfer. All ranks must request means after the same updates.
+    """
+
+    def __init__(self, read: Callable[[list[Any]], list[float]]) -> None:
+        self._read = read
+        self._held: list[Any] = []
+        self._weights: list[float] = []
+        self._recent, self._whole = (0.0, 0.0), (0.0, 0.0)  # weighted sum and weight
+
+    def add(self, mean: Any, weight: float) -> None:
+        """Add this rank's mean loss over `weight` samples (or tokens)."""
+        self._held.append(mean)
+        self._weights.append(weight)
+        if len(self._held) == MAX_HELD:
+            self._fold()
+
+    def collect_recent(self, world: World, epoch: int, step: int) -> float:
+        """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
+        self._fold()
+        loss, self._recent = _average(world, self._recent), (0.0, 0.0)
+        if not math.isfinite(loss):
+            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
+        return loss
+
+    def collect_whole(self, world: World) -> float:
+        """The mean since the last call of this method, NaN if nothing was added; one collective."""
+        self._fold()
+        loss, self._whole = _average(world, self._whole), (0.0, 0.0)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's sums that are not yet part of a mean."""
+        self._fold()
+        return {"recent": list(self._recent), "whole": list(self._whole)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums of `state_dict`."""
+        self._recent, self._whole = (state["recent"][0], state["recent"][1]), (state["whole"][0], state["whole"][1])
+
+    def _fold(self) -> None:
+        if not self._held:
+            return
+        means, weights = self._read(self._held), self._weights
+        total, weight = sum(mean * each for mean, each in zip(means, weights, strict=True)), sum(weights)
+        self._recent = (self._recent[0] + total, self._recent[1] + weight)
+        self._whole = (self._whole[0] + total, self._whole[1] + weight)
+        self._held, self._weights = [], []
+
+
+def _average(world: World, own: tuple[float, float]) -> float:
+    total, weight = world.sum(own)
+    return total / weight if weight else math.nan
+
+
+def check_finite(values: Mapping[str, float], epoch: int) -> dict[str, float]:
+    """Check and return the `values` of a validation. Raises DivergedError if their loss is not finite: the last update
+    may have broken a model whose training loss was still finite."""
+    if not math.isfinite(values["loss"]):
+        raise make_divergence_error(f"the validation loss is {values['loss']} in epoch {epoch}")
+    return dict(values)
+
+
+def make_divergence_error(what: str) -> DivergedError:
+    """The error for a non-finite figure named `what`."""
+    return DivergedError(f"{what}: the training has diverged", "A lower learning rate may help.")
+
+
+Values = dict[str, float]
+NO_PROTOCOL = ThroughputProtocol(blocks=0)
+
+# Prefix of metrics of the training samples. Metrics of the validation set have no prefix in a goal.
+TRAINING = "train_"
+# Updates between two reports of the global training loss, as in the original.
+LOSS_EVERY = 25
+
+
+class Stateful(Protocol):
+    """State of a task that is saved in checkpoints."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state to save."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the saved state."""
+
+
+Validator = Callable[[int], Values]
+
+
+@dataclass
+class Position:
+    """The position in training: epoch (from 1), updates in it and in total, and how many of them fp16 skipped."""
+
+    epoch: int = 1
+    in_epoch: int = 0
+    total: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and what to do on the way; shared by all tasks.
+
+    epochs            maximum number of epochs
+    budget            seconds of training on rank 0's wall clock; the goal does not end it, because the result is the
+                      accuracy reached by then. 0: train to the goal
+    validate_every    updates between validations within an epoch; 0: only at its end, where there is always one
+    loss_every        updates between two reports of the training loss
+    checkpoint_every  updates between two checkpoints; 0: none within an epoch
+    checkpoint        whether to write a checkpoint at the end of each epoch
+    checkpoint_dir    folder for checkpoints, which all stay; empty: the output, in which the last one stays
+    resume            a checkpoint to resume from; empty: none
+    protocol          blocks of updates to time instead, without validation and goal (clock)
+    """
+
+    epochs: int
+    budget: float = 0.0
+    validate_every: int = 0
+    loss_every: int = LOSS_EVERY
+    checkpoint_every: int = 0
+    checkpoint: bool = False
+    checkpoint_dir: str = ""
+    resume: str = ""
+    protocol: ThroughputProtocol = NO_PROTOCOL
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of throughput, and the number of units per sample."""
+
+    name: str = "samples"
+    per_sample: float = 1.0
+
+
+@dataclass
+class Loop(Generic[P]):
+    """One rank's training.
+
+    validate      epoch -> loss and metrics over the whole validation set, equal on all ranks, including the goal's
+                  metric. None: no validation
+    goal          on a metric of the validation set, or, with the prefix TRAINING, of the training samples. None: train
+                  all epochs
+    details       further entries of the result; `closing` adds to them at the end
+    states        the task's state for checkpoints, by name
+    identity      settings that must match between a checkpoint and the run that resumes from it
+    after_update, after_validation   called at these points
+    """
+
+    world: World
+    report: Reporter
+    batches: Batches[P]
+    schedule: Schedule
+    plan: Plan
+    name: str = ""
+    validate: Validator | None = None
+    goal: GoalWatch | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    closing: Callable[[], Mapping[str, Any]] = dict
+    states: Mapping[str, Stateful] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    after_update: Callable[[], None] | None = None
+    after_validation: Callable[[int, Values], None] | None = None
+    unit: Unit = field(default_factory=Unit)
+
+    def run(self) -> None:
+        """Train until the goal, the last epoch or the end of the budget, and report the result.
+
+        Raises DivergedError if a loss or a gradient is not finite, or if the ranks' models differ.
+        """
+        self.world.await_loading()
+        self.tracker, self.position = self._make_tracker(), Position()
+        self.curve: list[Values] = []
+        self.losses = TrainingLoss(self._read_losses)
+        self._is_done, self._spent = False, False
+        self._attach()
+        contract = self.world.contract
+        self._restarts = None if contract.checkpoint_dir is None else restarts.Restarts(contract)
+        earlier = self._restore()
+        self.world.barrier()
+        if self._restarts is not None:
+            earlier = _count_lost_time(earlier, self._restarts.begin_training())
+        self.tracker.restart(earlier)
+        self._begin, self._budget_look = self.tracker.snapshot(), ClockLook()
+        measured = self._measure() if self.plan.protocol.is_on else None
+        while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
+            self._train(self.position.epoch)
+        end = self.tracker.snapshot()
+        self.report.phase("finished")
+        with self._consensus():
+            closing = self.closing()
+        facts: dict[str, object] = {
+            "curve": self.curve,
+            "throughput": self._throughput(),
+            "updates_skipped": self.position.skipped,
+            "peak_memory_bytes": self.world.peak_memory(),
+        }
+        if measured is not None:
+            facts |= {"throughput_protocol": asdict(measured), "train_loss": self._measured_loss}
+        if self._spent:
+            # The figure is from the last validation, which began when training had ended.
+            facts["measured_at_seconds"] = self.curve[-1]["seconds"]
+        details = {**self.details, **facts, **self._facts(self._updates_per_second(measured)), **closing}
+        goal = None if measured else self.goal
+        self._finish_writing()
+        self.report.result(self.tracker, goal, details, self.plan.budget if self._spent else None, end)
+        self._close()
+
+    def _train(self, epoch: int) -> None:
+        """Train one epoch, or the rest of it."""
+        tracker, position, plan = self.tracker, self.position, self.plan
+        tracker.epoch = epoch
+        steps = self.batches.count(epoch)
+        self._begin_training(epoch)
+        for update in tracker.waiting(self.batches.updates(epoch, position.in_epoch)):
+            step = self._step(update, steps)
+            self.report.step(step, steps, epoch=epoch, epochs=plan.epochs)
+            is_over = self._is_over()
+            if step == steps or is_over or self._is_validation_due(step, steps):
+                self._validate_and_report(epoch, is_last=step == steps)
+                if not self._is_done and step < steps:
+                    self._begin_training(epoch)
+            self._write_checkpoints(is_end=step == steps or self._is_done)
+            if self._is_done:
+                return
+
+    def _step(self, update: Update[P], steps: int | None = None) -> int:
+        """Make one update; returns its number in this epoch, from 1. Losses are reported if the epoch's `steps` are
+        given."""
+        tracker, position = self.tracker, self.position
+        tracker.begin_step()
+        rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
+        applied = self._update(update, rate)
+        if self.after_update is not None:
+            tracker.enter("optimizer")
+            self.after_update()
+        position.in_epoch, position.total = position.in_epoch + 1, position.total + 1
+        position.skipped += not applied
+        step = position.in_epoch
+        if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
+            tracker.enter("metrics")
+            loss = self.losses.collect_recent(self.world, tracker.epoch, step)
+            tracker.enter("other")
+            self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
+            self.report.metric("learning_rate", rate, epoch=tracker.epoch, step=position.total)
+        tracker.end_step(update.samples)
+        return step
+
+    def _measure(self) -> Measurement:
+        """Time blocks of updates by the protocol: a warm-up, then as many epochs as the blocks need."""
+        tracker, position, protocol = self.tracker, self.position, self.plan.protocol
+
+        def restart() -> None:
+            tracker.restart()
+            tracker.epoch, self._begin = position.epoch, tracker.snapshot()
+
+        meter = Throughput(self.world, protocol, unit=self.unit.name, on_start=restart)
+        self._set_mode(training=True)
+        self.report.phase("training")  # the number of epochs is unknown, so steps are counted in total
+        while not meter.is_over:
+            tracker.epoch = position.epoch
+            for update in tracker.waiting(self.batches.updates(position.epoch, position.in_epoch)):
+                self._step(update)
+                self.report.step(position.total, protocol.total)
+                if meter.after_update(update.samples * self.unit.per_sample):
+                    break
+            else:
+                position.epoch, position.in_epoch = position.epoch + 1, 0
+        measured = meter.measurement()
+        self._measured_loss = self.losses.collect_whole(self.world)
+        if not isfinite(self._measured_loss):
+            raise make_divergence_error(f"the training loss is {self._measured_loss}")
+        self.report.say(str(measured))
+        self.report.metric(f"{self.unit.name}_per_second", measured.summary.mean, unit=f"{self.unit.name}/s")
+        return measured
+
+    def _begin_training(self, epoch: int) -> None:
+        self._set_mode(training=True)
+        self.report.phase("training", epoch=epoch, epochs=self.plan.epochs)
+
+    def _is_validation_due(self, step: int, steps: int) -> bool:
+        """Every `validate_every` updates, but not shortly before the end of the epoch, where there is one anyway."""
+        every = self.plan.validate_every
+        return bool(every) and step % every == 0 and steps - step >= every / 2
+
+    def _validate_and_report(self, epoch: int, is_last: bool) -> None:
+        """Validate, record the figures, and decide whether training ends here."""
+        tracker, position = self.tracker, self.position
+        training_loss = self.losses.collect_whole(self.world)
+        trained = {TRAINING + name: value for name, value in self._collect_training_values().items()}
+        rate = self._samples_per_second()
+        values: Values = {}
+        with self._consensus():
+            extra = self._check_replicas()
+            if self.validate is not None:
+                self.report.phase("validation", epoch=epoch, epochs=self.plan.epochs)
+                tracker.enter("validation")
+                self._set_mode(training=False)
+                values = self.validate(epoch)
+                tracker.enter("other")
+        seconds = self._wall()
+        self._report_values(epoch, training_loss, rate, trained, values, seconds)
+        point = {"epoch": epoch, "update": position.total, "seconds": seconds, "train_loss": training_loss}
+        self.curve.append({**point, "samples_per_second": rate, **trained, **values, **extra})
+        if self.after_validation is not None:
+            self.after_validation(epoch, values)
+        if is_last:
+            self.schedule.after_epoch(values.get("loss", training_loss))
+            position.epoch, position.in_epoch = epoch + 1, 0
+        reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
+        self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
+        self._is_done = self._spent or (reached and not self.plan.budget)
+        self._begin = tracker.snapshot()
+
+    def _is_over(self) -> bool:
+        """Whether the time budget is used up, by rank 0's clock."""
+        budget = self.plan.budget
+        return bool(budget) and self._budget_look.is_past(
+            self.position.total, lambda: budget - float(self.world.agree(self._wall()))
+        )
+
+    # --- reporting --------------------------------------------------------------------------------------------------
+
+    def _wall(self) -> float:
+        return self.tracker.snapshot().wall
+
+    def _samples_per_second(self) -> float:
+        """Throughput of all ranks since the last validation, by this rank's clock: steps and waiting for data."""
+        now, begin = self.tracker.snapshot(), self._begin
+        waited = now.seconds["data_wait"] - begin.seconds["data_wait"]
+        seconds = now.training - begin.training + waited
+        return (now.samples - begin.samples) / seconds if seconds > 0 else 0.0
+
+    def _throughput(self) -> Values:
+        """Throughput over all intervals except the first, which includes one-time work, unless there is no other."""
+        rates = [point["samples_per_second"] for point in self.curve[1:] or self.curve]
+        if not rates:
+            return {}
+        whole = self.tracker.snapshot()
+        waited = whole.seconds["data_wait"]
+        spent = waited + whole.training
+        return {
+            "samples_per_second": statistics.median(rates),
+            "least": min(rates),
+            "most": max(rates),
+            "data_wait_share": waited / spent if spent else 0.0,
+        }
+
+    def _updates_per_second(self, measured: Measurement | None) -> float | None:
+        """From the protocol's blocks, else from the whole training without validation; None if nothing was trained."""
+        if measured is not None:
+            return measured.summary.mean / measured.per_update
+        rate, now = self._throughput().get("samples_per_second"), self.tracker.snapshot()
+        return rate * now.updates / now.samples if rate and now.samples else None
+
+    def _report_values(
+        self, epoch: int, loss: float, rate: float, trained: Values, values: Values, seconds: float
+    ) -> None:
+        for name, value in {**trained, **{f"val_global_{name}": value for name, value in values.items()}}.items():
+            self.report.metric(name, value, epoch=epoch, step=self.position.total, seconds=seconds)
+        self.report.metric("samples_per_second", rate, epoch=epoch, step=self.position.total, seconds=seconds)
+        names = {"loss": "validation loss"}
+        shown = "".join(f"  {names.get(name, name)} {value:.4g}" for name, value in values.items())
+        self.report.say(
+            f"epoch {epoch}/{self.plan.epochs} update {self.position.total}  loss {loss:.4f}{shown}"
+            f"  {rate:.0f} samples/s  {seconds:.1f} s"
+        )
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _main_state(self) -> dict[str, Any]:
+        """This part of what all ranks share in a checkpoint. Collective."""
+        return {
+            "identity": {"task": self.name, **self.identity},
+            "schedule": {name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)},
+            "position": asdict(self.position),
+            "clock": asdict(self.tracker.snapshot()),
+            "goal": self.goal.state_dict() if self.goal else None,
+            "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
+            "curve": self.curve,
+        }
+
+    def _load_main_state(self, state: Mapping[str, Any]) -> Snapshot:
+        """Resume from a `_main_state`; returns the clock of the run that wrote it."""
+        for name, value in state["schedule"].items():
+            setattr(self.schedule, name, value)
+        self.position = Position(**state["position"])
+        if self.goal and state["goal"]:
+            self.goal.load_state_dict(state["goal"])
+        for name, item in self.states.items():
+            item.load_state_dict(state["states"][name])
+        done = self.position.epoch - 1
+        self.details["resumed"] = {"epoch": done, "updates": self.position.total}
+        self.report.say(f"resuming after epoch {done}, update {self.position.total}")
+        return Snapshot(**state["clock"])
+
+    # --- to be implemented for a framework --------------------------------------------------------------------------
+
+    def _make_tracker(self) -> Tracker:
+        return Tracker()
+
+    def _attach(self) -> None:
+        """Give all ranks the same model. Collective."""
+        raise NotImplementedError
+
+    def _update(self, update: Update[P], rate: float) -> bool:
+        """Make one update at learning rate `rate`, and add its losses to `losses`; False if it was skipped because of
+        an fp16 overflow."""
+        raise NotImplementedError
+
+    def _set_mode(self, training: bool) -> None:
+        """Switch the model between training and evaluation."""
+
+    def _read_losses(self, losses: list[Any]) -> list[float]:
+        """The values of losses that may be on a device, in one transfer."""
+        raise NotImplementedError
+
+    def _collect_training_values(self) -> Values:
+        """Metrics of the training passes since the last call, over all ranks, by name without prefix. Collective."""
+        return {}
+
+    def _consensus(self) -> AbstractContextManager[object]:
+        """A context in which all ranks have the same model."""
+        return nullcontext()
+
+    def _check_replicas(self) -> Values:
+        """Raises DivergedError if models that must be equal differ; returns figures for the curve. Collective."""
+        raise NotImplementedError
+
+    def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
+        """Entries of the result about computation and communication, with their speed if anything was trained."""
+        return {}
+
+    def _restore(self) -> Snapshot | None:
+        """Resume from a checkpoint, if there is one; returns its clock. Collective."""
+        return None
+
+    def _write_checkpoints(self, is_end: bool) -> None:
+        """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
+
+    def _finish_writing(self) -> None:
+        """Wait for what is still being written. A run whose checkpoints could not be written has no result."""
+
+    def _close(self) -> None:
+        """Called after the result."""
+
+
+def _count_lost_time(earlier: Snapshot | None, seconds: float) -> Snapshot | None:
+    """The clock of a checkpoint, advanced to `seconds` after the first update of the whole run: time lost since then
+    counts for the run, but not as training."""
+    if earlier is None:
+        if not seconds:
+            return None
+        earlier = Snapshot(dict.fromkeys(CATEGORIES, 0.0), 0.0, 0.0, 0, 0, 0)
+    lost = max(0.0, seconds - earlier.wall)
+    return replace(
+        earlier, wall=earlier.wall + lost, seconds={**earlier.seconds, "other": earlier.seconds["other"] + lost}
+    )
+
+
+# --- in torch ---------------------------------------------------------------------------------------------------------
 
 
 def count_parameters(parameters: Iterable[Tensor]) -> int:
@@ -53,7 +632,6 @@ def split_decay(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
     ]
 
 
-P = TypeVar("P")
 W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -411,149 +989,3 @@ class Precision:
 def make_precision(precision: str, device: torch.device) -> Precision:
     """The precision on a device, with a fresh loss scale for float16."""
     return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))
-
-
-# --- metrics of a whole data set: each rank keeps sums, which are added over ranks once and then divided; a mean of
-#     batch or rank means would depend on how the data are split
-
-
-class Metric:
-    """A metric computed from sums in float64. Tensors are summed on their device, asynchronously; numbers on the host.
-
-    Subclasses add to the sums and compute the value from them.
-    """
-
-    def __init__(self, name: str, sums: int) -> None:
-        self.name = name
-        self._numbers = [0.0] * sums
-        self._tensors: dict[int, Tensor] = {}
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add one batch: outputs [n, ...] of the model and targets [n]."""
-        raise NotImplementedError
-
-    def value(self, sums: Sequence[float]) -> float:
-        """The value of the metric for sums over all batches and ranks."""
-        raise NotImplementedError
-
-    def add(self, *values: Tensor | float) -> None:
-        """Add one value to each sum, in order. Tensors stay on their device."""
-        for index, value in enumerate(values):
-            if not isinstance(value, Tensor):
-                self._numbers[index] += value
-            elif index in self._tensors:
-                self._tensors[index] = self._tensors[index] + value.detach()
-            else:
-                self._tensors[index] = value.detach().to(torch.float64)
-
-    def take(self) -> list[float]:
-        """Return this rank's sums, and reset them to zero."""
-        sums, tensors = self._numbers, self._tensors
-        self._numbers, self._tensors = [0.0] * len(sums), {}
-        if tensors:
-            # One transfer for all of them.
-            for index, value in zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True):
-                sums[index] += value
-        return sums
-
-
-class Mean(Metric):
-    """Weighted mean of numbers, e.g. of a loss per sample. NaN if nothing was added."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, 2)
-
-    def add_mean(self, mean: Tensor | float, weight: float) -> None:
-        """Add `weight` samples (or tokens) whose mean is `mean`."""
-        mean = mean.detach().to(torch.float64) if isinstance(mean, Tensor) else mean
-        self.add(mean * weight, weight)
-
-    def value(self, sums: Sequence[float]) -> float:
-        """The mean of sums = (weighted total, weight)."""
-        return sums[0] / sums[1] if sums[1] else math.nan
-
-
-class Perplexity(Mean):
-    """exp of the global mean of a loss per token; infinite if that overflows."""
-
-    def __init__(self, name: str = "Perplexity") -> None:
-        super().__init__(name)
-
-    def value(self, sums: Sequence[float]) -> float:
-        """exp of the mean of sums = (total loss, tokens)."""
-        mean = super().value(sums)
-        return math.exp(mean) if mean < 700 else mean * math.inf
-
-
-class TopK(Metric):
-    """Prec@k in percent: how often the target is among the k largest outputs [n, classes].
-
-    Outputs [n] or [n, 1] are the probability p of class 1 and are treated as [1-p, p].
-    """
-
-    def __init__(self, k: int = 1) -> None:
-        super().__init__(f"Prec@{k}", 2)
-        self.k = k
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Count the hits of outputs [n, classes] (or [n]) against targets [n].
-
-        Raises ValueError for fewer than k classes.
-        """
-        if outputs.dim() == 1 or outputs.shape[1] == 1:
-            positive = outputs.reshape(-1)
-            outputs = torch.stack([1 - positive, positive], dim=1)
-        if self.k > outputs.shape[1]:
-            raise ValueError(f"Prec@{self.k} of {outputs.shape[1]} classes")
-        best = outputs.topk(self.k, dim=1).indices
-        self.add((best == targets.long().reshape(-1, 1)).sum(), float(len(targets)))
-
-    def value(self, sums: Sequence[float]) -> float:
-        """Percent of sums = (hits, samples)."""
-        return 100.0 * sums[0] / sums[1] if sums[1] else math.nan
-
-
-class F1(Metric):
-    """F1 score of class 1 from global counts; outputs [n] are probabilities, and 1 is predicted from `threshold` up."""
-
-    def __init__(self, threshold: float = 0.5) -> None:
-        super().__init__("F1-Score", 3)
-        self.threshold = threshold
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Count hits, predictions and positives of probabilities [n] against targets [n] of 0 and 1."""
-        predicted, actual = outputs.reshape(-1) >= self.threshold, targets.reshape(-1) == 1
-        self.add((predicted & actual).sum(), predicted.sum(), actual.sum())
-
-    def value(self, sums: Sequence[float]) -> float:
-        """F1 of sums = (hits, predicted, actual), from 0 to 1."""
-        hits, predicted, actual = sums
-        precision, recall = hits / (predicted + 1e-9), hits / (actual + 1e-9)
-        return 2 * precision * recall / (precision + recall + 1e-9)
-
-
-class Dice(Metric):
-    """Soft Dice coefficient (2 sum p y + e) / (sum p + sum y + e), e = 1e-4, from global sums; outputs [n] are p."""
-
-    def __init__(self) -> None:
-        super().__init__("Dice Coefficient", 2)
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add overlap and total of probabilities [n] and targets [n] of 0 and 1."""
-        p, y = outputs.reshape(-1).double(), targets.reshape(-1).double()
-        self.add((p * y).sum(), p.sum() + y.sum())
-
-    def value(self, sums: Sequence[float]) -> float:
-        """The coefficient of sums = (overlap, total), from 0 to 1."""
-        return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
-
-
-def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
-    """name -> value over all ranks; resets the metrics. One collective, so every rank must call it."""
-    own = [metric.take() for metric in metrics]
-    total = world.sum([number for sums in own for number in sums])
-    values, start = {}, 0
-    for metric, sums in zip(metrics, own, strict=True):
-        values[metric.name] = metric.value(total[start : start + len(sums)])
-        start += len(sums)
-    return values

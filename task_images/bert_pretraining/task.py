@@ -23,7 +23,7 @@ from task_images.bert_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
 from task_images.contract import Contract
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.tokens import Corpus, Part
-from task_images.loop import Unit
+from task_images.train import Unit
 
 
 def main(contract: Contract) -> None:

@@ -11,8 +11,8 @@ from task_images.classification import Samples
 from task_images.contract import Contract
 from task_images.data import ArrayData, seed_all
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
-from task_images.loop import Plan, SampleBatches, Unit
 from task_images.methods.base import Bsp, Method, prepare_method
+from task_images.metrics import F1, Dice, TopK
 from task_images.parameters import (
     AccuracyOnSettings,
     AccuracySettings,
@@ -26,7 +26,7 @@ from task_images.parameters import (
 )
 from task_images.report import made_up, make_accuracy_goal, training_session
 from task_images.schedules import PerUpdate, Schedule, follow_plateaus
-from task_images.train import F1, Dice, TopK, Trainer
+from task_images.train import Plan, SampleBatches, Trainer, Unit
 
 
 @dataclass(frozen=True)

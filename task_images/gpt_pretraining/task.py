@@ -24,7 +24,7 @@ from task_images.language.tokens import (
     synthetic_tokens,
     validation_batches,
 )
-from task_images.loop import Unit
+from task_images.train import Unit
 
 
 def main(contract: Contract) -> None:

@@ -26,14 +26,25 @@ from task_images.language.attention import choose_attention
 from task_images.language.layout import Layout, LayoutError, PretrainingPlan
 from task_images.language.parallel import ShardedUpdate, SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
-from task_images.loop import Plan, Unit, Update, Values, check_finite
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
+from task_images.metrics import Mean, collect
 from task_images.parameters import read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
 from task_images.speed import Graphs, choose_compile
-from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters, split_decay
+from task_images.train import (
+    PassLoss,
+    Plan,
+    Precision,
+    Trainer,
+    Unit,
+    Update,
+    Values,
+    check_finite,
+    count_parameters,
+    split_decay,
+)
 from task_images.world import World
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
@@ -87,7 +98,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class Pretraining(ABC, Generic[S, P, B]):
-    """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`loop.Batches`,
+    """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`train.Batches`,
     `train.Work` and the validator). Subclasses say what is special.
 
     name           name of the task; what: description of the model in the log

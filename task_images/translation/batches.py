@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.data import Indices, numpy_generator, shard
-from task_images.loop import Passes
+from task_images.train import Passes
 from task_images.translation.pairs import Pairs
 
 

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
-from task_images.loop import Plan, Unit, Update, Values
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
+from task_images.metrics import Mean, collect
 from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
-from task_images.train import Mean, PassLoss, Precision, Trainer, collect, count_parameters
+from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, Values, count_parameters
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Search, beam_search
@@ -117,7 +117,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Translation:
-    """A translation training of one rank, as the training loop sees it (`loop.Batches`, `train.Work` and the
+    """A translation training of one rank, as the training loop sees it (`train.Batches`, `train.Work` and the
     validator): cross-entropy with label smoothing, summed over words; validation translates the test set.
 
     learning_rate   learning rate of the n-th update that was not skipped, from 0

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from task_images.contract import Contract, need
-from task_images.loop import plan_passes
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
+from task_images.train import plan_passes
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import TokenBatches
 from task_images.translation.beam import Search

@@ -7,10 +7,10 @@ from torch import nn
 from task_images.clock import Snapshot, gather_timings
 from task_images.contract import CATEGORIES, Contract, DivergedError
 from task_images.epsilon_logistic_regression.task import MeanOfWeights
-from task_images.loop import TrainingLoss
 from task_images.methods.base import Bsp, LossScale
 from task_images.methods.half import Fp16
 from task_images.run import run
+from task_images.train import TrainingLoss
 from task_images.world import World, average_buffers, broadcast_state, check_identical, open_world
 
 UPDATES = 4

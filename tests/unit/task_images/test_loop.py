@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from task_images.contract import Contract, DivergedError, parse_event
-from task_images.loop import Loop, Plan, SampleBatches, Unit, Update
 from task_images.parameters import Protocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
+from task_images.train import Loop, Plan, SampleBatches, Unit, Update
 from task_images.world import World
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task_images.contract import Contract
-from task_images.train import F1, Dice, Mean, Metric, Perplexity, TopK, collect
+from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK, collect
 from task_images.world import World
 
 

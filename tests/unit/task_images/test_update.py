@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from task_images.checkpoint import Checkpoints, State, read_main, read_own
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError
-from task_images.loop import Plan, Update
 from task_images.methods.base import Bsp, LossScale
 from task_images.report import Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import PassLoss, Precision, Trainer
+from task_images.train import PassLoss, Plan, Precision, Trainer, Update
 from task_images.world import World, open_world
 from tests.unit.task_images.threads import ThreadWorld, run_ranks
 

@@ -1,0 +1,152 @@
+"""Metrics of a whole data set: each rank keeps sums, which are added over ranks once and then divided. A mean of batch
+or rank means would depend on how the data are split."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from task_images.world import World
+
+
+class Metric:
+    """A metric computed from sums in float64. Tensors are summed on their device, asynchronously; numbers on the host.
+
+    Subclasses add to the sums and compute the value from them.
+    """
+
+    def __init__(self, name: str, sums: int) -> None:
+        self.name = name
+        self._numbers = [0.0] * sums
+        self._tensors: dict[int, Tensor] = {}
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add one batch: outputs [n, ...] of the model and targets [n]."""
+        raise NotImplementedError
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The value of the metric for sums over all batches and ranks."""
+        raise NotImplementedError
+
+    def add(self, *values: Tensor | float) -> None:
+        """Add one value to each sum, in order. Tensors stay on their device."""
+        for index, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                self._numbers[index] += value
+            elif index in self._tensors:
+                self._tensors[index] = self._tensors[index] + value.detach()
+            else:
+                self._tensors[index] = value.detach().to(torch.float64)
+
+    def take(self) -> list[float]:
+        """Return this rank's sums, and reset them to zero."""
+        sums, tensors = self._numbers, self._tensors
+        self._numbers, self._tensors = [0.0] * len(sums), {}
+        if tensors:
+            # One transfer for all of them.
+            for index, value in zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True):
+                sums[index] += value
+        return sums
+
+
+class Mean(Metric):
+    """Weighted mean of numbers, e.g. of a loss per sample. NaN if nothing was added."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 2)
+
+    def add_mean(self, mean: Tensor | float, weight: float) -> None:
+        """Add `weight` samples (or tokens) whose mean is `mean`."""
+        mean = mean.detach().to(torch.float64) if isinstance(mean, Tensor) else mean
+        self.add(mean * weight, weight)
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The mean of sums = (weighted total, weight)."""
+        return sums[0] / sums[1] if sums[1] else math.nan
+
+
+class Perplexity(Mean):
+    """exp of the global mean of a loss per token; infinite if that overflows."""
+
+    def __init__(self, name: str = "Perplexity") -> None:
+        super().__init__(name)
+
+    def value(self, sums: Sequence[float]) -> float:
+        """exp of the mean of sums = (total loss, tokens)."""
+        mean = super().value(sums)
+        return math.exp(mean) if mean < 700 else mean * math.inf
+
+
+class TopK(Metric):
+    """Prec@k in percent: how often the target is among the k largest outputs [n, classes].
+
+    Outputs [n] or [n, 1] are the probability p of class 1 and are treated as [1-p, p].
+    """
+
+    def __init__(self, k: int = 1) -> None:
+        super().__init__(f"Prec@{k}", 2)
+        self.k = k
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count the hits of outputs [n, classes] (or [n]) against targets [n].
+
+        Raises ValueError for fewer than k classes.
+        """
+        if outputs.dim() == 1 or outputs.shape[1] == 1:
+            positive = outputs.reshape(-1)
+            outputs = torch.stack([1 - positive, positive], dim=1)
+        if self.k > outputs.shape[1]:
+            raise ValueError(f"Prec@{self.k} of {outputs.shape[1]} classes")
+        best = outputs.topk(self.k, dim=1).indices
+        self.add((best == targets.long().reshape(-1, 1)).sum(), float(len(targets)))
+
+    def value(self, sums: Sequence[float]) -> float:
+        """Percent of sums = (hits, samples)."""
+        return 100.0 * sums[0] / sums[1] if sums[1] else math.nan
+
+
+class F1(Metric):
+    """F1 score of class 1 from global counts; outputs [n] are probabilities, and 1 is predicted from `threshold` up."""
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        super().__init__("F1-Score", 3)
+        self.threshold = threshold
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count hits, predictions and positives of probabilities [n] against targets [n] of 0 and 1."""
+        predicted, actual = outputs.reshape(-1) >= self.threshold, targets.reshape(-1) == 1
+        self.add((predicted & actual).sum(), predicted.sum(), actual.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        """F1 of sums = (hits, predicted, actual), from 0 to 1."""
+        hits, predicted, actual = sums
+        precision, recall = hits / (predicted + 1e-9), hits / (actual + 1e-9)
+        return 2 * precision * recall / (precision + recall + 1e-9)
+
+
+class Dice(Metric):
+    """Soft Dice coefficient (2 sum p y + e) / (sum p + sum y + e), e = 1e-4, from global sums; outputs [n] are p."""
+
+    def __init__(self) -> None:
+        super().__init__("Dice Coefficient", 2)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add overlap and total of probabilities [n] and targets [n] of 0 and 1."""
+        p, y = outputs.reshape(-1).double(), targets.reshape(-1).double()
+        self.add((p * y).sum(), p.sum() + y.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The coefficient of sums = (overlap, total), from 0 to 1."""
+        return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
+
+
+def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
+    """name -> value over all ranks; resets the metrics. One collective, so every rank must call it."""
+    own = [metric.take() for metric in metrics]
+    total = world.sum([number for sums in own for number in sums])
+    values, start = {}, 0
+    for metric, sums in zip(metrics, own, strict=True):
+        values[metric.name] = metric.value(total[start : start + len(sums)])
+        start += len(sums)
+    return values
