@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.agent import link
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import make_plan
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 from tests.fakes.cutting_proxy import CuttingProxy
 

@@ -12,8 +12,8 @@ import mlbench_cli
 from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.agent.messages import MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare, share_nodes
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
 from task_images.facts import read_task_code
 

@@ -169,6 +169,20 @@ class ClusterDetails:
         return f" and cost up to {sum(known):.2f} {self.plan.get('currency', 'USD')}/h"
 
 
+@dataclass(frozen=True)
+class MachineDetails(ClusterDetails):
+    """Fields that Slurm clusters and lists of hosts share. `folder` is absolute on the machines; `env` are variables of
+    all ranks."""
+
+    folder: str = fact(str, default="")
+    python: str = fact(str, default="python3")
+    ssh_config: str | None = fact(str)
+    interface: str | None = fact(str)
+    env: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)
+    # Of `agent.serve.PACKAGES`, what all machines have; None: not known.
+    packages: list[str] | None = field(default=None, metadata={"types": (list,)})
+
+
 # Prefixes of plan lines whose cost ends with the workers.
 _WORKER_PARTS = ("worker ", "GPU ")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task

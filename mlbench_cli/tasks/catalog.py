@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.goals import COMPARISONS, Goal, GoalRule
+from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.tasks.datafiles import DataFiles, parse_data_files
 from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
 from mlbench_cli.util.sizes import parse_sizes
@@ -284,6 +285,8 @@ def _parse_source(source: TaskSource) -> list[Task]:
 @cache
 def _load_one(name: str) -> Task | None:
     """One task of this catalog; None if it is missing or damaged."""
+    if name == CUSTOM:  # a command of the user: looking for it would read the metadata of all installed packages
+        return None
     try:
         entry = next((entry for entry in read_entries(OWN) if entry.get("name") == name), None)
         if entry is not None:

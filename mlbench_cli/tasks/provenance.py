@@ -10,7 +10,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +127,20 @@ def collect_provenance(
     folder        working directory of a user's command; None: the current one
     """
     local = spec.engine == "local"
-    return Provenance(
+    git = _start_git(folder or Path()) if local and not spec.runs_task_program else None  # works while we collect
+    known = Provenance(
         mlbench=__version__,
         python=platform.python_version(),
         command_line=() if spec.anonymous else mask_words(command_line),
         code=_task_code(spec.task, spec.method.get("name", "")) if spec.runs_task_program else None,
         command=command,
         experiment=experiment,
-        source=find_commit(folder or Path()) if local and not spec.runs_task_program else None,
         packages=environment.list_packages(isolation.protected_path()) if local else None,
         machine=_machine() if local else None,
         session=_session() if local else None,
         loader=_list_loader_variables(spec) if local else None,
     )
+    return known if git is None else replace(known, source=_read_commit(git))
 
 
 def _list_loader_variables(spec: RunSpec) -> dict[str, str]:
@@ -153,22 +154,40 @@ def _list_loader_variables(spec: RunSpec) -> dict[str, str]:
 
 def find_commit(folder: Path, seconds: float = GIT_SECONDS) -> SourceCommit | None:
     """The commit of `folder`; None without git, repository or commit, or after `seconds`."""
+    git = _start_git(folder)
+    return None if git is None else _read_commit(git, seconds)
+
+
+def _start_git(folder: Path) -> subprocess.Popen[bytes] | None:
+    """git, which looks for changes below `folder`; None if it is not installed."""
     # Git hooks set GIT_DIR, which is ignored here. fsmonitor would start a program named by the repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     words = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder)]
     words += ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=none"]
     try:
-        done = subprocess.run(
+        return subprocess.Popen(
             words,
             env={**variables, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
+
+
+def _read_commit(git: subprocess.Popen[bytes], seconds: float = GIT_SECONDS) -> SourceCommit | None:
+    with git:
+        try:
+            said, _ = git.communicate(timeout=seconds)
+        except BaseException as error:
+            git.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None
+            raise
+    if git.returncode:
+        return None
+    lines = said.decode("utf-8", "replace").splitlines()
     commit = next((line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid ")), "")
     if not _is_hex(commit):
         return None

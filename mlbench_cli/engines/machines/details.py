@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from mlbench_cli.agent.channel import Target
-from mlbench_cli.model.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.cluster_details import MachineDetails, fact
 
 
 class PartitionRecord(TypedDict):
@@ -25,20 +25,6 @@ class HostRecord(TypedDict):
     slots: int
     address: str
     interface: str | None
-
-
-@dataclass(frozen=True)
-class MachineDetails(ClusterDetails):
-    """Fields that Slurm clusters and lists of hosts share. `folder` is absolute on the machines; `env` are variables of
-    all ranks."""
-
-    folder: str = fact(str, default="")
-    python: str = fact(str, default="python3")
-    ssh_config: str | None = fact(str)
-    interface: str | None = fact(str)
-    env: Mapping[str, str] = field(default_factory=dict, metadata={"types": (dict,)})
-    # Of `agent.serve.PACKAGES`, what all machines have; None: not known.
-    packages: list[str] | None = field(default=None, metadata={"types": (list,)})
 
 
 @dataclass(frozen=True)

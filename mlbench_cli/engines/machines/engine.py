@@ -12,11 +12,11 @@ from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.base import FoundRun, UnreadableRun, refuse_running, refuse_unfetched
 from mlbench_cli.engines.head import HeadEngine
 from mlbench_cli.engines.local.diagnosis import read_last_lines
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder

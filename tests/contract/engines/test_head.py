@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.agent import link
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import make_plan
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec("x-3", "c", "hosts", "custom", "custom", ("true",), "gloo", 3)
