@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.experiment_status import ExperimentStatus
     from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.queue import QueueFolder
     from mlbench_cli.runs.snapshot import RunStatus
-    from mlbench_cli.storage.queue_folder import QueueFolder
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ExperimentHandle:
 
     @property
     def _queue(self) -> "QueueFolder":
-        from mlbench_cli.storage.queue_folder import QueueFolder
+        from mlbench_cli.runs.queue import QueueFolder
 
         return QueueFolder.of(self.workspace.store.folder, self.experiment.id)
 

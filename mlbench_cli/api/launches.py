@@ -12,7 +12,7 @@ from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
-from mlbench_cli.runs import queue
+from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.connect import EnginesByCluster, connect_renderer, find_machine_holder
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.finished import FinishedRun
@@ -164,11 +164,11 @@ class OpenExperiment:
         """Hand a run to its engine. A rejected run stays recorded."""
         workspace = self.workspace
         engine = workspace.engine_of(run.run)
-        queue.start_member(run.run, engine, workspace.store)
+        supervise.start_member(run.run, engine, workspace.store)
 
     def hand_over(self) -> int:
         """Hand the remaining runs to a process that outlives this one. Returns its process ID."""
-        return queue.start(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
+        return supervise.hand_over(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
 
     def find_machine_holder(self, run: RunHandle) -> str | None:
         """Which run is using this machine, so that a local run has to wait; None if it is free."""

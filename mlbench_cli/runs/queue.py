@@ -1,64 +1,190 @@
 """The queue of an experiment: the process that starts its runs, one after another or a few at a time.
 
-Attached, it is `mlbench run` itself; with --detach, a background process that outlives the client. It holds the lock of
-the experiment's queue while it lives (queue_folder). With --detach the runs are detached, too: if the queue is killed,
-running runs continue, and the remaining ones wait until the user resumes.
+Attached, it is `mlbench run` itself; with --detach, a background process that outlives the client (`supervise`). Which
+runs wait in it is in the store; which process it is, since when, and why it ended, is here:
+
+DATA/experiments/ID/queue.lock   held by that process until it ends
+                    queue.json   the process, and why it ended if it could say so
+                    queue.log    what a detached queue has printed
+
+The lock is authoritative: the kernel frees it when the process ends, for whatever reason. With --detach the runs are
+detached, too: if the queue is killed, running runs continue, and the remaining ones wait until the user resumes.
 """
 
+import fcntl
+import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from mlbench_cli.agent.processes import process_handle, process_origin
-from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
-from mlbench_cli.isolation import ROOT, protected_path
-from mlbench_cli.model.run import Experiment, Run, RunState
-from mlbench_cli.runs import supervise
-from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
-from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
+from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.files import is_lock_held, write_atomically
 from mlbench_cli.util.times import now
 
+FOLDER = "experiments"
+QUEUE_ENDED = "queue_ended"  # the code of the finding
 STOP_SECONDS = 10.0  # time for a stopped queue to end
+ALL_ENDED = "all its runs have ended"
 _LAST_STEPS = 1.0  # time for a queue to end after its last run,
 _LAST_STEPS_OF_ENDED = 20.0  # and if all runs are recorded as ended: on a busy machine it takes a while
 _POLL = 0.05
-ALL_ENDED = "all its runs have ended"
+_MAX_LOG = 1 << 16
 
 
-# --- starting one member --------------------------------------------------------------------------------------------
+class QueueState(StrEnum):
+    """Whether a process is starting the runs of an experiment."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # started on another machine: this one cannot know whether it runs
 
 
-def start_member(run: Run, engine: Engine, store: Store) -> None:
-    """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
+class QueueHolder(NamedTuple):
+    """The process that holds, or last held, the queue. `ended` is why it ended; None if unknown."""
 
-    Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
-    its objects exist, so that deleting the run finds them. Elsewhere a submission may wait for hours.
-    """
-    with ExitStack() as locks:
-        locks.enter_context(RunFolder(run.folder).lock())
-        if store.find_run(run.id) is None:
-            shutil.rmtree(run.folder, ignore_errors=True)
-            raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
-        if run.spec.engine != "local":  # the folder of a local run shows that it was started
-            store.advance(run, RunState.SUBMITTED)
-        if run.spec.engine != "kubernetes":
-            locks.close()
-        engine.submit(run, engine.render(run.spec))
-    store.advance(run, RunState.RUNNING)
+    pid: int
+    host: str
+    boot_id: str | None
+    started: str  # RFC 3339
+    is_detached: bool
+    ended: str | None = None
+    pid_namespace: int | None = None
+
+    @property
+    def phrase(self) -> str:
+        """The process in a few words, for messages."""
+        kind = "queue" if self.is_detached else "mlbench run"
+        return f"{kind}, process {self.pid} on {self.host}, since {self.started}"
 
 
-# --- holding the queue ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class QueueFolder:
+    """The paths of an experiment's queue, its lock, and its process."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, home: Path, experiment_id: str) -> "QueueFolder":
+        """The queue of an experiment in the data folder `home`."""
+        return cls(home / FOLDER / experiment_id)
+
+    @property
+    def lock(self) -> Path:
+        """The file locked by the process that starts the runs."""
+        return self.path / "queue.lock"
+
+    @property
+    def log(self) -> Path:
+        """What a detached queue prints."""
+        return self.path / "queue.log"
+
+    def acquire(self) -> int | None:
+        """Acquire the lock, held while any process has the returned descriptor open; None if another process holds
+        it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not os.fstat(descriptor).st_nlink:  # its holder removed the folder: this lock excludes nobody
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def find_state(self) -> QueueState:
+        """Whether somebody holds the lock."""
+        holder, here = self.read_holder(), process_origin()
+        if holder is not None and holder.boot_id != here["boot_id"] and holder.host != here["host"]:
+            return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
+        try:
+            is_held = is_lock_held(self.lock)
+        except OSError:
+            is_held = False
+        return QueueState.ALIVE if is_held else QueueState.ENDED
+
+    def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
+        """Record the holder of the lock, and why it ended. Only for the holder itself or the process that just ended
+        it."""
+        known = self.read_holder()
+        started = known.started if ended and known else now()
+        document = {"pid": pid, "started": started, "is_detached": is_detached, "ended": ended, **process_origin()}
+        write_atomically(self.path / "queue.json", json.dumps(document).encode())
+
+    def write_end(self, reason: str) -> None:
+        """Record why the queue ended."""
+        holder = self.read_holder()
+        self.write_holder(holder.pid if holder else 0, is_detached=bool(holder and holder.is_detached), ended=reason)
+
+    def read_holder(self) -> QueueHolder | None:
+        """The process that holds or last held the lock; None if there was none."""
+        document = _read_json(self.path / "queue.json")
+        try:
+            return None if document is None else QueueHolder(**document)
+        except TypeError:
+            return None
+
+    def explain_end(self) -> str:
+        """Why no process starts the remaining runs, e.g. "its process was killed"."""
+        holder = self.read_holder()
+        if holder is None:
+            return "it was never started"
+        if holder.ended:
+            return holder.ended
+        said = self.read_log()[-1:] if holder.is_detached else []
+        cause = f"; its log ends with: {said[0].strip()[:200]}" if said else ""
+        return f"its process {holder.pid} was killed{cause}"
+
+    def read_log(self) -> list[str]:
+        """The last lines of the queue's log, oldest first."""
+        try:
+            with open(self.log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _MAX_LOG))
+                return file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+
+
+def queued_observation(row: RunRow) -> Observation:
+    """The observation of a queued run: it waits, or its queue has ended."""
+    assert row.queue is not None
+    folder = QueueFolder.of(row.run.folder.parents[1], row.queue.id)
+    is_waiting = folder.find_state() is not QueueState.ENDED
+    reason = "waiting for the runs before it" if is_waiting else None
+    workers = tuple(WorkerState(rank, reason=reason) for rank in range(row.run.spec.process_count))
+    ended = Finding(
+        QUEUE_ENDED,
+        f'{row.run.name} has not been started: the queue of the experiment "{row.queue.name}" ended; '
+        f"{folder.explain_end()}.",
+        hint=f"To resume: mlbench run {row.queue.name}",
+    )
+    return Observation(time.time(), workers, () if is_waiting else (ended,))
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+# --- holding it ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -126,123 +252,7 @@ def _have_ended(experiment: Experiment, store: Store) -> bool:
     return all(run is None or run.state is RunState.FINISHED for run in runs)
 
 
-# --- a separate process ---------------------------------------------------------------------------------------------
-
-
-def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: QueueLease) -> int:
-    """Let a process that outlives this one start the recorded `runs`. Returns its process ID.
-
-    It takes over the lock. Raises MlbenchError with the end of its log if the process does not start.
-    """
-    folder, lock = held.folder, held.descriptor
-    ready, said = os.pipe()
-    try:
-        with open(folder.log, "ab") as log:
-            arguments = [str(home), experiment.name, str(lock), str(said), *(run.id for run in runs)]
-            process = subprocess.Popen(
-                [*_command(), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(lock, said),
-                cwd=os.getcwd(),
-            )
-        folder.write_holder(process.pid, is_detached=True)
-    finally:
-        os.close(said)
-    with os.fdopen(ready, "rb") as file:
-        if file.readline() == b"ok\n":
-            held.is_handed_over = True
-            return process.pid
-    last = folder.read_log()[-1:]
-    reason = f"{last[0].strip()[:300]}" if last else "it said nothing"
-    raise MlbenchError(
-        f'The queue of "{experiment.name}" could not be started: {reason}. Its runs are recorded, but none started.',
-        hint=f"mlbench logs {experiment.name} --queue, then repeat the command",
-    )
-
-
-def _command() -> list[str]:
-    """An interpreter for `main` that finds the modules that this process finds: mlbench_cli where it was loaded, and
-    nothing in the current folder or PYTHONPATH. The variables themselves stay, for commands of users.
-    """
-    code = (
-        f"import sys; sys.path.append({ROOT!r}); import mlbench_cli; "
-        f"sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); from {__name__} import main; main(sys.argv[1:])"
-    )
-    return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Entry point of the detached queue."""
-    home, name, lock, said, *ids = arguments
-    os.set_inheritable(int(lock), False)  # child processes must not keep the lock
-    os.set_inheritable(int(said), False)
-    store = Store(Path(home))
-    experiment = store.find_experiment(name)
-    if experiment is None:
-        raise SystemExit(f'The experiment "{name}" was deleted.')
-    folder = QueueFolder.of(store.folder, experiment.id)
-    with os.fdopen(int(said), "wb") as ready:
-        ready.write(b"ok\n")
-    _log(f"queue of {name}: {len(ids)} runs, {experiment.parallel} at a time")
-    problems = _work(experiment, ids, Path(home))
-    store.close()
-    folder.write_end("; ".join(problems) if problems else ALL_ENDED)
-
-
-def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
-    """Start the runs in order, at most experiment.parallel at a time, and follow each until it ends."""
-    waiting = list(ids)
-    problems: list[str] = []
-    guard = threading.Lock()
-
-    def work() -> None:
-        store = Store(home)
-        while True:
-            with guard:
-                if not waiting:
-                    break
-                run_id = waiting.pop(0)
-            problem = _run_one(experiment, run_id, store)
-            if problem:
-                problems.append(problem)
-        store.close()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(experiment.parallel, len(waiting)) - 1)]
-    for thread in threads:
-        thread.start()
-    work()
-    for thread in threads:
-        thread.join()
-    return problems
-
-
-def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
-    """Start a run and follow it until it ends. Returns what went wrong, as a sentence without a period."""
-    row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
-    if row is None or row.state is RunState.FINISHED:
-        return None
-    run = row.run
-    try:
-        engine = connect_engine(store.cluster(run.spec.cluster), _log)
-        if row.state is not RunState.RUNNING:
-            _log(f"{run.name}: starting")
-            start_member(run, engine, store)
-        finished = supervise.follow(run, engine, store)
-    except MlbenchError as error:
-        _log(f"{run.name}: {error.message}")
-        return f"{run.name}: {error.message.rstrip('.')}"
-    _log(finished.summary)
-    return None
-
-
-def _log(text: str) -> None:
-    print(f"{now()} {text}", flush=True)
-
-
-# --- stopping it ----------------------------------------------------------------------------------------------------
+# --- stopping it -----------------------------------------------------------------------------------------------------
 
 
 def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str], None] | None = None) -> bool:

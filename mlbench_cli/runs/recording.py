@@ -19,8 +19,8 @@ from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
 from mlbench_cli.runs.finished import read_outcome
 from mlbench_cli.runs.own_command import find_interpreter
+from mlbench_cli.runs.queue import FOLDER
 from mlbench_cli.runs.select import members
-from mlbench_cli.storage.queue_folder import FOLDER
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
 from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
 from mlbench_cli.model.run import Cluster, Run
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.storage.queue_folder import QueueFolder
+from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 

@@ -12,8 +12,8 @@ from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import EventReader, ProgressTracker
+from mlbench_cli.runs.queue import QUEUE_ENDED, queued_observation
 from mlbench_cli.runs.supervise import is_waiting
-from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation
 from mlbench_cli.util.times import parse_timestamp
 
 ENDED = "ended"  # the state of a run whose workers have ended and whose archive is not complete

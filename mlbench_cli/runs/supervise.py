@@ -1,24 +1,41 @@
-"""Follow a run until it ends. Any client that knows the cluster can do so. Without a client the run continues or ends,
-depending on its engine.
+"""Start a run and follow it until it ends: by the client, or by the background process of an experiment's queue.
+
+Any client that knows the cluster can follow a run, which continues without one.
 """
 
+import os
+import shutil
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.local.state import has_begun
-from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NeverStartedError, UnreachableError
-from mlbench_cli.model.run import Finding, Observation, Run, RunRow, RunState
+from mlbench_cli.errors import (
+    CredentialError,
+    DeadlineError,
+    MlbenchError,
+    NeverStartedError,
+    NotFoundError,
+    UnreachableError,
+)
+from mlbench_cli.isolation import ROOT, protected_path
+from mlbench_cli.model.run import Experiment, Finding, Observation, Run, RunRow, RunState
 from mlbench_cli.model.silence import Silence
+from mlbench_cli.runs import queue
+from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker
-from mlbench_cli.storage.queue_folder import queued_observation
+from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.times import parse_timestamp
+from mlbench_cli.util.times import now, parse_timestamp
 
 _QUEUE_POLL = 0.2
 CANCEL_SECONDS = 10.0  # time for a canceled run to end
@@ -26,6 +43,25 @@ CANCEL_SECONDS = 10.0  # time for a canceled run to end
 Report = Callable[[Progress], None]
 Notice = Callable[[str], None]
 Result = TypeVar("Result")
+
+
+def start_member(run: Run, engine: Engine, store: Store) -> None:
+    """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
+
+    Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
+    its objects exist, so that deleting the run finds them. Elsewhere a submission may wait for hours.
+    """
+    with ExitStack() as locks:
+        locks.enter_context(RunFolder(run.folder).lock())
+        if store.find_run(run.id) is None:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
+        if run.spec.engine != "local":  # the folder of a local run shows that it was started
+            store.advance(run, RunState.SUBMITTED)
+        if run.spec.engine != "kubernetes":
+            locks.close()
+        engine.submit(run, engine.render(run.spec))
+    store.advance(run, RunState.RUNNING)
 
 
 def follow(
@@ -138,7 +174,7 @@ def _await_start(run: Run, store: Store, timeout: float | None, report: Report |
     """Wait until the queue has handed the run to its engine. Returns the remaining time."""
     begun = time.monotonic()
     while (row := store.find_run(run.id)) is not None and is_waiting(row):
-        observation = queued_observation(row)
+        observation = queue.queued_observation(row)
         for ended in observation.findings:
             raise NeverStartedError(ended.summary, hint=ended.hint)
         if report is not None:
@@ -162,3 +198,119 @@ def _waiting_ended(run: Run, observation: Observation, timeout: float) -> Deadli
         hint=f"mlbench wait {run.name}, or: mlbench cancel {run.name}",
         details={"findings": [finding.to_dict() for finding in observation.findings]},
     )
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+def hand_over(experiment: Experiment, runs: Sequence[Run], home: Path, held: queue.QueueLease) -> int:
+    """Let a process that outlives this one start the recorded `runs`. Returns its process ID.
+
+    It takes over the lock. Raises MlbenchError with the end of its log if the process does not start.
+    """
+    folder, lock = held.folder, held.descriptor
+    ready, said = os.pipe()
+    try:
+        with open(folder.log, "ab") as log:
+            arguments = [str(home), experiment.name, str(lock), str(said), *(run.id for run in runs)]
+            process = subprocess.Popen(
+                [*_command(), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock, said),
+                cwd=os.getcwd(),
+            )
+        folder.write_holder(process.pid, is_detached=True)
+    finally:
+        os.close(said)
+    with os.fdopen(ready, "rb") as file:
+        if file.readline() == b"ok\n":
+            held.is_handed_over = True
+            return process.pid
+    last = folder.read_log()[-1:]
+    reason = f"{last[0].strip()[:300]}" if last else "it said nothing"
+    raise MlbenchError(
+        f'The queue of "{experiment.name}" could not be started: {reason}. Its runs are recorded, but none started.',
+        hint=f"mlbench logs {experiment.name} --queue, then repeat the command",
+    )
+
+
+def _command() -> list[str]:
+    """An interpreter for `main` that finds the modules that this process finds: mlbench_cli where it was loaded, and
+    nothing in the current folder or PYTHONPATH. The variables themselves stay, for commands of users.
+    """
+    code = (
+        f"import sys; sys.path.append({ROOT!r}); import mlbench_cli; "
+        f"sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); from {__name__} import main; main(sys.argv[1:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the detached queue."""
+    home, name, lock, said, *ids = arguments
+    os.set_inheritable(int(lock), False)  # child processes must not keep the lock
+    os.set_inheritable(int(said), False)
+    store = Store(Path(home))
+    experiment = store.find_experiment(name)
+    if experiment is None:
+        raise SystemExit(f'The experiment "{name}" was deleted.')
+    folder = queue.QueueFolder.of(store.folder, experiment.id)
+    with os.fdopen(int(said), "wb") as ready:
+        ready.write(b"ok\n")
+    _log(f"queue of {name}: {len(ids)} runs, {experiment.parallel} at a time")
+    problems = _work(experiment, ids, Path(home))
+    store.close()
+    folder.write_end("; ".join(problems) if problems else queue.ALL_ENDED)
+
+
+def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
+    """Start the runs in order, at most experiment.parallel at a time, and follow each until it ends."""
+    waiting = list(ids)
+    problems: list[str] = []
+    guard = threading.Lock()
+
+    def work() -> None:
+        store = Store(home)
+        while True:
+            with guard:
+                if not waiting:
+                    break
+                run_id = waiting.pop(0)
+            problem = _run_one(experiment, run_id, store)
+            if problem:
+                problems.append(problem)
+        store.close()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(experiment.parallel, len(waiting)) - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    return problems
+
+
+def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
+    """Start a run and follow it until it ends. Returns what went wrong, as a sentence without a period."""
+    row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
+    if row is None or row.state is RunState.FINISHED:
+        return None
+    run = row.run
+    try:
+        engine = connect_engine(store.cluster(run.spec.cluster), _log)
+        if row.state is not RunState.RUNNING:
+            _log(f"{run.name}: starting")
+            start_member(run, engine, store)
+        finished = follow(run, engine, store)
+    except MlbenchError as error:
+        _log(f"{run.name}: {error.message}")
+        return f"{run.name}: {error.message.rstrip('.')}"
+    _log(finished.summary)
+    return None
+
+
+def _log(text: str) -> None:
+    print(f"{now()} {text}", flush=True)

@@ -1,4 +1,4 @@
-"""Local state: the SQLite store of runs and clusters, run folders, and queue folders.
+"""Local state: the SQLite store of runs and clusters, and run folders.
 
 Start at `store.py`.
 """

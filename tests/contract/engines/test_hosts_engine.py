@@ -21,7 +21,7 @@ from mlbench_cli.errors import DeadlineError, MlbenchError
 from mlbench_cli.model.run import Ending, Experiment, Member, Phase, Run, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import supervise
-from mlbench_cli.storage.queue_folder import QueueFolder
+from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import Lab

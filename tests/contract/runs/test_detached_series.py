@@ -11,7 +11,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.storage.queue_folder import QueueFolder
+from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import Lab, until
 

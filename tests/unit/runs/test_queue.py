@@ -12,10 +12,10 @@ from mlbench_cli.errors import NeverStartedError, NotFoundError, Terminated, Usa
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
+from mlbench_cli.runs.queue import QueueFolder, QueueState
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from tests.fakes.engine import FakeEngine
@@ -76,7 +76,7 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("mlbench_cli.agent.processes.boot_id", lambda: "another")
         far = os.uname_result(("Linux", "far", "", "", ""))
-        elsewhere.setattr("mlbench_cli.storage.queue_folder.os.uname", lambda: far)
+        elsewhere.setattr("mlbench_cli.runs.queue.os.uname", lambda: far)
         folder.write_holder(1, is_detached=True)
     assert folder.find_state() is QueueState.UNKNOWN
     with pytest.raises(UsageError, match="is running: queue, process 1 on far"), queue.hold(experiment, store):
@@ -104,8 +104,14 @@ def test_as_many_runs_at_a_time_as_were_asked_for(store: Store, monkeypatch: pyt
         engine.barrier = barrier
         return engine
 
-    monkeypatch.setattr(queue, "connect_engine", connect_engine)
-    assert queue._work(experiment, [run.id for run in runs], store.folder) == []
+    monkeypatch.setattr(supervise, "connect_engine", connect_engine)
+    with queue.hold(experiment, store) as held:
+        ready, said = os.pipe()
+        supervise.main(
+            [str(store.folder), experiment.name, *map(str, (held.descriptor, said)), *(run.id for run in runs)]
+        )
+        assert os.read(ready, 3) == b"ok\n"
+        os.close(ready)
     assert {row.state for row in store.runs()} == {RunState.FINISHED}
     assert all(row.queue is None for row in store.runs())
 
@@ -115,7 +121,7 @@ def test_a_run_that_was_deleted_meanwhile_is_not_started(store: Store) -> None:
     engine = FakeEngine()
     delete_run(run, store)
     with pytest.raises(NotFoundError, match="was deleted before it was started"):
-        queue.start_member(run, engine, store)
+        supervise.start_member(run, engine, store)
     assert engine.calls == []
     assert not run.folder.exists()
 
@@ -147,7 +153,7 @@ def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, mon
         shutil.rmtree(folder.path)
         flock(descriptor, operation)
 
-    monkeypatch.setattr("mlbench_cli.storage.queue_folder.fcntl.flock", remove_first)
+    monkeypatch.setattr("mlbench_cli.runs.queue.fcntl.flock", remove_first)
     assert folder.acquire() is None
     monkeypatch.undo()
     descriptor = folder.acquire()
