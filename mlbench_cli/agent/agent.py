@@ -186,6 +186,7 @@ class Agent:
             "seconds": None,
             "stepped_seconds": 0.0,
             "ended": None,
+            "first": None,
             "first_failed": None,
             "idle_since": None,
             "disk_full": False,
@@ -511,6 +512,13 @@ class Agent:
         if not first and grace:
             return
         self.state["ended"] = self.state["ended"] or why
+        if self.state["first"] is None:
+            self.state["first"] = {
+                "why": why,
+                "node": self.node,
+                "rank": self.state["first_failed"],
+                "time": time.time(),
+            }
         self.stop_at = time.monotonic() + grace
         self._signal(signal.SIGTERM if grace else signal.SIGKILL)
         if first:

@@ -151,6 +151,7 @@ class AgentState(ProcessNote):
     stepped_seconds: float  # by which the wall clock was set in that time
     ended: str | None  # model.Ending; the promise that everything is over
     stopping: NotRequired[str]  # model.Ending, as long as it is not
+    first: Cause | None  # what ended it; of several machines only node 0 knows the order
     first_failed: int | None
     idle_since: NotRequired[float | None]  # since when no rank has used a CPU, if for long
     stalled_seconds: NotRequired[float]  # for which the agent itself did not run
@@ -172,7 +173,6 @@ class NodeState(AgentState, total=False):
     cpus: list[int] | None
     gpus: list[str]
     bound: list[BoundRank]
-    first: Cause | None  # only node 0 knows the order
     slurm: dict[str, str]
 
 

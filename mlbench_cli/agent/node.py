@@ -127,7 +127,6 @@ class NodeAgent(Agent):
                 "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
                 "gpus": machine.visible_gpus(os.environ),
                 "bound": [],
-                "first": None,
                 "slurm": {name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
             }
         )

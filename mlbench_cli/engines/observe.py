@@ -1,13 +1,12 @@
-"""From the records of a run's machines to an observation. Pure, tested on facts."""
+"""From the states of a run's agents to an observation, on every engine. Pure, tested on facts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.agent.messages import pending_facts
-from mlbench_cli.engines.local import diagnosis
-from mlbench_cli.engines.local.state import find_clocks, make_worker
-from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
+from mlbench_cli.engines import diagnosis
+from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
 SCARCE_BYTES = 1 << 20  # of free disk, below which a head cannot take in more
@@ -94,7 +93,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
     findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended)]
     reports = _reports_by_rank(snapshot)
     workers = tuple(
-        _worker(own, reports.get(rank, NodeReport()), names[rank] if rank < len(names) else None, snapshot, facts)
+        _worker(spec, own, reports.get(rank, NodeReport()), names[rank] if rank < len(names) else None, facts)
         for rank, own in enumerate(facts["ranks"])
     )
     states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
@@ -109,7 +108,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
         first_failed=facts["first_failed"],
         # All machines start their ranks when node 0 tells them to.
         seconds=max((value for value in seconds if value is not None), default=None) if known else None,
-        clocks=find_clocks(states),
+        clocks=_find_clocks(states),
     )
 
 
@@ -133,14 +132,10 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
 
 
 def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first: Facts | None) -> Facts:
-    """One state as the agent of a local run writes it, from those of all machines."""
-    ranks: dict[int, Facts] = {}
-    problems = []
-    for report in snapshot.nodes.values():
-        if report.state is not None:
-            ranks.update({facts["rank"]: facts for facts in report.state["ranks"]})
-            problems += [report.state["start_problem"]] if report.state["start_problem"] else []
-    idle = [state.get("idle_since") for report in snapshot.nodes.values() if (state := report.state) is not None]
+    """One state as an agent writes it, from those of all machines."""
+    states = [report.state for report in snapshot.nodes.values() if report.state is not None]
+    ranks: dict[int, Facts] = {facts["rank"]: facts for state in states for facts in state["ranks"]}
+    idle = [state.get("idle_since") for state in states]
     known = [moment for moment in idle if moment is not None]
     failed = first["rank"] if first is not None and first["why"] == "failed" else None
     return {
@@ -149,8 +144,10 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         "first_failed": failed,
         "idle_since": max(known) if known and len(known) == len(idle) else None,
         "finished": max((facts["finished"] or 0.0 for facts in ranks.values()), default=0.0) or None,
-        "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
-        "start_problem": problems[0] if problems else None,
+        "disk_full": any(state["disk_full"] for state in states),
+        "stalled_seconds": max((state.get("stalled_seconds", 0.0) for state in states), default=0.0),
+        "start_problem": next((problem for state in states if (problem := state["start_problem"])), None),
+        "network_problem": next((problem for state in states if (problem := state["network_problem"])), None),
         "ended": None if ended in (Ending.LOST, None) else str(ended),
         "stopping": first["why"] if first is not None else None,
     }
@@ -208,16 +205,42 @@ def _reports_by_rank(snapshot: Snapshot) -> dict[int, NodeReport]:
     return reports
 
 
-def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot, facts: Facts) -> WorkerState:
+def _worker(spec: RunSpec, own: Facts, report: NodeReport, name: str | None, facts: Facts) -> WorkerState:
     """One rank, from its `own` facts and the `report` of its node; `name` is that of its node if known before."""
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
         phase, reason = Phase.LOST, "the agent is gone"
     elif own["stopped"]:
-        failed = facts["first_failed"]
-        reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"
+        failed, ending = facts["first_failed"], facts["stopping"] or "ended"
+        reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {ending.replace('_', ' ')}"
     elif phase is Phase.FAILED:
         reason = diagnosis.describe_exit(own)
+    elif own["rank"] and not spec.run_on_all:
+        reason = "only rank 0 runs the command"
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
         phase, reason = Phase.STARTING, "waiting for the other machines"
-    return make_worker(own, phase, reason, report.state["node_name"] if report.state is not None else name)
+    return WorkerState(
+        own["rank"],
+        phase,
+        reason,
+        name if report.state is None else node_name(report.state),
+        own["exit_code"],
+        own["started"],
+        own["finished"],
+        restarts=own.get("restarts", 0),
+        seconds=own.get("seconds"),
+    )
+
+
+def node_name(state: Facts) -> str:
+    """The name of the machine of an agent: as its cluster calls it, else as it calls itself."""
+    return str(state.get("node_name") or state["host"])
+
+
+def _find_clocks(states: Sequence[Facts]) -> tuple[NodeClock, ...]:
+    """The agents' records of their machines' clocks, after the run has ended."""
+    return tuple(
+        NodeClock(node=node_name(state), stepped_seconds=state["stepped_seconds"])
+        for state in states
+        if state.get("seconds") is not None
+    )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlbench_cli.engines.crashes import last_lines
+from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
@@ -26,7 +27,6 @@ from mlbench_cli.engines.kubernetes.workers import (
     worker_state,
     worker_states,
 )
-from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError

@@ -24,9 +24,9 @@ from mlbench_cli.agent.lock import MachineLock
 from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan, fill_in
 from mlbench_cli.agent.processes import kill_processes, signal_process
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission, refuse_running
+from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.follow import follow_log
-from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.local.machine_lock import acquire_machine
 from mlbench_cli.engines.local.state import (
     Watch,

@@ -3,15 +3,18 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.agent.processes import boot_id, is_alive, process_note
-from mlbench_cli.engines.local import diagnosis
-from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Run, WorkerState
+from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
+from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
+from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import is_lock_held, write_atomically
 
 STARTING = 60.0  # seconds until a recorded run must have an agent
@@ -155,49 +158,26 @@ def is_abandoned(run: Run) -> bool:
 
 
 def observation(run: Run, watch: Watch) -> Observation:
-    """Translate the agent's state, or the place in a queue before there is one, into an observation."""
+    """The run as its agent tells of it, or its place in a queue before there is an agent."""
     if watch.state is None:
-        reason = "waiting for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
-        workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
-        if is_abandoned(run):
-            return Observation(time.time(), workers, (), Ending.CANCELLED)
-        if starting(run):
-            return Observation(time.time(), workers)
-        state: dict[str, Any] = {"name": run.name, "ended": "never_started"}
-        return Observation(
-            time.time(),
-            workers,
-            diagnosis.diagnose(state, lambda rank: [], timeout=run.spec.timeout),
-            Ending.NEVER_STARTED,
-        )
-    state = watch.state
-    findings = diagnosis.diagnose(
-        state,
-        lambda rank: diagnosis.read_last_lines(run.folder / "logs" / f"rank-{rank}.log"),
-        timeout=run.spec.timeout,
-        gone=watch.lost,
-    )
-    if watch.unknown:
-        findings = (_unknown_from_here(run, watch.host),)
-    workers = tuple(_worker(state, facts, watch.lost) for facts in state["ranks"])
-    return Observation(
-        time=time.time(),
-        workers=workers,
-        findings=findings,
-        ended=_ending(watch),
-        first_failed=state["first_failed"],
-        seconds=state.get("seconds"),
-        clocks=find_clocks([state]),
-    )
+        return _before_the_agent(run)
+    # Whoever signals the agent of a run on this machine may do so: nobody else stopped it.
+    snapshot = Snapshot(time.time(), {0: NodeReport(watch.state, {}, alive=not watch.lost)}, is_cancelled=True)
+    seen = observe(run.spec, (), snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
+    return replace(seen, findings=(_unknown_from_here(run, watch.host),)) if watch.unknown else seen
 
 
-def find_clocks(states: Iterable[Mapping[str, Any]]) -> tuple[NodeClock, ...]:
-    """The agents' records of their machines' clocks, after the run has ended."""
-    return tuple(
-        NodeClock(node=state.get("node_name") or state.get("host"), stepped_seconds=state["stepped_seconds"])
-        for state in states
-        if state.get("seconds") is not None
-    )
+def _before_the_agent(run: Run) -> Observation:
+    waits = not is_abandoned(run) and _waits_for_machine(run)
+    reason = "waiting for the runs before it" if waits else None
+    workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
+    if is_abandoned(run):
+        return Observation(time.time(), workers, (), Ending.CANCELLED)
+    if starting(run):
+        return Observation(time.time(), workers)
+    state = {"name": run.name, "ended": Ending.NEVER_STARTED}
+    findings = diagnose(state, lambda rank: [], timeout=run.spec.timeout)
+    return Observation(time.time(), workers, findings, Ending.NEVER_STARTED)
 
 
 def _unknown_from_here(run: Run, host: str) -> Finding:
@@ -205,34 +185,4 @@ def _unknown_from_here(run: Run, host: str) -> Finding:
         "unknown_from_here",
         f"The run was started on {host}; this machine cannot tell whether it is still running.",
         hint=f"Run on {host}: mlbench status {run.name}",
-    )
-
-
-def _ending(watch: Watch) -> Ending | None:
-    if watch.lost:
-        return Ending.LOST
-    ended = watch.state["ended"] if watch.state else None
-    return Ending(ended) if ended else None
-
-
-def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> WorkerState:
-    phase, reason = facts["phase"], None
-    if lost and phase not in ENDED:
-        phase, reason = "lost", "the agent is gone"
-    elif facts["stopped"]:
-        first, ending = state["first_failed"], state["ended"] or state["stopping"]
-        reason = f"stopped: rank {first} failed" if first is not None else f"stopped: {ending.replace('_', ' ')}"
-    elif phase == "failed":
-        reason = diagnosis.describe_exit(facts)
-    elif facts["pid"] is None:
-        reason = "only rank 0 runs the command"
-    return make_worker(facts, phase, reason, os.uname().nodename)
-
-
-def make_worker(facts: Mapping[str, Any], phase: str, reason: str | None, node: str | None) -> WorkerState:
-    """A rank's state from the facts of its agent, with what follows from those of other ranks and of the agent."""
-    times = facts["started"], facts["finished"]
-    restarts = facts.get("restarts", 0)
-    return WorkerState(
-        facts["rank"], phase, reason, node, facts["exit_code"], *times, restarts=restarts, seconds=facts.get("seconds")
     )

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.base import FoundRun, UnreadableRun, refuse_running, refuse_unfetched
+from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.head import HeadEngine
-from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code

@@ -9,7 +9,7 @@ from mlbench_cli.engines.crashes import (
     describe_signal,
     explain_exit,
 )
-from mlbench_cli.engines.local.diagnosis import describe_exit
+from mlbench_cli.engines.diagnosis import describe_exit
 
 # --- exit codes ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ def node_state(*ranks: Facts, ended: Ending | None = None, **more: Any) -> dict[
         "ended": None if ended is None else str(ended),
         "node_name": f"m{ranks[0]['rank'] + 1}",
         "start_problem": None,
+        "network_problem": None,
         "disk_full": False,
         "first": None,
         **more,
@@ -193,3 +194,16 @@ def test_the_effort_of_an_observation_is_linear_in_the_ranks() -> None:
     observation = observe(spec, (), Snapshot(0.0, reports), lambda rank: [])
     assert len(observation.workers) == nodes * each
     assert CountedList.walks <= 4 * nodes
+
+
+def test_why_a_rank_has_ended_or_does_nothing() -> None:
+    cause = {"why": "deadline", "node": 0, "rank": None, "time": 1.0}
+    facts = [
+        rank_facts(0, "failed", exit_code=139, signal=11),
+        rank_facts(1, "failed", exit_code=143, signal=15, stopped=True),
+    ]
+    end = look(NodeReport(node_state(*facts, ended=Ending.DEADLINE, first=cause), PACKED))
+    assert [worker.reason for worker in end.workers] == ["was killed by SIGSEGV", "stopped: deadline"]
+    launched = Snapshot(1000.0, {0: NodeReport(node_state(rank_facts(0), rank_facts(1, "pending")), alive=True)})
+    seen = observe(replace(SPEC, run_on_all=False), (), launched, lambda rank: [])
+    assert [worker.reason for worker in seen.workers] == [None, "only rank 0 runs the command"]

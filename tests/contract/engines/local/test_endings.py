@@ -128,7 +128,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> N
     os.kill(state_of(run)["pid"], signal.SIGKILL)
     end = lab.end(run)
     assert (end.ended, [worker.phase for worker in end.workers]) == ("lost", ["lost", "lost"])
-    assert finding(end.findings, "supervisor_lost").hint
+    assert finding(end.findings, "node_lost").hint
     until(lambda: not set(ranks) & set(processes_of(run)))
     lab.engine.fetch(run)
     until(lambda: not processes_of(run))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
-from mlbench_cli.engines.local.diagnosis import diagnose, read_last_lines
+from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from tests.contract.local_runs import Lab, python
 
 
@@ -62,7 +62,6 @@ def test_all_reasons_are_given_the_failed_rank_first() -> None:
     assert diagnose_state({"ended": None, "stopping": "deadline"}) == [
         ("deadline", "The run was stopped at its deadline of 60 s.")
     ]
-    assert [code for code, _ in diagnose_state({"ended": None}, gone=True)] == ["supervisor_lost"]
     assert diagnose_state({"ended": "exited"}) == diagnose_state({"ended": "cancelled"}) == []
     ((code, summary),) = diagnose_state({"ended": "never_started", "start_problem": "no more processes"})
     assert (code, "no more processes" in summary) == ("not_started", True)

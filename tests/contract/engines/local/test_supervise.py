@@ -222,7 +222,7 @@ def test_a_lost_run_is_sealed_as_lost_with_what_there_is(lab: Lab) -> None:
     os.kill(json.loads((run.folder / ".state/state.json").read_bytes())["pid"], signal.SIGKILL)
     outcome = follow(lab, run)
     assert end_of(outcome) == ("lost", 7, True)
-    assert [found.code for found in outcome.findings] == ["supervisor_lost"]
+    assert [found.code for found in outcome.findings] == ["node_lost"]
     assert_sound(run)
 
 

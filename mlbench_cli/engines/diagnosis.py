@@ -1,4 +1,4 @@
-"""From an agent's records to findings. Pure, so every ending can be tested from facts alone."""
+"""From the records of a run's agents to findings. Pure, so every ending can be tested from facts alone."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +18,8 @@ LAST_LINES = 300  # that are searched for a reason; at a deadline the stacks of 
 Facts = Mapping[str, Any]
 
 
-def diagnose(
-    state: Facts, tail: Callable[[int], list[str]], *, timeout: float, gone: bool = False
-) -> tuple[Finding, ...]:
-    """Why a local run ended as it did. `tail(rank)` gives the last lines of a log; `gone`: the agent is gone.
+def diagnose(state: Facts, tail: Callable[[int], list[str]], *, timeout: float) -> tuple[Finding, ...]:
+    """Why a run ended as it did, by the state of its agents. `tail(rank)` gives the last lines of a log.
 
     The rank that failed first comes first; ranks that were stopped because of it are not findings.
     """
@@ -57,7 +55,7 @@ def diagnose(
                 retryable=True,
             )
         )
-    ending = "lost" if gone else state.get("ended") or state.get("stopping")
+    ending = state.get("ended") or state.get("stopping")
     if finding := _explain_ending(ending, state, timeout):
         found.append(_explain_idle(finding, state, tail) if "idle_since" in finding.evidence else finding)
     return tuple(found)
@@ -149,11 +147,4 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
     if ending == "never_started":
         problem = state.get("start_problem") or "nothing was started in the run's folder"
         return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)
-    if ending == "lost":
-        return Finding(
-            "supervisor_lost",
-            "The agent is gone (it was killed, or the machine was restarted), so its ranks ended.",
-            hint="Run it again.",
-            retryable=True,
-        )
     return None
