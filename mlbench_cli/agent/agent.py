@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
-from mlbench_cli.agent.messages import NodeState, pending_facts
+from mlbench_cli.agent.messages import AT_START, NodeState, pending_facts
 from task_images import cores
 
 if TYPE_CHECKING:  # loaded for runs that have them
@@ -43,7 +43,6 @@ SAMPLE = 1.0  # least seconds between two lines of resources per rank
 SAMPLES = 600  # after this many seconds lines get rarer, so that a day has about 3,600 per rank
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
-AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
 # Variables that other launchers set for their own processes. A rank that inherited them would join their groups, or
 # wait for their servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
 FOREIGN_PREFIXES = (

@@ -14,6 +14,8 @@ from mlbench_cli.agent.processes import ProcessNote
 if TYPE_CHECKING:  # Python 3.9 and 3.10 lack it
     from typing import NotRequired
 
+AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
+
 
 class RankPlan(TypedDict):
     """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mlbench_cli.api.runs import RunHandle
     from mlbench_cli.engines.base import Submission
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.finalize import FinishedRun
 
 __all__ = [
     "AuthorsProgram",
@@ -73,7 +73,7 @@ _HOMES = {
     **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "results.analysis.tables"),
     "AuthorsProgram": "api.repetition",
     "ExperimentHandle": "api.experiments",
-    "FinishedRun": "runs.finished",
+    "FinishedRun": "runs.finalize",
     "RunHandle": "api.runs",
     "Submission": "engines.base",
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Row
     from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.experiment_status import ExperimentStatus
-    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.finalize import FinishedRun
     from mlbench_cli.runs.queue import QueueFolder
     from mlbench_cli.runs.snapshot import RunStatus
 
@@ -38,9 +38,7 @@ class ExperimentHandle:
 
     def runs(self) -> "Runs":
         """Its runs in their order; those that were deleted are left out."""
-        from mlbench_cli.runs.select import members
-
-        return Runs(RunHandle(self.workspace, row) for row in members(self.workspace.store, self.experiment))
+        return Runs(RunHandle(self.workspace, row) for row in self.workspace.store.members(self.experiment))
 
     def __repr__(self) -> str:
         """Name and number of runs in one line."""

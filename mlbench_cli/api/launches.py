@@ -15,7 +15,7 @@ from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.connect import EnginesByCluster, connect_renderer, find_machine_holder
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
-from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.preflight import check_backend
 from mlbench_cli.runs.queue import QueueLease
 from mlbench_cli.runs.recording import document_writer, plan_experiment, record
@@ -150,7 +150,8 @@ class OpenExperiment:
         """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken, or
         for a run whose packages are missing here."""
         for run in self.plan.left:
-            check_backend(run.spec, self.workspace.store.cluster)
+            if run.spec.runs_task_program:
+                check_backend(run.spec, self.workspace.store.cluster)
         experiment = self.plan.experiment
         repeats = max((repeat_of(run.name) for run in self.plan.runs), default=1)
         record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))

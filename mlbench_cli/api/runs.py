@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.files import Archive
-    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.finalize import FinishedRun
     from mlbench_cli.runs.log_reader import LogEntry, LogReader
     from mlbench_cli.runs.progress import Progress
     from mlbench_cli.runs.supervise import Report
@@ -57,7 +57,7 @@ class RunHandle:
     @property
     def finished(self) -> "FinishedRun | None":
         """How the run ended, from its archive; None until the archive is complete."""
-        from mlbench_cli.runs.finished import read_finished
+        from mlbench_cli.runs.finalize import read_finished
 
         return read_finished(self.run)
 

@@ -240,7 +240,8 @@ def report_ended(
             [*map(_row, runs), *map(_row_without_answer, unanswered)],
             droppable=["TOTAL", "EXIT", "GOAL"],
         )
-        show_repeats(repeats, all_metrics=False)
+        if repeats:
+            show_repeats(repeats, all_metrics=False)
     for ended in runs:
         _explain(ended)
     _explain_together(runs)

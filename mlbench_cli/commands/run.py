@@ -39,7 +39,7 @@ from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.preflight import find_too_many_workers
-from mlbench_cli.runs.repeats import repeats_in
+from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
     ADVANCED,
     OPTIONS,
@@ -198,7 +198,8 @@ def run(
         agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
         launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
     else:
-        use_task_folder(request.task_path)
+        if request.task_path is not None:
+            use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
         prepare = partial(client.prepare, request, require_goal=require_goal, most=most)
@@ -429,10 +430,11 @@ def _follow(opened: OpenExperiment, logs: bool) -> list[Ended]:
 
 
 def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> int:
-    ids = {run.id for run in opened.plan.runs}
-    has_repeats = len({run.spec.seed for run in opened.plan.runs}) > 1
-    rows = [run.row for run in opened.handle.runs() if run.run.id in ids]
-    repeats = repeats_in(opened.handle.workspace.store, rows) if has_repeats else []
+    repeats: list[Repeats] = []
+    if len({run.spec.seed for run in opened.plan.runs}) > 1:
+        ids = {run.id for run in opened.plan.runs}
+        rows = [run.row for run in opened.handle.runs() if run.run.id in ids]
+        repeats = repeats_in(opened.workspace.store, rows)
     report_ended(ended, output, repeats, names=[opened.name])
     return max((item.exit_code for item in ended), default=0)
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlbench_cli.agent.agent import AT_START
-from mlbench_cli.agent.messages import FaultPlan, RankPlan, RunPlan
+from mlbench_cli.agent.messages import AT_START, FaultPlan, RankPlan, RunPlan
 from mlbench_cli.model.spec import RunSpec, canonical_json
 
 

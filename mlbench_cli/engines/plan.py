@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import mlbench_cli
-from mlbench_cli.agent.agent import AT_START
-from mlbench_cli.agent.messages import MachinesPlan
+from mlbench_cli.agent.messages import AT_START, MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.cluster_details import MachineDetails

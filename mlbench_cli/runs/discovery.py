@@ -11,7 +11,7 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import DAMAGED, Cluster, JsonObject, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.finalize import read_finished
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 

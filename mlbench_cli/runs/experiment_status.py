@@ -7,7 +7,7 @@ from typing import Any
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
-from mlbench_cli.runs.finished import read_undamaged
+from mlbench_cli.runs.finalize import read_undamaged
 from mlbench_cli.runs.queue import QueueFolder, QueueState
 from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
 from mlbench_cli.storage.store import Store

@@ -28,8 +28,13 @@ DEFAULT_SECONDS = 60.0  # between checkpoints, if faults do not repeat
 MAX_ATTEMPTS = 10.0  # expected until one reaches its first checkpoint; above this a script is rejected
 
 
+def wants_faults(request: Request) -> bool:
+    """Whether any option about faults and restarts was given."""
+    return any(getattr(request, name) is not None for name in ("faults", "on_failure", "checkpoint_every", "detect"))
+
+
 def resolve_faults(request: Request) -> dict[str, Any]:
-    """The fields of RunSpec for fault injection and restarts; empty if none was requested."""
+    """The fields of RunSpec for fault injection and restarts."""
     fields: dict[str, Any] = {}
     script = None if request.faults is None else read_faults(request.faults)
     if script is not None:
@@ -69,8 +74,6 @@ def _choose_interval(script: FaultScript | None) -> str:
 
 def check_faults(spec: RunSpec) -> None:
     """Refuse faults and policies that this run cannot have. Raises UsageError."""
-    if not spec.has_faults:
-        return
     asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "run.detect"
     if spec.engine == "kubernetes":
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Complete the archive of a run that has ended: once, by one owner at a time.
+"""Complete the archive of a run that has ended, once, by one owner at a time; and read from it how the run ended.
 
 A local run is finalized by its agent, a cluster run by the client that runs `run`, `wait`, `download` or `cancel`. All
 of them call `finalize`, which locks the run's folder; later callers read the sealed archive.
@@ -6,23 +6,54 @@ of them call `finalize`, which locks the run's folder; later callers read the se
 
 import errno
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from mlbench_cli.engines.base import LOSSES, Engine
-from mlbench_cli.errors import MlbenchError, NotFoundError
-from mlbench_cli.model.run import Finding, Observation, Run, RunState
+from mlbench_cli.errors import CapacityError, DamagedArchive, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model.network import NOT_AS_ASKED
+from mlbench_cli.model.run import Finding, Observation, Outcome, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.finished import ARCHIVE_UNFINISHED, FinishedRun, read_finished
-from mlbench_cli.storage.run_folder import RUN, RunFolder
+from mlbench_cli.storage.run_folder import FINDINGS, RESULT, RUN, RunFolder
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import clean_values
 
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.documents import ResultDocument
+
+ARCHIVE_UNFINISHED = "archive_unfinished"
 _OUTPUT_LOST = Finding(
     "output_lost",
     "Output files are gone from the cluster or were fetched by another client; the archive contains only the logs.",
     hint="Fetch results sooner (mlbench wait NAME), or keep them longer (--set run.keep=7d).",
 )
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """How a run ended. `result` is its result.json; None if the archive could not be completed (a full disk)."""
+
+    run: Run
+    outcome: Outcome
+    summary: str
+    findings: tuple[Finding, ...]
+    result: "ResultDocument | None"
+
+    @property
+    def goal_reached(self) -> bool:
+        """Whether the run had a goal and reached it."""
+        goal = self.result["goal"] if self.result else None
+        return goal is not None and goal["reached"]
+
+    def exit_code(self, *, require_goal: bool = False) -> int:
+        """mlbench's exit code for commands that waited; that of CapacityError if the requested network was not
+        available."""
+        if self.outcome is Outcome.NEVER_STARTED and any(finding.code == NOT_AS_ASKED for finding in self.findings):
+            return CapacityError.exit_code
+        sealed = self.result is not None
+        return self.outcome.exit_code(require_goal=require_goal, goal_reached=self.goal_reached, sealed=sealed)
 
 
 def finalize(
@@ -123,6 +154,63 @@ def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
 def _is_full(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) else error.__context__
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+# --- how a run ended -------------------------------------------------------------------------------------------------
+
+
+def read_finished(run: Run) -> FinishedRun | None:
+    """How the run ended, from its sealed archive; None for a run that is not sealed.
+
+    Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
+    """
+    from mlbench_cli.results.archive.files import read_documents
+
+    folder = RunFolder(run.folder)
+    if not folder.is_sealed:
+        return None
+
+    try:
+        result, found = read_documents(run.folder, (RESULT, FINDINGS))
+    except DamagedArchive:
+        if RunFolder(run.folder).is_sealed:
+            raise
+        return None  # it has just been deleted
+    outcome = Outcome(str(result["outcome"]))
+    findings = tuple(_finding(document) for document in found["findings"])
+    result, found = clean_values(result), clean_values(found)
+    summary = str(result.get("summary") or f"{run.name} {outcome.phrase}.")
+    return FinishedRun(run, outcome, summary, findings, cast("ResultDocument", result))
+
+
+def read_undamaged(run: Run) -> FinishedRun | None:
+    """Like `read_finished`, but None for a damaged archive, for totals over many runs."""
+    try:
+        return read_finished(run)
+    except UsageError:
+        return None
+
+
+def read_outcome(row: RunRow) -> Outcome | None:
+    """How the run ended: from its archive or, if that is damaged, from the store. None: it has not ended.
+
+    Raises DamagedArchive if neither has it.
+    """
+    try:
+        finished = read_finished(row.run)
+    except UsageError:
+        if row.outcome is None:
+            raise
+        return row.outcome
+    return row.outcome if finished is None else finished.outcome
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    known = {key: document[key] for key in Finding.__dataclass_fields__ if key in document}
+    return Finding(**known)
+
+
+# --- called by the agent ---------------------------------------------------------------------------------------------
 
 
 def main(folder: str) -> None:

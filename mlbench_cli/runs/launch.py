@@ -18,13 +18,13 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import AMD_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
-from mlbench_cli.runs.fault_options import check_faults, resolve_faults
+from mlbench_cli.runs.fault_options import check_faults, resolve_faults, wants_faults
 from mlbench_cli.runs.kubernetes_options import (
     check_mount_point,
     gpus_of_machine,
     resolve_kubernetes,
 )
-from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
+from mlbench_cli.runs.methods import check_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
 from mlbench_cli.runs.preflight import IN_PUBLIC_IMAGE, check_pinning, check_run, find_missing_package
@@ -73,7 +73,8 @@ def resolve(
     `machine` describes the local cluster, `tasks` is the catalog; None means this machine and the shipped tasks.
     """
     check_names(request)
-    use_task_folder(request.task_path)
+    if request.task_path is not None:
+        use_task_folder(request.task_path)
     engine = engine_name(cluster)
     if engine == "local":
         request = _on_this_machine(request)
@@ -233,14 +234,18 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
 def _check(spec: RunSpec, cluster: Cluster, machine: Machine | None) -> None:
     """Raise UsageError for a run that cannot work on the cluster. `machine` is this machine, if it is to be checked."""
     is_local = cluster.provider == "local"
-    check_pinning(spec, cluster, machine.cores if machine else None)
+    if spec.pin:
+        check_pinning(spec, cluster, machine.cores if machine else None)
     if machine and is_local:
         check_local(spec, machine)
     elif not is_local and spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
         raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
-    check_network(spec)
-    check_method(spec)
-    check_faults(spec)
+    if spec.network is not None:
+        check_network(spec, spec.network)
+    if spec.method:
+        check_method(spec)
+    if spec.has_faults:
+        check_faults(spec)
 
 
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------
@@ -392,7 +397,8 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
 def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[str, object]:
     if request.preset is not None:
         raise UsageError("--preset works only with tasks, not with your own command.")
-    refuse_method(request)
+    if any(given is not None for given in (request.method, request.method_path, request.servers)):
+        raise UsageError("--method, --method-path and run.servers work only with tasks, not with your own command.")
     if request.budget is not None:
         raise UsageError(
             "run.budget works only with tasks; your own command decides when to end.",
@@ -540,8 +546,8 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "share_machine": bool(request.share_machine),
         "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
-        "network": resolve_network(request),
-        **resolve_faults(request),
+        "network": None if request.network is None else resolve_network(request, request.network),
+        **(resolve_faults(request) if wants_faults(request) else {}),
         "nodes": _nodes(request, cluster),
         "absent_seconds": None if request.absent is None else parse_duration(request.absent, "run.absent"),
     }

@@ -58,8 +58,6 @@ def resolve_method(
 
 def check_method(spec: RunSpec) -> None:
     """Raise UsageError if the method cannot run with this number of ranks, or on this cluster."""
-    if not spec.method:
-        return
     name = spec.method["name"]
     try:
         make_method(spec.method).check(spec.world_size)
@@ -75,12 +73,6 @@ def check_method(spec: RunSpec) -> None:
             f"The method {name} shards parameters, which gloo cannot do on GPUs.",
             hint="--backend nccl, with a GPU for every rank; or --method zero1",
         )
-
-
-def refuse_method(request: Request) -> None:
-    """Raise UsageError if a method is requested."""
-    if any(given is not None for given in (request.method, request.method_path, request.servers)):
-        raise UsageError("--method, --method-path and run.servers work only with tasks, not with your own command.")
 
 
 def _check_words(name: str, options: Mapping[str, str]) -> None:

@@ -11,31 +11,26 @@ from mlbench_cli.util.text import shorten
 NETWORKED_BACKENDS = ("gloo", "grpc")  # that use the network even between ranks on one machine
 
 
-def resolve_network(request: Request) -> str | None:
+def resolve_network(request: Request, asked: str) -> str:
     """The canonical text of the network that was asked for."""
-    if request.network is None:
-        return None
-    shape = parse_network(request.network)
+    shape = parse_network(asked)
     if shape.is_modeled and (request.task is None or request.command is not None):
         raise UsageError(
-            f"--network {shorten(request.network)}: modeled networks delay the gradients of tasks, "
-            "not of your own command.",
+            f"--network {shorten(asked)}: modeled networks delay the gradients of tasks, not of your own command.",
             hint=f"--network {str(shape).removeprefix(MODEL)} emulates a real one.",
         )
     return str(shape)
 
 
-def check_network(spec: RunSpec) -> None:
+def check_network(spec: RunSpec, network: str) -> None:
     """Refuse a shaped network for a run whose ranks would not use it."""
-    if spec.network is None:
-        return
     if spec.engine != "local":
         raise UsageError(
             "--network emulates a network between processes of this machine only. Machines of a cluster are joined by "
             "a network that mlbench does not control.",
             hint="Leave out --network, or --cluster local.",
         )
-    if is_modeled(spec.network):
+    if is_modeled(network):
         return
     if sys.platform != "linux":
         raise UsageError("--network needs Linux network namespaces.", hint="Leave out --network.")

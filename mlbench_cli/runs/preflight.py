@@ -71,9 +71,9 @@ def _is_installed(name: str) -> bool:
 
 
 def check_backend(spec: RunSpec, find_cluster: Callable[[str], Cluster]) -> None:
-    """Refuse a run whose backend the Python of the tasks lacks, here or on hosts and nodes, as far as it is known
-    since they were attached. Raises UsageError."""
-    if not spec.runs_task_program or spec.image is not None or spec.engine == "kubernetes":
+    """Refuse a run of a task whose backend the Python of the ranks lacks, here or on hosts and nodes, as far as it is
+    known since they were attached. Raises UsageError."""
+    if spec.image is not None or spec.engine == "kubernetes":
         return
     task = load_task(spec.task)
     details = None if spec.engine == "local" else MachineDetails.of(find_cluster(spec.cluster))
@@ -99,8 +99,6 @@ def check_backend(spec: RunSpec, find_cluster: Callable[[str], Cluster]) -> None
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:
     """Refuse run.pin if somebody else starts the ranks, or if this machine has fewer usable cores (None: not known)
     than processes. Raises UsageError."""
-    if not spec.pin:
-        return
     if cluster.provider not in ("local", "hosts"):
         raise UsageError(
             f"run.pin works on this machine and hosts; {cluster.provider} binds ranks itself.",

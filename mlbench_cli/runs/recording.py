@@ -17,10 +17,9 @@ from mlbench_cli.model.run import Experiment, JsonObject, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
-from mlbench_cli.runs.finished import read_outcome
+from mlbench_cli.runs.finalize import read_outcome
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.runs.queue import FOLDER
-from mlbench_cli.runs.select import members
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
 from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
@@ -34,7 +33,7 @@ def plan_experiment(
     experiment: Experiment, candidates: Sequence[Candidate], store: Store, *, retry_failed: bool = False
 ) -> Plan:
     """The plan that completes an experiment, whose members are in the store; new runs get an id and a folder."""
-    rows = {row.run.id: row for row in members(store, experiment)}
+    rows = {row.run.id: row for row in store.members(experiment)}
     existing = []
     for member in experiment.members:
         if (row := rows.get(member.run_id)) is not None:

@@ -118,7 +118,7 @@ def find(store: Store, name: str, *, repeats: bool = False) -> tuple[list[RunRow
         (family,) = find_families(store, [row]) if repeats and not row.problem else [Family(name, (row,))]
         return list(family.rows) if family.name == name else [row], None
     if (experiment := store.find_experiment(name)) is not None:
-        return members(store, experiment), experiment
+        return store.members(experiment), experiment
     rows = (row for row in store.run_family(name) if not row.problem)
     if found := next((each for each in find_families(store, rows) if each.name == name), None):
         return list(found.rows), None
@@ -127,12 +127,6 @@ def find(store: Store, name: str, *, repeats: bool = False) -> tuple[list[RunRow
     families = [common for run in runs if (common := common_name(run))]
     near = did_you_mean(name, list(dict.fromkeys([*known, *families])))
     raise NotFoundError(f'There is no run or experiment "{name[:60]}".{near}', hint="mlbench status")
-
-
-def members(store: Store, experiment: Experiment) -> list[RunRow]:
-    """The runs of an experiment, in its order."""
-    found = (store.find_run(member.run_id) for member in experiment.members)
-    return [row for row in found if row is not None]
 
 
 def one_run(store: Store, name: str) -> RunRow:

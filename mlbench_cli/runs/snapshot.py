@@ -10,7 +10,7 @@ from mlbench_cli.model.goals import Goal, metric_names
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
-from mlbench_cli.runs.finished import FinishedRun, read_finished
+from mlbench_cli.runs.finalize import FinishedRun, read_finished
 from mlbench_cli.runs.progress import EventReader, ProgressTracker
 from mlbench_cli.runs.queue import QUEUE_ENDED, queued_observation
 from mlbench_cli.runs.supervise import is_waiting

@@ -30,8 +30,7 @@ from mlbench_cli.model.run import Experiment, Finding, Observation, Run, RunRow,
 from mlbench_cli.model.silence import Silence
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.runs.finalize import finalize
-from mlbench_cli.runs.finished import FinishedRun, read_finished
+from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
 from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store

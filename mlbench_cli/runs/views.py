@@ -6,7 +6,7 @@ from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.runs.experiment_status import ExperimentStatus
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.finalize import read_finished
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import (
     ENDED,

@@ -246,6 +246,11 @@ class Store:
         rows = self._query("SELECT * FROM runs WHERE id = ?", run_id)
         return self._run_row(rows[0]) if rows else None
 
+    def members(self, experiment: Experiment) -> list[RunRow]:
+        """The runs of an experiment, in its order."""
+        found = (self.find_run(member.run_id) for member in experiment.members)
+        return [row for row in found if row is not None]
+
     def runs(self) -> list[RunRow]:
         """All runs, oldest first."""
         return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]

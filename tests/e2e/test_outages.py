@@ -17,7 +17,7 @@ from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model.run import Outcome, Run
 from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.runs import supervise
-from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
 from tests.e2e.runs import Cluster, Runs, log

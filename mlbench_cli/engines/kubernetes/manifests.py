@@ -11,9 +11,8 @@ from functools import cache
 from typing import Any
 
 import templates
-from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
-from mlbench_cli.agent.messages import MachinesPlan
+from mlbench_cli.agent.messages import AT_START, MachinesPlan
 from mlbench_cli.engines.environment import contract_environment, thread_variables
 from mlbench_cli.engines.kubernetes.fabrics import claims_cards, fabric_patch
 from mlbench_cli.engines.kubernetes.pods import (

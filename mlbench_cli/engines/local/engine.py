@@ -19,33 +19,36 @@ from pathlib import Path
 from typing import Any
 
 import mlbench_cli
-from mlbench_cli.agent.agent import AT_START, main
-from mlbench_cli.agent.lock import MachineLock
-from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan, fill_in
+from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
+from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan, fill_in
 from mlbench_cli.agent.processes import kill_processes, signal_process
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission, refuse_running
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.follow import follow_log
-from mlbench_cli.engines.local.machine_lock import acquire_machine
 from mlbench_cli.engines.local.state import (
     Watch,
     abandon,
+    enqueue,
     is_abandoned,
     observation,
     read_state,
 )
-from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import remove_folder
+from mlbench_cli.util.text import rough_duration
 
+AGENT = "mlbench_cli.agent.agent"
 POLL = 0.02  # seconds between reads of the agent's state
 OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
+MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
+SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
 _NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -94,7 +97,7 @@ class LocalEngine:
         state_folder = run.folder / ".state"
         with _explain_os_errors(run):
             state_folder.mkdir(parents=True, exist_ok=True)
-            lease = acquire_machine(run, report=self._report)
+            lease = _acquire_machine(run, self._report)
             try:
                 if not state_folder.is_dir():
                     raise UsageError(f'The run "{run.name}" was deleted before it was started.')
@@ -295,6 +298,58 @@ def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
 # --- start ------------------------------------------------------------------------------------------------------
 
 
+def _acquire_machine(run: Run, report: Callable[[str], None]) -> MachineLock:
+    """Acquire this machine for `run`: first come, first served, for at most the run's timeout.
+
+    `report` gets a sentence when the wait begins, and whenever the run's place in the line changes. Stops waiting
+    without a lock if another process started or canceled `run`. Raises DeadlineError.
+    """
+    lock = MachineLock(SHARE if run.spec.share_machine else TAKE, run.name, run.spec.timeout)
+    if run.spec.share_machine:
+        lock.acquire()
+        return lock
+    line = Line()
+    try:
+        _wait_for_machine(run, lock, line, report)
+    finally:
+        line.close()
+    return lock
+
+
+def _wait_for_machine(run: Run, lock: MachineLock, line: Line, report: Callable[[str], None]) -> None:
+    begun = time.monotonic()
+    end = begun + run.spec.timeout
+    reported: int | None = None
+    while (before := line.count_before()) or not lock.acquire():
+        if is_abandoned(run) or read_state(run.folder) is not None or not run.folder.is_dir():
+            lock.give_up("another process started, canceled or deleted this run")
+            return
+        holder, now = lock.read_holder(), time.monotonic()
+        if now >= end:
+            raise _deadline_error(run, holder)
+        if now >= begun + SILENT_SECONDS and before != reported:
+            enqueue(run, os.getpid())
+            report(_waiting_sentence(run, holder, before, end - now))
+            reported = before
+        time.sleep(MACHINE_POLL)
+
+
+def _waiting_sentence(run: Run, holder: LockHolder | None, before: int, seconds: float) -> str:
+    others = f", behind {before} other{'s' * (before > 1)} that came earlier" if before else ", next in line"
+    return (
+        f"{run.name} is waiting for this machine: {describe_holder(holder)}{others}. "
+        f"Timeout {rough_duration(seconds)}; "
+        "mlbench run --share-machine would start it at once and label the result as shared."
+    )
+
+
+def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
+    return DeadlineError(
+        f'The run "{run.name}" waited {rough_duration(run.spec.timeout)} for this machine: {describe_holder(holder)}.',
+        hint="mlbench status; mlbench run also has --share-machine and a longer --timeout.",
+    )
+
+
 def _adopt(run: Run) -> bool:
     """Whether the run already exists. Raises UsageError if the folder belongs to another run."""
     state = read_state(run.folder)
@@ -329,10 +384,10 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: Mac
 def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
     # Imported rather than run as a script, so that it is compiled once; isolated, so that no file of the user's
     # current folder or PYTHONPATH takes the place of a module.
-    code = "import sys; sys.path.append(sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
+    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {AGENT} import main; sys.exit(main(sys.argv[1:]))"
     root = Path(mlbench_cli.__file__).parents[1]
     arguments = [str(root), str(folder), *map(str, (ready, lock, machine_lock))]
-    words = [sys.executable, "-I", "-S", "-c", code.format(main.__module__), *arguments]
+    words = [sys.executable, "-I", "-S", "-c", code, *arguments]
     log = str(folder / ".state" / "supervisor.log")
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -16,7 +16,7 @@ from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.model.run import Outcome, Run
 from mlbench_cli.model.spec import KubernetesOptions
 from mlbench_cli.runs import supervise
-from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
 from tests import NIGHTLY

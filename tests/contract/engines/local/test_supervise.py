@@ -20,8 +20,7 @@ from mlbench_cli.errors import DeadlineError, NotFoundError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, RunState, WorkerState
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
-from mlbench_cli.runs.finalize import finalize
-from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.finalize import FinishedRun, finalize
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.snapshot import finished_snapshot, live_snapshot
 from mlbench_cli.storage.run_folder import RunFolder
