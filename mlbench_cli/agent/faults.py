@@ -581,9 +581,8 @@ class FaultControl(NodeFaults):
         """Write faults.json."""
         path = f"{self._agent.folder}/faults.json"
         try:
-            with open(f"{self._agent.folder}/.state/faults.tmp", "w", encoding="utf-8") as file:
-                file.write(json.dumps(self.document, indent=2) + "\n")
-            os.replace(file.name, path)
+            data = (json.dumps(self.document, indent=2) + "\n").encode()
+            machine.replace_bytes(path, data, part=f"{self._agent.folder}/.state/faults.part")
         except OSError as error:
             self._agent.on_write_error(error)
 

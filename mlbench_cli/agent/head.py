@@ -19,7 +19,6 @@ files until the head has confirmed their sizes. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ import time
 from socket import socket
 from typing import Any
 
-from mlbench_cli.agent import link, machine
+from mlbench_cli.agent import link, machine, processes
 from mlbench_cli.agent.interfaces import list_addresses
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
@@ -194,9 +193,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
     with open(f"{folder}/plan.json", encoding="utf-8") as file:
         plan = json.load(file)
     with open(f"{folder}/head.lock", "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not processes.try_lock(lock.fileno()):
             return 0
         known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
         token = str(known["token"]) if known else link.new_token()

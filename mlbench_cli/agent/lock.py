@@ -82,7 +82,7 @@ class MachineLock:
         if self.descriptor >= 0 or (descriptor := self._open()) is None:
             return True
         is_shared = self._mode == SHARE
-        if not try_lock(descriptor, str(self._path), shared=is_shared):
+        if not _try_lock(descriptor, str(self._path), shared=is_shared):
             os.close(descriptor)
             if is_shared:
                 self.state, self.reason = SHARED, "another run is using this machine"
@@ -225,23 +225,14 @@ def _create(path: str, flags: int) -> int:
     return descriptor
 
 
-def try_lock(descriptor: int, path: str, *, shared: bool) -> bool:
-    if not flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+def _try_lock(descriptor: int, path: str, *, shared: bool) -> bool:
+    if not processes.try_lock(descriptor, shared=shared):
         return False
     try:
         current, own = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
     except OSError:
         return False  # removed in between: the next round makes a new one
     return (current.st_dev, current.st_ino) == (own.st_dev, own.st_ino)
-
-
-def flock(descriptor: int, operation: int) -> bool:
-    """Try an flock without waiting; whether it succeeded."""
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def write_holder(descriptor: int, run: str, seconds: float) -> None:
@@ -289,7 +280,7 @@ def find_holder() -> LockHolder | None:
         return None
     try:
         # A shared request conflicts with a run that has the machine for itself, not with runs that share it.
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or flock(descriptor, fcntl.LOCK_SH):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or processes.try_lock(descriptor, shared=True):
             return None
         return read_holder(descriptor) or LockHolder("a run", "unknown", time.time(), time.time())
     finally:

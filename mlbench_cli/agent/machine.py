@@ -162,15 +162,19 @@ def replace_file(path: str, document: object, *, is_private: bool = False, is_du
     replace_bytes(path, json.dumps(document).encode(), is_private=is_private, is_durable=is_durable)
 
 
-def replace_bytes(path: str, data: bytes, *, is_private: bool = False, is_durable: bool = False) -> None:
-    """Write a file so that every reader finds the old one or the new one. Raises OSError."""
+def replace_bytes(
+    path: str, data: bytes, *, is_private: bool = False, is_durable: bool = False, part: str | None = None
+) -> None:
+    """Write a file so that every reader finds the old one or the new one; `part` is where it is written first. Raises
+    OSError."""
+    part = part or f"{path}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(f"{path}.part", flags, 0o600 if is_private else 0o644), "wb") as file:
+    with open(os.open(part, flags, 0o600 if is_private else 0o644), "wb") as file:
         file.write(data)
         if is_durable:
             file.flush()
             os.fsync(file.fileno())
-    os.replace(f"{path}.part", path)
+    os.replace(part, path)
 
 
 def read_bytes(path: str) -> bytes | None:

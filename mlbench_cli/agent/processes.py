@@ -6,6 +6,7 @@ Linux's /proc if there is one; otherwise what needs it is left out. Standard lib
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import signal
@@ -77,6 +78,24 @@ def is_alive(note: Mapping[str, Any]) -> bool | None:
         return True
     fields = stat_fields(note["pid"])
     return fields is not None and fields[0] not in "ZX" and int(fields[19]) == note["start_time"]
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file without waiting, for as long as a process has it open; whether that succeeded."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Whether any process, even in another PID namespace, holds the lock on a file, so it lives. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return not try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
 
 
 def signal_process(note: Mapping[str, Any], number: int) -> None:

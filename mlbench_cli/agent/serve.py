@@ -11,7 +11,6 @@ request is {"do": NAME, ...}; the answer has "error" if it failed. Paths may beg
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -235,16 +234,13 @@ def lock(path: str, patience: float = 60.0) -> Answer:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            LOCKS[path] = held
-            return {}, b""
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                os.close(held)
-                raise Refused(f"another client holds {path}") from None
-            time.sleep(0.05)
+    while not processes.try_lock(held):
+        if time.monotonic() >= end:
+            os.close(held)
+            raise Refused(f"another client holds {path}")
+        time.sleep(0.05)
+    LOCKS[path] = held
+    return {}, b""
 
 
 LOCKS: dict[str, int] = {}
@@ -361,13 +357,9 @@ def list_folder(path: str) -> list[str]:
 def is_held(path: str) -> bool:
     """Whether a process holds a lock, or there is no such file."""
     try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return processes.is_locked(path)
     except OSError:
         return True
-    return False
 
 
 def nodes_of(folder: str) -> str:

@@ -11,7 +11,6 @@ The lock is authoritative: the kernel frees it when the process ends, for whatev
 detached, too: if the queue is killed, running runs continue, and the remaining ones wait until the user resumes.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -24,11 +23,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlbench_cli.agent.processes import process_handle, process_origin
+from mlbench_cli.agent.processes import is_locked, process_handle, process_origin, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.files import is_lock_held, write_atomically
+from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.times import now
 
 FOLDER = "experiments"
@@ -93,18 +92,11 @@ class QueueFolder:
         it."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if not os.fstat(descriptor).st_nlink:  # its holder removed the folder: this lock excludes nobody
-            os.close(descriptor)
-            return None
-        return descriptor
+        # Where its holder has removed the folder, this lock excludes nobody.
+        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def find_state(self) -> QueueState:
         """Whether somebody holds the lock."""
@@ -112,7 +104,7 @@ class QueueFolder:
         if holder is not None and holder.boot_id != here["boot_id"] and holder.host != here["host"]:
             return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
         try:
-            is_held = is_lock_held(self.lock)
+            is_held = is_locked(self.lock)
         except OSError:
             is_held = False
         return QueueState.ALIVE if is_held else QueueState.ENDED

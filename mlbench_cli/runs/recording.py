@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, JsonObject, Run
 from mlbench_cli.model.spec import RunSpec
@@ -90,9 +91,8 @@ def record(
         folder.mkdir(parents=True, exist_ok=True)
         (store.folder / "runs").mkdir(exist_ok=True)
         # Remove what clients that were killed while recording have left, unless another one is recording just now.
-        with open(store.folder / _LOCK, "ab") as lock, suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in folder.glob(_INTENT.format("*")):
+        with open(store.folder / _LOCK, "ab") as lock:
+            for path in folder.glob(_INTENT.format("*")) if try_lock(lock.fileno()) else ():
                 with suppress(ValueError):  # killed before all of it was written, and so before the first folder
                     _remove_unrecorded(map(str, json.loads(path.read_bytes())), store)
                 path.unlink()

@@ -7,7 +7,6 @@ SHA256SUMS.sig                                                          signatur
 .state/                                                                 not part of the archive
 """
 
-import fcntl
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.util.files import write_atomically
@@ -129,12 +129,8 @@ def is_sealed(run: Run) -> bool:
 
 def _wait_for_lock(descriptor: int, path: Path, notice: Callable[[str], None] | None) -> None:
     begun, noticed = time.monotonic(), False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            waited = time.monotonic() - begun
+    while not try_lock(descriptor):
+        waited = time.monotonic() - begun
         if waited >= LOCK_SECONDS:
             raise DeadlineError(
                 f"Another mlbench command has been working on {path} for {LOCK_SECONDS:g} s.",

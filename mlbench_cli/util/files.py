@@ -1,7 +1,6 @@
 """Atomic file writes: a reader, also after a crash, sees either the old content or the new content."""
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -82,15 +81,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def is_lock_held(path: Path) -> bool:
-    """Whether any process, even in another PID namespace, holds the lock on the file `path`. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -10,12 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.agent.processes import boot_id, is_alive, process_note
+from mlbench_cli.agent.processes import boot_id, is_alive, is_locked, process_note
 from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import is_lock_held, write_atomically
+from mlbench_cli.util.files import write_atomically
 
 STARTING = 60.0  # seconds until a recorded run must have an agent
 ENDED = ("succeeded", "failed", "lost")
@@ -105,7 +105,7 @@ def find_liveness(folder: Path, state: Mapping[str, Any]) -> Liveness:
     if state["boot_id"] != boot_id():
         return Liveness.DEAD if state.get("host") == os.uname().nodename else Liveness.UNKNOWN
     try:
-        is_held = is_lock_held(folder / ".state" / "supervisor.lock")
+        is_held = is_locked(folder / ".state" / "supervisor.lock")
     except OSError:
         is_held = is_alive(state) is not False
     return Liveness.ALIVE if is_held else Liveness.DEAD
@@ -137,7 +137,7 @@ def _waits_for_machine(run: Run) -> bool:
 def _is_submitting(run: Run) -> bool:
     """Whether a client, or the agent that it has started, is about to write the run's first state."""
     try:
-        return is_lock_held(run.folder / ".state" / "submit.lock")
+        return is_locked(run.folder / ".state" / "submit.lock")
     except OSError:
         return False
 

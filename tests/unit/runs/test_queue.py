@@ -153,7 +153,7 @@ def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, mon
         shutil.rmtree(folder.path)
         flock(descriptor, operation)
 
-    monkeypatch.setattr("mlbench_cli.runs.queue.fcntl.flock", remove_first)
+    monkeypatch.setattr("mlbench_cli.agent.processes.fcntl.flock", remove_first)
     assert folder.acquire() is None
     monkeypatch.undo()
     descriptor = folder.acquire()
