@@ -9,21 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.experiments import ExperimentHandle
+from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.runs import launch as launches
+from mlbench_cli.runs.defaults import default_cluster, with_defaults
+from mlbench_cli.runs.experiment import expand, request_of
+from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
+from mlbench_cli.runs.matrix import MAX_MEMBERS
+from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, matrix_of, merge
+from mlbench_cli.runs.select import Filter, select
+from mlbench_cli.runs.snapshot import RunStatus, read_states
+from mlbench_cli.runs.views import runs_document
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
-    from mlbench_cli.api.launches import Launch
     from mlbench_cli.api.repetition import AuthorsProgram
     from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.discovery import Discovered
     from mlbench_cli.runs.questions import Questions
-    from mlbench_cli.runs.request import Request
-    from mlbench_cli.runs.select import Filter
-    from mlbench_cli.runs.snapshot import RunStatus
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,6 @@ class Client(Workspace):
         Interrupted and missing members of an experiment of that name are started; finished ones stay. Raises
         UsageError for options that contradict each other, and what the engine raises.
         """
-        from mlbench_cli.runs.request import Request
-
         sizes = (workers,) if isinstance(workers, int) else tuple(workers)
         known = [*Request.__dataclass_fields__]
         unknown = sorted(set(options) - set(known))
@@ -79,7 +83,6 @@ class Client(Workspace):
 
     def questions(self) -> "Questions":
         """The questions of `mlbench run` and their possible answers, e.g. for a form."""
-        from mlbench_cli.runs.defaults import default_cluster
         from mlbench_cli.runs.questions import ask_questions
 
         taken = [row.run.name for row in self.store.iterate_runs()]
@@ -96,8 +99,6 @@ class Client(Workspace):
         """Describe what a `Request` would start, checked as far as possible without starting it: "runs" by name, and
         "command", the equivalent command line.
         """
-        from mlbench_cli.runs.request import equivalent_command
-
         launch = self.prepare(request)
         launch.render()
         return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
@@ -116,11 +117,6 @@ class Client(Workspace):
         NotFoundError for runs that cannot work, and for more than `most` of them (default: what `mlbench run` starts
         without a question).
         """
-        from mlbench_cli.api.launches import make_launch
-        from mlbench_cli.runs.defaults import with_defaults
-        from mlbench_cli.runs.experiment import expand
-        from mlbench_cli.runs.matrix import MAX_MEMBERS
-
         if request.create and new_cluster is None:
             raise UsageError(
                 "A cluster is created only by a command that stays to delete it.",
@@ -141,9 +137,6 @@ class Client(Workspace):
 
         If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
         """
-        from mlbench_cli.runs.defaults import with_defaults
-        from mlbench_cli.runs.request import matrix_of
-
         cluster = new_cluster or self.cluster(request.cluster)
         if matrix_of(request).keys() & {"cluster"}:
             return request, cluster
@@ -157,9 +150,6 @@ class Client(Workspace):
 
         Any other request is returned as it is.
         """
-        from mlbench_cli.runs.experiment import request_of
-        from mlbench_cli.runs.request import merge
-
         if request.name is None or request.workers or request.task is not None or request.command is not None:
             return request
         experiment = self.store.find_experiment(request.name)
@@ -235,12 +225,7 @@ class Client(Workspace):
         Given options override those in the file. With `only_list`, runs for GPUs are listed on a machine without any,
         where they cannot be started. Raises UsageError that names file and key, NotFoundError.
         """
-        from mlbench_cli.api.launches import make_launch
         from mlbench_cli.results.analysis.published import select_series
-        from mlbench_cli.runs import launch as launches
-        from mlbench_cli.runs.defaults import default_cluster, with_defaults
-        from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
-        from mlbench_cli.runs.matrix import MAX_MEMBERS
 
         known = self.store.find_experiment(file)
         if known is not None and "runs" in known.request and not Path(file).is_file():
@@ -285,8 +270,6 @@ class Client(Workspace):
 
         `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
         """
-        from mlbench_cli.runs.select import Filter
-
         keep = Filter(tuple(states), tuple(tasks))
         moment = time.time()
         words = keep.words if shown_as is None else {shown_as}
@@ -325,8 +308,6 @@ class Client(Workspace):
 
         Raises NotFoundError with the nearest name, UsageError if the name is ambiguous.
         """
-        from mlbench_cli.runs.defaults import default_cluster
-
         return self.store.cluster(reference) if reference else default_cluster(self.store)
 
     def find_cluster(self, name: str) -> Cluster:
@@ -354,8 +335,6 @@ class Client(Workspace):
         nearest name; UsageError if nothing says which runs are meant or, with `readable`,
         for a run that a newer mlbench wrote.
         """
-        from mlbench_cli.runs.select import select
-
         found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats)
         return Chosen(
             tuple(RunHandle(self, row) for row in found.rows),
@@ -381,14 +360,10 @@ class Client(Workspace):
 
     def read_states(self, runs: "Iterable[RunHandle]") -> "Iterator[RunStatus]":
         """Yield the current state of each run. A run or cluster that does not answer affects only its own rows."""
-        from mlbench_cli.runs.snapshot import read_states
-
         return read_states((run.row for run in runs), self.engine_of)
 
     def status(self, runs: "Iterable[RunHandle]", experiments: "Sequence[ExperimentHandle]" = ()) -> JsonObject:
         """The runs as they are now: the document of `mlbench status -o json`, with experiments if there are any."""
-        from mlbench_cli.runs.views import runs_document
-
         states = list(self.read_states(runs))
         return runs_document(self.store, states, [experiment.read_status(states) for experiment in experiments])
 
@@ -412,8 +387,6 @@ class Client(Workspace):
 def _complete_options() -> None:
     """Let notebooks and other IPython shells complete the options of `Client.run`."""
     import inspect
-
-    from mlbench_cli.runs.request import OPTIONS
 
     own = inspect.signature(Client.run)
     options = [

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
+from mlbench_cli.runs import queue
+from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
+from mlbench_cli.runs.queue import QueueFolder
+from mlbench_cli.runs.snapshot import RunStatus, read_states
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Row
     from mlbench_cli.results.archive.files import Archive
-    from mlbench_cli.runs.experiment_status import ExperimentStatus
     from mlbench_cli.runs.finalize import FinishedRun
-    from mlbench_cli.runs.queue import QueueFolder
-    from mlbench_cli.runs.snapshot import RunStatus
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,6 @@ class ExperimentHandle:
 
     def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
         """State, progress, time left and queue. `states` are those of its runs, if they are known already."""
-        from mlbench_cli.runs.experiment_status import experiment_status
-        from mlbench_cli.runs.snapshot import read_states
-
         workspace = self.workspace
         if states is None:
             states = list(read_states([run.row for run in self.runs()], workspace.engine_of))
@@ -66,8 +64,6 @@ class ExperimentHandle:
 
     @property
     def _queue(self) -> "QueueFolder":
-        from mlbench_cli.runs.queue import QueueFolder
-
         return QueueFolder.of(self.workspace.store.folder, self.experiment.id)
 
     def read_queue_log(self) -> list[str]:
@@ -90,8 +86,6 @@ class ExperimentHandle:
 
     def stop(self, reason: str = "the API stopped it") -> None:
         """Start no further runs. Running ones continue."""
-        from mlbench_cli.runs import queue
-
         queue.stop(self.experiment, self.workspace.store.folder, reason, self.workspace.notice)
 
     def cancel(self) -> None:

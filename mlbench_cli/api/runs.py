@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
-from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
+from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
+from mlbench_cli.runs import supervise
+from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
+from mlbench_cli.runs.log_reader import LogEntry, LogReader
+from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, find_goal
+from mlbench_cli.runs.removal import delete_run
+from mlbench_cli.runs.snapshot import describe_run
+from mlbench_cli.runs.supervise import Report, is_waiting
+from mlbench_cli.runs.views import run_details
 from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
+from mlbench_cli.util.files import size_of
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
@@ -19,10 +30,6 @@ if TYPE_CHECKING:
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.files import Archive
-    from mlbench_cli.runs.finalize import FinishedRun
-    from mlbench_cli.runs.log_reader import LogEntry, LogReader
-    from mlbench_cli.runs.progress import Progress
-    from mlbench_cli.runs.supervise import Report
 
 STACKS_SECONDS = 3.0  # after which a program that could not print its stacks yet is asked again
 
@@ -57,8 +64,6 @@ class RunHandle:
     @property
     def finished(self) -> "FinishedRun | None":
         """How the run ended, from its archive; None until the archive is complete."""
-        from mlbench_cli.runs.finalize import read_finished
-
         return read_finished(self.run)
 
     @property
@@ -74,8 +79,6 @@ class RunHandle:
     @property
     def goal(self) -> "Goal | None":
         """The goal that the run was asked to reach."""
-        from mlbench_cli.runs.progress import find_goal
-
         return find_goal(self.run.spec)
 
     @property
@@ -91,8 +94,6 @@ class RunHandle:
     @property
     def _waits_for(self) -> str | None:
         """The name of the experiment in whose queue the run waits; None once it is submitted."""
-        from mlbench_cli.runs.supervise import is_waiting
-
         row = self.workspace.store.find_run(self.run.id)
         return row.queue.name if row is not None and row.queue is not None and is_waiting(row) else None
 
@@ -110,14 +111,10 @@ class RunHandle:
 
     def describe(self) -> JsonObject:
         """The store's entry when the handle was created; does not look at the run's folder or cluster."""
-        from mlbench_cli.runs.snapshot import describe_run
-
         return describe_run(self.row)
 
     def __repr__(self) -> str:
         """One line about the run: task, size, method, network, state, and its result if it has ended."""
-        from mlbench_cli.model.methods import method_phrase
-
         spec = self.run.spec
         words = [f"{spec.title}, {counted(spec.workers, 'worker')}"]
         words += [method_phrase(spec.method)] if spec.runs_task_program else []
@@ -128,8 +125,6 @@ class RunHandle:
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
-        from mlbench_cli.runs.views import run_details
-
         row = self.workspace.store.find_run(self.run.id) or self.row
         return run_details(row, self.workspace.engine_of)
 
@@ -140,8 +135,6 @@ class RunHandle:
 
         `report` is called at least once a second with how far it is.
         """
-        from mlbench_cli.runs import supervise
-
         workspace = self.workspace
         engine = workspace.engine_of(self.run)
         return supervise.follow(
@@ -150,8 +143,6 @@ class RunHandle:
 
     def watch(self, report: "Report") -> None:
         """Wait until the run has ended, without changing the run or its archive."""
-        from mlbench_cli.runs import supervise
-
         supervise.watch(self.run, self.workspace.engine_of(self.run), report)
 
     def complete(self) -> "FinishedRun":
@@ -159,8 +150,6 @@ class RunHandle:
 
         Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
         """
-        from mlbench_cli.runs.finalize import finalize
-
         if (known := self.finished) is not None:
             return known
         if (experiment := self._waits_for) is not None:
@@ -179,8 +168,6 @@ class RunHandle:
 
     def follow(self, poll: float = 1.0) -> "Iterator[Progress]":
         """Yield the progress about every `poll` seconds until the run has ended. Changes nothing."""
-        from mlbench_cli.runs.progress import ProgressReader
-
         engine = self.workspace.engine_of(self.run)
         reader = ProgressReader(engine, self.run, seconds=0.0)
         while True:
@@ -195,9 +182,6 @@ class RunHandle:
 
         Raises UsageError for a run that does not run, and if no rank can print its stacks within `timeout` seconds.
         """
-        from mlbench_cli.model.run import Phase
-        from mlbench_cli.util.files import size_of
-
         if self.is_finished:
             raise UsageError(f'The run "{self.name}" has ended.', hint=f"mlbench logs {self.name}")
         engine, folder = self.workspace.engine_of(self.run), RunFolder(self.folder)
@@ -234,8 +218,6 @@ class RunHandle:
         Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
         in time.
         """
-        from mlbench_cli.runs import supervise
-
         if (known := self.finished) is not None:
             return known
         if (experiment := self._waits_for) is not None and self.run.spec.engine != "local":
@@ -256,8 +238,6 @@ class RunHandle:
 
     def delete(self, *, force: bool = False, warn: "Callable[[str], None]" = lambda text: None) -> None:
         """Remove the run and its results. `force` stops it if it is running; `warn` gets what could not be removed."""
-        from mlbench_cli.runs.removal import delete_run
-
         delete_run(self.run, self.workspace.store, force=force, notice=self.workspace.notice, warn=warn)
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -287,7 +267,6 @@ class RunHandle:
     def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":
         from mlbench_cli.results.analysis.tables import MetricPoint
         from mlbench_cli.results.archive.evidence import parse_metric
-        from mlbench_cli.runs.progress import EventReader
 
         workers = self.run.spec.workers
         if self.is_sealed:
@@ -335,8 +314,6 @@ class RunHandle:
 
     def open_log(self, rank: int | None = None) -> "LogReader":
         """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for an unknown rank."""
-        from mlbench_cli.runs.log_reader import LogReader
-
         size = self.run.spec.process_count
         if rank is not None and not 0 <= rank < size:
             raise NotFoundError(
@@ -348,8 +325,6 @@ class RunHandle:
 
     def list_log_gaps(self) -> "list[FindingDocument]":
         """The findings that lines of the log are missing."""
-        from mlbench_cli.engines.base import LOG_GAP
-
         if not self.is_sealed:
             return [finding.to_dict() for finding in self.workspace.engine_of(self.run).log_gaps(self.run)]
         with self.archive(verify=False) as archive:

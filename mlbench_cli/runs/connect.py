@@ -1,27 +1,24 @@
 """The engine that executes runs on a cluster."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from mlbench_cli.agent.lock import find_holder
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import LOCAL, Cluster, Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
-    from mlbench_cli.model.spec import RunSpec
-    from mlbench_cli.storage.store import Store
+from mlbench_cli.storage.store import Store
 
 FINALIZER = "mlbench_cli.runs.finalize"
 
 
-def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
+def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
     """The engine of `cluster`. Sends no request yet. Raises MlbenchError if there is no access to the cluster.
 
     `report` is called with a sentence while a run waits for this machine, or while a cluster does not answer.
     """
     if cluster.provider == "local":
-        from mlbench_cli.engines.local.engine import LocalEngine
-
         return LocalEngine(finalizer=FINALIZER, report=report)
     if cluster.provider == "slurm":
         from mlbench_cli.engines.machines.details import SlurmDetails
@@ -47,9 +44,9 @@ class EnginesByCluster:
 
     def __init__(
         self,
-        store: "Store",
+        store: Store,
         report: Callable[[str], None] | None = None,
-        connect: "Callable[[Cluster], Engine] | None" = None,
+        connect: Callable[[Cluster], Engine] | None = None,
     ) -> None:
         """`connect` makes the engine of a cluster; default: the one that executes runs there."""
         self._store = store
@@ -57,19 +54,19 @@ class EnginesByCluster:
         self._connect = connect or (lambda cluster: connect_engine(cluster, report))
         self._engines: dict[str, Engine] = {}
 
-    def __call__(self, run: Run) -> "Engine":
+    def __call__(self, run: Run) -> Engine:
         if RunFolder(run.folder).is_sealed:
             return connect_engine(LOCAL, self._report)
         return self.of_cluster(run.spec.cluster)
 
-    def of_cluster(self, name: str) -> "Engine":
+    def of_cluster(self, name: str) -> Engine:
         """The engine of the cluster of that name. Raises NotFoundError."""
         if name not in self._engines:
             self._engines[name] = self._connect(self._store.cluster(name))
         return self._engines[name]
 
 
-def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
+def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
     """An engine that can only render for `cluster`: --dry-run needs neither network nor credentials."""
     if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
         return connect_engine(cluster, report)
@@ -79,11 +76,9 @@ def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = No
     return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))
 
 
-def find_machine_holder(spec: "RunSpec") -> str | None:
+def find_machine_holder(spec: RunSpec) -> str | None:
     """The run that uses this machine, for which a local run has to wait; None if it can start, or runs elsewhere."""
     if spec.engine != "local" or spec.share_machine:
         return None
-    from mlbench_cli.agent.lock import find_holder
-
     holder = find_holder()
     return None if holder is None else holder.phrase

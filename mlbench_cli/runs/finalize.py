@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mlbench_cli.engines.base import LOSSES, Engine
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import CapacityError, DamagedArchive, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.network import NOT_AS_ASKED
 from mlbench_cli.model.run import Finding, Observation, Outcome, Run, RunRow, RunState
@@ -83,8 +84,6 @@ def finalize(
 
 def finalize_folder(folder: Path) -> None:
     """Finalize the local run in `folder`; called by its agent, which knows only the folder."""
-    from mlbench_cli.engines.local.engine import LocalEngine
-
     document = RunFolder(folder).read_json(RUN)
     if document is None:
         return

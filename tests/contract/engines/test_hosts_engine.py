@@ -49,7 +49,8 @@ def test_a_host_that_is_not_heard_of_any_more_ends_the_run_as_lost_and_the_rest_
     (folder / ".state").mkdir(parents=True)
     run = Run("1", SPEC, folder, "2026-01-01T00:00:00Z")
     state = {
-        "first": None, "first_failed": None, "disk_full": False, "start_problem": None, "started": 1.0, "ended": None,
+        "first": None, "first_failed": None, "disk_full": False, "start_problem": None, "network_problem": None,
+        "started": 1.0, "ended": None,
         "boot_id": None, "host": "elsewhere", "pid": 1, "start_time": 0,
     }  # fmt: skip
     rank = {**pending_facts(0), "phase": "failed", "exit_code": 143, "signal": 15, "stopped": True, "started": 1.0}
