@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.experiments import ExperimentHandle
-from mlbench_cli.api.launches import Launch, make_launch
+from mlbench_cli.api.launches import API_COMMAND, Launch, make_launch
 from mlbench_cli.api.runs import RunHandle, Runs
-from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
 from mlbench_cli.runs import launch as launches
+from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
 from mlbench_cli.runs.experiment import expand, request_of
 from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlbench_cli.api.runs import RunHandle, Runs
-from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
 from mlbench_cli.runs import queue
+from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.snapshot import RunStatus, read_states

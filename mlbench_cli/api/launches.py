@@ -8,12 +8,11 @@ from pathlib import Path
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
-from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs import queue, supervise
-from mlbench_cli.runs.connect import EnginesByCluster, connect_renderer, find_machine_holder
+from mlbench_cli.runs.connect import EnginesByCluster, Workspace, connect_renderer, find_machine_holder
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.preflight import check_backend
@@ -21,6 +20,8 @@ from mlbench_cli.runs.queue import QueueLease
 from mlbench_cli.runs.recording import document_writer, plan_experiment, record
 from mlbench_cli.runs.request import Request, request_document
 from mlbench_cli.util.times import now
+
+API_COMMAND = ("mlbench.api",)  # command line in the provenance of runs that a program starts
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import NotFoundError, UnreachableError, UsageError
+from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.util.text import one_line
 
 MAX_BYTES = 2 << 30

@@ -16,7 +16,6 @@ from typing import Any
 from mlbench_cli import __version__
 from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle
-from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Cluster
@@ -27,6 +26,7 @@ from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import launch
+from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.experiment import FROM, Candidate
 from mlbench_cli.runs.kubernetes_options import resolve_kubernetes
 from mlbench_cli.runs.request import Request, flag

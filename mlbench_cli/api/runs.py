@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
 from mlbench_cli.runs import supervise
+from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
 from mlbench_cli.runs.log_reader import LogEntry, LogReader
 from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, find_goal

@@ -19,6 +19,7 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.util.durations import parse_duration
 from mlbench_cli.util.text import shorten
 
+OPTIONS = ("faults", "on_failure", "checkpoint_every", "detect")  # of a request
 MIN_DETECT_SECONDS = 1.0
 # Typical seconds of a small training: how long a checkpoint blocks the ranks, and how long it takes until a new attempt
 # trains. They only choose the checkpoint interval; the result has the measured values, and `mlbench predict --faults`
@@ -26,11 +27,6 @@ MIN_DETECT_SECONDS = 1.0
 CHECKPOINT_SECONDS, RESTART_SECONDS = 0.05, 4.0
 DEFAULT_SECONDS = 60.0  # between checkpoints, if faults do not repeat
 MAX_ATTEMPTS = 10.0  # expected until one reaches its first checkpoint; above this a script is rejected
-
-
-def wants_faults(request: Request) -> bool:
-    """Whether any option about faults and restarts was given."""
-    return any(getattr(request, name) is not None for name in ("faults", "on_failure", "checkpoint_every", "detect"))
 
 
 def resolve_faults(request: Request) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import AMD_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
-from mlbench_cli.runs.fault_options import check_faults, resolve_faults, wants_faults
+from mlbench_cli.runs import fault_options
+from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import (
     check_mount_point,
     gpus_of_machine,
@@ -535,6 +536,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
     if request.num_cpus is not None and request.num_cpus < 1:
         raise UsageError(f"--num-cpus {request.num_cpus}: the minimum is 1.")
     gpus = (gpus or gpus_of_machine(request, cluster)) if request.gpu else 0
+    wants_faults = any(getattr(request, name) is not None for name in fault_options.OPTIONS)
     placement: dict[str, object] = {
         "device": "gpu" if request.gpu else "cpu",
         "goal": "light" if request.light else "full",
@@ -547,7 +549,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
         "network": None if request.network is None else resolve_network(request, request.network),
-        **(resolve_faults(request) if wants_faults(request) else {}),
+        **(resolve_faults(request) if wants_faults else {}),
         "nodes": _nodes(request, cluster),
         "absent_seconds": None if request.absent is None else parse_duration(request.absent, "run.absent"),
     }
