@@ -122,12 +122,13 @@ def _wait_out_silence(
     run: Run, action: Callable[[], Result], notice: Notice | None, *, has_answered: bool = False
 ) -> Result:
     """Retry calls that a cluster does not answer, up to the user's limit; `notice` is called once."""
-    silence = Silence(has_answered=has_answered)
+    silence: Silence | None = None
     while True:
         begun = time.monotonic()
         try:
             return action()
         except (UnreachableError, CredentialError) as error:
+            silence = silence or Silence(has_answered=has_answered)
             silence.tolerate(error, begun)
         silence.tell(None if notice is None else lambda words: notice(f"{run.name}: {words}"))
         time.sleep(silence.pause())
