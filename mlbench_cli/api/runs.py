@@ -324,9 +324,9 @@ class RunHandle:
         return LogReader(self.run, engine, range(size) if rank is None else [rank])
 
     def list_log_gaps(self) -> "list[FindingDocument]":
-        """The findings that lines of the log are missing."""
+        """The findings that lines of the log are missing, which the digests of the machines tell in the end."""
         if not self.is_sealed:
-            return [finding.to_dict() for finding in self.workspace.engine_of(self.run).log_gaps(self.run)]
+            return []
         with self.archive(verify=False) as archive:
             return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
 

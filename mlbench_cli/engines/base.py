@@ -70,16 +70,8 @@ class Engine(Protocol):
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """The lines of one rank's log after `since`; with `follow`, until the rank has ended."""
 
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """Known gaps in the logs in the run's folder: findings with the code LOG_GAP."""
-
     def fetch(self, run: Run) -> Fetched:
         """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the run's head."""
-
-    def kept_until(self, run: Run) -> float | None:
-        """Until when results outside the run's folder are kept, in seconds since 1970; None if there are none, or
-        unknown.
-        """
 
     def print_stacks(self, run: Run) -> None:
         """Have the ranks write the stacks of their threads into their logs, soon after this returns."""
@@ -130,3 +122,13 @@ class CanDiscover(Protocol):
 
     def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
         """All runs on the cluster, oldest first, whoever started them."""
+
+
+@runtime_checkable
+class CanExpire(Protocol):
+    """An engine whose cluster keeps results for a time only."""
+
+    def kept_until(self, run: Run) -> float | None:
+        """Until when results that were not fetched are kept, in seconds since 1970; None if there are none, or
+        unknown.
+        """

@@ -176,10 +176,6 @@ class HeadEngine(ABC):
         silence.end()
         return ended
 
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """Empty before the results are fetched; afterward, digests reveal gaps."""
-        return ()
-
     def print_stacks(self, run: Run) -> None:
         """Write a request that the nodes find in the run's folder, or that its head passes on to them."""
         self._head(run).call("put", path=f"{self._run_place(run)}/stacks", data=os.urandom(8).hex().encode())

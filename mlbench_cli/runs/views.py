@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.base import CanExpire, Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.runs.experiment_status import ExperimentStatus
@@ -64,7 +64,7 @@ def _summary_figures(run: Run) -> JsonObject:
 def _kept_until(run: Run, engine: Engine) -> str | None:
     """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
     try:
-        until = engine.kept_until(run)
+        until = engine.kept_until(run) if isinstance(engine, CanExpire) else None
     except MlbenchError:
         return None
     return None if until is None else timestamp(until)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
 
@@ -72,10 +72,6 @@ class FakeEngine:
         """Record the call."""
         self._record("print_stacks")
 
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """None: lists of lines are complete."""
-        return ()
-
     def fetch(self, run: Run) -> Fetched:
         """Write all lines into the run's folder as its logs. Raises `error` if it is set."""
         self._record("fetch")
@@ -84,10 +80,6 @@ class FakeEngine:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"".join(lines))
         return self.fetched
-
-    def kept_until(self, run: Run) -> float | None:
-        """None: nothing is kept outside of the run's folder."""
-        return None
 
     def cancel(self, run: Run) -> None:
         """End the run: the last observation becomes a cancelled one unless it has ended.

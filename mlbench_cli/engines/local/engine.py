@@ -37,7 +37,7 @@ from mlbench_cli.engines.local.state import (
 from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
-from mlbench_cli.model.run import Finding, Observation, Run
+from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import remove_folder
 from mlbench_cli.util.text import rough_duration
@@ -191,10 +191,6 @@ class LocalEngine:
 
         return follow_log(run, rank, since, has_ended, (lambda: time.sleep(POLL)) if follow else None)
 
-    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """Empty: the ranks write their logs themselves."""
-        return ()
-
     # --- end ----------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
@@ -204,10 +200,6 @@ class LocalEngine:
         if watch.lost:
             kill_processes(f"{run.folder}/output")
         return Fetched(files=0, bytes=0)
-
-    def kept_until(self, run: Run) -> float | None:
-        """None: the results are in the run's folder."""
-        return None
 
     def print_stacks(self, run: Run) -> None:
         """Send the agent a signal, on which it makes the ranks print their stacks."""

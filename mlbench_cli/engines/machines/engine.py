@@ -77,10 +77,6 @@ class MachinesEngine(HeadEngine):
             else:
                 write_atomically(folder / "plan.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
 
-    def kept_until(self, run: Run) -> float | None:
-        """None: results stay on the machines until the run is deleted."""
-        return None
-
     def cancel(self, run: Run) -> None:
         """Let the agents stop their ranks and pack results; then kill leftovers."""
         if RunFolder(run.folder).read_observation() is not None:
