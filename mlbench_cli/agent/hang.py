@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 
@@ -57,6 +55,9 @@ class IdleWatch:
 
 def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
     """Have all Python processes of the ranks (number -> process) print their stacks; whether any could."""
+    import shutil  # both only for py-spy; at the top they would delay all ranks by 5 ms
+    import subprocess
+
     children = processes.process_tree()
     spy = shutil.which("py-spy")
     is_done, asked = False, list[int]()

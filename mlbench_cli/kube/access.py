@@ -1,6 +1,7 @@
 """Access to one cluster: server, trust, credentials, namespace. Kept in memory and not printed."""
 
 import base64
+import ipaddress
 import os
 import ssl
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.kubeconfig import impersonation_headers, open_context
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import PrivateFile
-from mlbench_cli.kube.proxies import environment_proxy
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -191,7 +191,7 @@ def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
     """Proxy arguments of the official configuration. $NO_PROXY does not apply to a proxy from a kubeconfig."""
     variable = None
     if proxy is None:
-        proxy, variable = environment_proxy(server) or (None, None)
+        proxy, variable = _environment_proxy(server) or (None, None)
     if proxy is None:
         return {"proxy": "", "no_proxy": ""}
     if not _is_http_url(proxy):
@@ -230,3 +230,53 @@ def _read(path: str | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}, named in the kubeconfig, cannot be read: {error.strerror}.") from None
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+
+def _environment_proxy(server: str) -> tuple[str, str] | None:
+    """The URL of the proxy that the environment names for a server and the name of its variable, by the rules of Go's
+    `httpproxy`, which kubectl follows; None without one. $ALL_PROXY is not read.
+
+    This machine's own addresses need no proxy; a proxy without a scheme is an http proxy.
+    """
+    parts = urlsplit(server)
+    host, port = parts.hostname or "", str(parts.port or (443 if parts.scheme == "https" else 80))
+    variable = "HTTPS_PROXY" if parts.scheme == "https" else "HTTP_PROXY"
+    name = next((name for name in (variable, variable.lower()) if os.environ.get(name)), None)
+    if name is None or host == "localhost" or _is_loopback(host) or _is_excepted(host, port):
+        return None
+    proxy = os.environ[name].strip()
+    return (proxy if "://" in proxy else f"http://{proxy}"), name
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_excepted(host: str, port: str) -> bool:
+    """Whether $NO_PROXY names the host: "*", a name with its subdomains, ".name", an address, a network, each with or
+    without a port."""
+    listed = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    return any(_matches(entry.strip().lower(), host.lower().rstrip("."), port) for entry in listed.split(","))
+
+
+def _matches(entry: str, host: str, port: str) -> bool:
+    if not entry or entry == "*":
+        return entry == "*"
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip("[]"), strict=False)
+    except ValueError:
+        pass  # one of them is a name, or the entry has a port
+    name, colon, wanted = entry.rpartition(":")
+    if colon and wanted.isdigit():
+        if wanted != port:
+            return False
+        entry = name.strip("[]")
+    if entry.startswith(("*.", ".")):
+        return host.endswith(entry.lstrip("*"))
+    return host == entry or host.endswith(f".{entry}")

@@ -12,7 +12,6 @@ of their tasks, which `python -m task_images.describe FOLDER` writes.
 import os
 import shlex
 from collections.abc import Iterator
-from configparser import ConfigParser, Error
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -93,18 +92,16 @@ def _find_installed() -> Iterator[TaskSource]:
 def _read_group(file: Path) -> list[str]:
     """The packages with tasks of an installed distribution, without importing them."""
     try:
-        text = file.read_text("utf-8")
+        lines = file.read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return []
-    if GROUP not in text:
-        return []
-
-    parser = ConfigParser(delimiters=("=",), interpolation=None)
-    try:
-        parser.read_string(text)
-        return [value.strip() for _, value in parser.items(GROUP)] if parser.has_section(GROUP) else []
-    except Error:
-        return []
+    packages, is_ours = [], False
+    for line in map(str.strip, lines):
+        if line.startswith("["):
+            is_ours = line == f"[{GROUP}]"
+        elif is_ours and "=" in line and not line.startswith(("#", ";")):
+            packages.append(line.partition("=")[2].strip())
+    return packages
 
 
 def _find_package(name: str, path: list[str]) -> Path | None:
