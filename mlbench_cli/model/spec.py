@@ -59,6 +59,9 @@ def common_name(name: str) -> str | None:
     return found[1] if found else None
 
 
+_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+
+
 @dataclass(frozen=True)
 class KubernetesOptions:
     """Options that only the kubernetes engine uses. Quantities are Kubernetes' own strings ("8Gi")."""
@@ -86,6 +89,19 @@ class KubernetesOptions:
         default_factory=dict
     )  # fast network of each machine: name and gbits, if it has one
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
+
+    def __post_init__(self) -> None:
+        for flag, amount in (("--memory", self.memory), ("--shm", self.shm)):
+            if amount is not None and not (amount.isascii() and _QUANTITY.fullmatch(amount)):
+                raise UsageError(
+                    f'{flag} "{shorten(amount)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G."
+                )
+        if self.collect not in ("rank0", "all"):
+            raise UsageError(
+                f'run.collect "{shorten(self.collect)}" is neither rank0 nor all.', hint="--set run.collect=rank0"
+            )
+        if not 0 <= self.keep_seconds <= MAX_TIMEOUT:
+            raise UsageError(f"run.keep: {self.keep_seconds} seconds; the maximum is 30 days.")
 
     @property
     def has_rdma_devices(self) -> bool:

@@ -18,12 +18,11 @@ from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.text import shorten
 from mlbench_cli.util.yaml_text import read_yaml
 
-_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 QUEUE_SECONDS = 7 * 86400
 PATCH_BYTES = 100_000  # of a --pod-patch: it is stored with the run
 # Options with the same name in the request and the spec, by how they are checked.
-_AS_GIVEN = "collect", "spread", "share_nodes"
+_AS_GIVEN = "collect", "memory", "shm", "spread", "share_nodes"
 _LABELS = (
     "namespace",
     "runtime_class",
@@ -31,7 +30,6 @@ _LABELS = (
     "queue",
     "data_claim",
 )
-_QUANTITIES = ("memory", "shm")
 
 
 def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
@@ -45,7 +43,6 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     given: dict[str, Any] = {
         **{name: getattr(request, name) for name in _AS_GIVEN},
         **{name: _check_label(getattr(request, name), name) for name in _LABELS},
-        **{name: _check_quantity(getattr(request, name), name) for name in _QUANTITIES},
         "start_timeout": _choose_start_timeout(request, cluster),
         "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "run.keep")),
         "network_policy": details.network_policies,
@@ -62,8 +59,6 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
             "request.",
             hint="For example --num-cpus 8 --memory 32Gi",
         )
-    if request.collect not in (None, "rank0", "all"):
-        raise UsageError(f'run.collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:
         if not _LABEL_KEY.fullmatch(key):
             raise UsageError(f'--node-selector: "{shorten(key)}" is not a valid label key.')
@@ -160,12 +155,4 @@ def _read_patch(path: str | None) -> Mapping[str, Any]:
 def _check_label(text: str | None, name: str) -> str | None:
     if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
         raise UsageError(f'{flag(name)} "{shorten(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
-    return text
-
-
-def _check_quantity(text: str | None, name: str) -> str | None:
-    if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
-        raise UsageError(
-            f'{flag(name)} "{shorten(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G."
-        )
     return text

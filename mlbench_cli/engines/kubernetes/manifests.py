@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -34,7 +33,7 @@ from mlbench_cli.engines.kubernetes.pods import (
 from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, pod_host
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.model.spec import HOLD_SECONDS, MAX_TIMEOUT, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
+from mlbench_cli.model.spec import HOLD_SECONDS, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -68,8 +67,6 @@ SAFE_TO_EVICT = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
@@ -205,7 +202,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     deadline = options.start_timeout + length
     keep = max(MIN_KEEP_SECONDS, options.keep_seconds)
     return {
-        "name": spec.name,
+        "spec": spec,
         "namespace": namespace,
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **_queue_labels(spec)},
@@ -216,36 +213,25 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
             **NO_MESH_ANNOTATIONS,
             **_booking(spec),
         },
-        "runtime_class": options.runtime_class,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {
             SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(),
             **_booking_of_queue(spec, length + START_TIMEOUT),
         },
-        "provisioning_class": options.provisioning_class,
-        "pods": spec.workers,
-        "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
         "booked_seconds": min(length + START_TIMEOUT, MAX_BOOKED_SECONDS),
         "ttl_seconds": max(TTL_SECONDS, keep + 86400),
         "grace_seconds": GRACE_SECONDS,
-        "host_network": options.uses_host_network,
-        "pull_secret": options.pull_secret,
-        "data_claim": options.data_claim,
-        "data_dir": spec.data_dir,
-        "node_selector": dict(options.node_selector),
         "tolerations": list_tolerations(spec),
         "anti_affinity": anti_affinity(spec),
         "chosen_nodes": [
             {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in spec.nodes
         ],
         "pod_security": pod_security(spec),
-        "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],
         "environment": _literals(_environment(spec, thread_variables(spec))),
         "requests": resource_requests(spec),
         "limits": resource_limits(spec),
-        "shm": options.shm,
         "start_script": (templates.FOLDER / "kubernetes" / "start.sh").read_text("utf-8"),
         "code": _pack(pack_task_code(find_task(spec.argv))),
         "code_digest": hashlib.sha256(base64.b64decode(_pack(pack_task_code(find_task(spec.argv))))).hexdigest(),
@@ -289,28 +275,16 @@ def _booking_of_queue(spec: RunSpec, seconds: int) -> dict[str, str]:
 
 
 def _check(spec: RunSpec) -> None:
-    options = spec.pods
     if not spec.image:
         raise UsageError("The run names no container image.", hint="Give one with --image.")
     if len(_pack(pack_task_code(find_task(spec.argv)))) + len(_pack(json.dumps(_plan(spec)).encode())) > CONFIG_BYTES:
         raise UsageError("The run's command and environment are too long for the ConfigMap of its pods.")
-    if options.collect not in ("rank0", "all"):
-        raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--set run.collect=rank0")
     foreign = [name for name in spec.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
             f"--env {foreign[0]}: a built-in task runs only mlbench's own code.",
             hint="Remove it, or run your own command with --command.",
         )
-    quantities = (
-        ("--memory", options.memory),
-        ("--shm", options.shm),
-    )
-    for flag, amount in quantities:
-        if amount is not None and not _QUANTITY.fullmatch(amount):
-            raise UsageError(f'{flag} "{amount}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
-    if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
-        raise UsageError(f"run.keep: {options.keep_seconds} seconds; the maximum is 30 days.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to store in the cluster.")
     if len(f"{spec.name}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:

@@ -257,11 +257,7 @@ def test_who_holds() -> None:
     ("changes", "words"),
     [
         ({"image": None}, "no container image"),
-        ({"kubernetes": KubernetesOptions(memory="much")}, "--memory"),
-        ({"kubernetes": KubernetesOptions(shm="1 Gi")}, "--shm"),
-        ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the maximum is 30 days"),
         ({"kubernetes": KubernetesOptions(tolerations=("a:b:c",))}, "toleration"),
-        ({"kubernetes": KubernetesOptions(collect="some")}, "neither rank0 nor all"),
         ({"argv": ("x" * 300_000,)}, "too long"),
         ({"name": "a" * 36, "workers": 4000}, "host names of 4000 workers"),
     ],
@@ -269,6 +265,22 @@ def test_who_holds() -> None:
 def test_what_a_cluster_would_refuse_is_refused_here(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         manifests(a_spec(**changes), "default")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": "much"}, "--memory"),
+        ({"shm": "1 Gi"}, "--shm"),
+        ({"keep_seconds": 31 * 86400}, "the maximum is 30 days"),
+        ({"collect": "some"}, "neither rank0 nor all"),
+    ],
+)
+def test_options_that_a_cluster_would_refuse_are_refused_wherever_they_come_from(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        KubernetesOptions(**options)
 
 
 def test_every_value_survives_the_way_through_yaml() -> None:
