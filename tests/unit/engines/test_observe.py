@@ -207,3 +207,8 @@ def test_why_a_rank_has_ended_or_does_nothing() -> None:
     launched = Snapshot(1000.0, {0: NodeReport(node_state(rank_facts(0), rank_facts(1, "pending")), alive=True)})
     seen = observe(replace(SPEC, run_on_all=False), (), launched, lambda rank: [])
     assert [worker.reason for worker in seen.workers] == [None, "only rank 0 runs the command"]
+
+
+def test_a_full_disk_of_the_head_is_said_while_the_run_goes_on() -> None:
+    assert codes(look(RUNNING, free_bytes=1000)) == ["head_disk_full"]
+    assert codes(look(RUNNING, free_bytes=1 << 30)) == codes(look(DONE, OTHER_DONE, free_bytes=1000)) == []
