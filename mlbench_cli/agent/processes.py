@@ -11,7 +11,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 
@@ -100,15 +100,20 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 def signal_process(note: Mapping[str, Any], number: int) -> None:
     """Signal the process that a note names, and never one that has got its number since."""
+    signal_if(note["pid"], number, lambda: is_alive(note) is not False)
+
+
+def signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
+    """Signal a process if it is the one that is meant, which is asked once no other can get its number."""
     with contextlib.suppress(ProcessLookupError):
-        handle = process_handle(note["pid"])
+        handle = process_handle(pid)
         try:
-            if is_alive(note) is False:
+            if not is_meant():
                 return
             if handle >= 0:
                 signal.pidfd_send_signal(handle, number)
-            else:
-                os.kill(note["pid"], number)
+            else:  # a system without such handles, for example macOS
+                os.kill(pid, number)
         finally:
             if handle >= 0:
                 os.close(handle)

@@ -17,13 +17,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlbench_cli.agent.processes import is_locked, process_handle, process_origin, try_lock
+from mlbench_cli.agent.processes import is_locked, process_origin, signal_if, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
@@ -265,7 +265,7 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
         )
     if notice is not None:
         notice(f"Stopping the {holder.phrase} (waiting up to {STOP_SECONDS:g} s).")
-    _terminate(holder.pid, folder)
+    signal_if(holder.pid, signal.SIGTERM, lambda: folder.find_state() is QueueState.ALIVE)
     deadline = time.monotonic() + STOP_SECONDS
     while folder.find_state() is QueueState.ALIVE:
         if time.monotonic() >= deadline:
@@ -276,19 +276,3 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
         time.sleep(_POLL)
     folder.write_end(reason)
     return True
-
-
-def _terminate(pid: int, folder: QueueFolder) -> None:
-    """Signal the holder of the lock, but not a process that has reused its process ID."""
-    with suppress(ProcessLookupError):
-        handle = process_handle(pid)
-        try:
-            if folder.find_state() is not QueueState.ALIVE:
-                return
-            if handle >= 0:  # the lock holder is alive, and the handle refers to it
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-            else:  # a system without such handles, for example macOS
-                os.kill(pid, signal.SIGTERM)
-        finally:
-            if handle >= 0:
-                os.close(handle)
