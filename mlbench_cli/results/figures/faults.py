@@ -23,7 +23,7 @@ def draw_faults(archive: Archive, key: str) -> Chart:
     each = int(spec.get("processes_per_worker", 1))
     ranks = range(min(int(spec["workers"]) * each, MAX_RANKS))
     rows = [
-        _span(label, rank, begin, end)
+        (rank, _span(label, rank, begin, end))
         for part, (label, _) in _PARTS.items()
         for name, begin, end in facts["timeline"]
         if name == part
@@ -32,9 +32,7 @@ def draw_faults(archive: Archive, key: str) -> Chart:
     wall = float(facts["wall_seconds"])
     for kind in FaultKind:
         rows += [
-            _span(
-                f"fault: {kind}", rank, begin, min(wall, max(begin if end is None else end, begin + MARK_SHARE * wall))
-            )
+            (rank, _span(f"fault: {kind}", rank, begin, min(wall, max(end or begin, begin + MARK_SHARE * wall))))
             for name, target, begin, end in facts["events"]
             if name == kind
             for rank in ranks
@@ -45,7 +43,7 @@ def draw_faults(archive: Archive, key: str) -> Chart:
         f"{archive.result['run']}: ranks and faults over time",
         Axis("rank"),
         Axis("seconds", SECONDS, from_zero=True),
-        tuple(sorted(rows, key=lambda row: int(row["x"].partition(" ")[2]))),
+        tuple(row for _, row in sorted(rows, key=lambda each: each[0])),
         Kind.SPANS,
         "" if facts["script"] is None else f"Faults: {facts['script']}; policy: {facts['policy']}.",
         {**dict(_PARTS.values()), **{f"fault: {kind}": "first" for kind in FaultKind}},
