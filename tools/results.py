@@ -48,6 +48,8 @@ def collect(folder: Path) -> int:
         )
     for run in runs:
         with Archive.open(run.results) as archive:
+            if found := archive.findings:  # a page would show it beside the numbers
+                raise UsageError(f"{run.name}: {found[0]['summary']}", hint="Repeat all of them without this finding.")
             seal_anew(archive, folder / f"{run.name.removeprefix(PREFIX)}.zip", add_new_parameters)
     return len(runs)
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ARCHIVES = Path(__file__).parents[1] / "results" / "archives"
-SHOWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip", "digits-eftopk-2-*.zip", "digits-powersgd-2-*.zip")
+SHOWN = ("net-bsp-100mbit-2-*.zip", "net-eftopk-100mbit-2-*.zip")  # which method is faster on a slow link?
 DRAWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip")
 CHARTS = {"phases": "time_for_all_phases"}  # here and as mlbench names them
 MAX_BYTES = 100_000

@@ -50,9 +50,9 @@ def plan_experiment(
 def document_writer(
     command_line: Sequence[str], experiment: Experiment, repeats: int | None = None
 ) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program, and the number of
+    """Writes run.json with the provenance of the run, collected once for each program and method, and the number of
     repeats that were asked for, and puts the files of a user's command beside it."""
-    known: dict[tuple[str, tuple[str, ...]], tuple[JsonObject, CommandCode | None]] = {}
+    known: dict[tuple[object, ...], tuple[JsonObject, CommandCode | None]] = {}
 
     def collect(spec: RunSpec) -> tuple[JsonObject, CommandCode | None]:
         code = command = None
@@ -64,7 +64,7 @@ def document_writer(
         return collect_provenance(spec, command_line, command=command, experiment=label).to_dict(), code
 
     def write(run: Run) -> None:
-        key = (run.spec.task, run.spec.argv)
+        key = (run.spec.task, run.spec.method.get("name"), run.spec.argv)
         if key not in known:
             known[key] = collect(run.spec)
         document, code = known[key]

@@ -192,8 +192,9 @@ def _job(job: Job, number: int, runs: Sequence[RunData]) -> Facts:
             if any(place.point.parts.get(name) for place in places for name in names)
         ],
         "best": best,
+        "best_name": job.name_of(best.group, best.point) if best is not None else "",
         "finding": finding,
-        "waiting": _waiting(finding.places) if finding is not None and finding.is_different else [],
+        "waiting": _waiting(job, finding.places) if finding is not None and finding.is_different else [],
         "charts": _curves(job, number, runs),
         "metrics": list(_metrics(places, changes, job)),
         "published": bool(published_values(job.task)) and bool(group.metric),
@@ -203,8 +204,10 @@ def _job(job: Job, number: int, runs: Sequence[RunData]) -> Facts:
 _COLUMNS = ("change", "efficiency", "throughput", "value", "conditions")
 
 
-def _waiting(places: Sequence[Place]) -> list[tuple[str, float]]:
-    shares = [(place.name, share) for place in places if (share := waiting_of(place)) is not None]
+def _waiting(job: Job, places: Sequence[Place]) -> list[tuple[str, float]]:
+    shares = [
+        (job.name_of(place.group, place.point), share) for place in places if (share := waiting_of(place)) is not None
+    ]
     return shares if len(shares) == len(places) else []
 
 

@@ -32,6 +32,8 @@ def test_communication_inside_the_backward_pass_is_no_phase_and_no_ratio_anywher
     assert run(["run", "x", "2", *words, "--matrix", "method=ddp,topk"]) == 0
 
     results = {name: answer(capsys, "status", f"x-{name}-2")["folder"] for name in ("ddp", "topk")}
+    for folder in results.values():  # each run recorded the code of its own method
+        assert json.loads(Path(folder, "findings.json").read_bytes())["findings"] == []
     timings = {name: json.loads(Path(f, "result.json").read_bytes())["timings"] for name, f in results.items()}
     assert not {"backward", "communication"} & timings["ddp"].keys()
     assert timings["ddp"]["backward_and_communication"]["rank0"] > 0
