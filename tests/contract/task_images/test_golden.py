@@ -12,6 +12,8 @@ METHODS = golden.list_methods() if NIGHTLY else ["fusion", "eftopk", "powersgd",
 CASES: list[tuple[str, str, str | None]] = [(task, task, None) for task in golden.TASKS]
 CASES += [(f"method-{name}", golden.METHOD_TASK, name) for name in METHODS]
 
+SAMPLES = 1.0  # percent of the validation samples: 3 of the digits
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "task", "method"), CASES, ids=lambda value: str(value))
@@ -20,5 +22,7 @@ def test_a_training_has_its_committed_curve(
 ) -> None:
     found, kept = golden.take_curve(ranks, task, tmp_path, method), golden.read_curve(name)
     assert [point.keys() for point in found] == [point.keys() for point in kept]
+    # Processors round differently; samples between two classes then count for the other one.
     for point, other in zip(found, kept, strict=True):
-        assert list(point.values()) == pytest.approx(list(other.values()), rel=2e-3)  # processors round differently
+        for metric, value in other.items():
+            assert point[metric] == pytest.approx(value, rel=2e-3, abs=SAMPLES if "Prec@" in metric else 0), metric
