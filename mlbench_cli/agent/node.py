@@ -211,7 +211,7 @@ class NodeAgent(Agent):
             if self.lock.acquire():
                 self.lock_word = {"locked": True}
             elif now >= self.began_to_lock + BUSY_SECONDS:
-                self.lock_word = {"busy": f"{self.name} is in use: {describe_holder(self.lock.read_holder())}"}
+                self.lock_word = {"busy": describe_holder(self.lock.read_holder()), "machine": self.name}
             else:
                 return
         if self.node == 0:
@@ -224,9 +224,17 @@ class NodeAgent(Agent):
         """Node 0: which machine has another run. Nodes of this run that share a machine have one lock together."""
         identities = {0: self.lock_identity, **{node: link.lock_identity for node, link in self._present().items()}}
         held = {identities[node] for node, word in self.lock_words.items() if "locked" in word}
-        busy = [str(word["busy"]) for node, word in self.lock_words.items() if "busy" in word]
-        free = [node for node, word in self.lock_words.items() if "busy" in word and identities[node] in held]
-        return None if len(free) == len(busy) else "; ".join(busy[:5])
+        busy = {node: word for node, word in sorted(self.lock_words.items()) if "busy" in word}
+        if all(identities[node] in held for node in busy):
+            return None
+        by_holder: dict[str, list[str]] = {}
+        for word in busy.values():
+            by_holder.setdefault(str(word["busy"]), []).append(str(word["machine"]))
+        named = [(holder, sorted(set(names))) for holder, names in by_holder.items()]
+        return "; ".join(
+            f"{', '.join(names[:20])} {'is' if len(names) == 1 else 'are'} in use: {holder}"
+            for holder, names in named[:5]
+        )
 
     def _present(self) -> dict[int, RankLink]:
         return {link.node: link for link in self.links if link.node is not None and link.is_open}
