@@ -29,6 +29,8 @@ _OTHERS: dict[str, Any] = {
     "Mapping[str, Any]": {"other": 1},
 }
 _TAKEN: dict[str, Any] = {
+    **dict.fromkeys(("kubernetes.memory", "kubernetes.shm"), "3Gi"),
+    "kubernetes.collect": "all",
     "name": "other-2",
     "device": "gpu",
     "goal": "light",
