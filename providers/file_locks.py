@@ -3,27 +3,39 @@
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from mlbench_cli.errors import UsageError
 
 
 @contextmanager
-def inheritable_lock(program: str, name: str) -> Iterator[int | None]:
+def inheritable_lock(program: str, name: str, *, shared: bool = False, patience: float = 0.0) -> Iterator[int | None]:
     """Lock `name` for `program` and this user; yields the descriptor, or None if another process holds the lock.
 
-    A child process that inherits the descriptor keeps the lock.
+    `shared`: only to see whether somebody holds it; those who look do not keep each other out. `patience`: seconds to
+    wait for those who look. A child process that inherits the descriptor keeps the lock.
     """
     folder = Path(tempfile.gettempdir()) / f"mlbench-{program}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise UsageError(f"{folder} belongs to another user.", hint="Set TMPDIR to a folder that belongs to you.")
     with open(folder / f"{name}.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
+        deadline = time.monotonic() + patience
+        while not _try_lock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                yield None
+                return
+            time.sleep(0.05)
         yield file.fileno()
+
+
+def _try_lock(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

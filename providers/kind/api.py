@@ -172,9 +172,12 @@ def _cgroups() -> str:
         return ""  # podman and nerdctl have other fields
 
 
-def creation_lock(name: str) -> AbstractContextManager[int | None]:
-    """The lock on the containers of KIND cluster `name`; yields None if another process holds it.
+LOOKING_SECONDS = 2.0  # at most, in which a list of clusters looks at one
+
+
+def creation_lock(name: str, *, shared: bool = False) -> AbstractContextManager[int | None]:
+    """The lock on the containers of KIND cluster `name`; yields None if another process holds it. `shared`: to look.
 
     A child that inherits the descriptor keeps the lock, so `kind` holds it even if its client is killed.
     """
-    return inheritable_lock("kind", name)
+    return inheritable_lock("kind", name, shared=shared, patience=0.0 if shared else LOOKING_SECONDS)

@@ -16,7 +16,7 @@ def discover_clusters() -> list[Cluster]:
 def _discovered_cluster(name: str, labels: Mapping[str, str]) -> Cluster:
     nodes = int(labels.get(NODES_LABEL, "1"))  # containers, the control plane's among them
     states = list(nodes_of(name).values())
-    with creation_lock(name) as lock:
+    with creation_lock(name, shared=True) as lock:
         being_made = lock is None
     ready = len(states) == nodes and set(states) == {"running"}
     state = "creating" if being_made else "ready" if ready else "failed"

@@ -95,7 +95,7 @@ class KindCluster(Resource):
 
         Busy while another process creates or deletes them, broken if some are missing.
         """
-        with creation_lock(self.name) as lock:
+        with creation_lock(self.name, shared=True) as lock:
             nodes = nodes_of(self.name)  # with the lock: before, its holder may have been about to end
         ours = inspect("volume", self.mark.name) is not None
         if not nodes and (lock is not None or not ours):
@@ -128,7 +128,7 @@ class KindCluster(Resource):
 
     def poll(self) -> Readiness:
         """Ready when all nodes are Ready and DNS answers. Raises MlbenchError if the containers have gone."""
-        with creation_lock(self.name) as lock:
+        with creation_lock(self.name, shared=True) as lock:
             if lock is None:
                 return Readiness(False, "another process is still creating it")
             nodes = nodes_of(self.name)

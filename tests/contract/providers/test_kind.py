@@ -217,9 +217,9 @@ def test_a_kind_that_ends_between_two_looks_was_not_cut_off(world: World, monkey
     for seen in ({}, control):  # what is there while kind is at work, which ends before the lock is tried
         world.change(containers=seen)
 
-        def wait_for_the_end(name: str) -> AbstractContextManager[int | None]:
+        def wait_for_the_end(name: str, *, shared: bool = False) -> AbstractContextManager[int | None]:
             world.change(containers=containers)
-            return api.creation_lock(name)
+            return api.creation_lock(name, shared=shared)
 
         monkeypatch.setattr("providers.kind.resources.creation_lock", wait_for_the_end)
         found = whole.find()
@@ -236,6 +236,15 @@ def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> N
         found = whole.find()
     assert found is not None
     assert found.busy == "another process is still creating or deleting it"
+
+
+def test_lists_of_clusters_do_not_keep_each_other_or_a_look_out(world: World) -> None:
+    assert _make(_cluster()).state == "ready"
+    (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
+    with api.creation_lock("demo-2", shared=True):  # as another list has it
+        found = whole.find()
+        assert found is not None
+        assert (found.state, found.busy) == ("running", None)
 
 
 def test_a_cluster_that_kind_left_half_made_is_made_anew(world: World) -> None:

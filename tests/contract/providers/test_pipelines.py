@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ STEPS = {step["name"]: step for step in GITHUB["jobs"]["benchmark"]["steps"] if 
 class Runner:
     """A machine that runs the steps of one job, with the doubles in its PATH."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, temporary: str) -> None:
+        self.folder, self.temporary = folder, temporary
         (folder / "bin").mkdir()
         (folder / "bin" / "mlbench").symlink_to(Path(sys.executable).with_name("mlbench"))
 
     def run(self, lines: Sequence[str], **more: str) -> int:
-        environment = {**os.environ, **VALUES, **more, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        environment = {**os.environ, **VALUES, **more, "PATH": path, "TMPDIR": self.temporary}
         (self.folder / "step.sh").write_text("\n".join(lines))
         words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(self.folder / "step.sh")]
         with open(self.folder / "output", "ab") as output:
@@ -43,8 +45,10 @@ class Runner:
 
 
 @pytest.fixture
-def runner(world: World, nodes: KubeApi, tmp_path: Path) -> Runner:
-    return Runner(tmp_path)
+def runner(world: World, nodes: KubeApi, tmp_path: Path) -> Iterator[Runner]:
+    # A machine has one lock for each name of a cluster, and these tests use one name. Paths of sockets must be short.
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
+        yield Runner(tmp_path, temporary)
 
 
 @pytest.mark.slow
