@@ -147,7 +147,7 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         "disk_full": any(state["disk_full"] for state in states),
         "stalled_seconds": max((state.get("stalled_seconds", 0.0) for state in states), default=0.0),
         "start_problem": next((problem for state in states if (problem := state["start_problem"])), None),
-        "network_problem": next((problem for state in states if (problem := state["network_problem"])), None),
+        "network_problem": next((problem for state in states if (problem := state.get("network_problem"))), None),
         "ended": None if ended in (Ending.LOST, None) else str(ended),
         "stopping": first["why"] if first is not None else None,
     }
