@@ -1,14 +1,13 @@
 """File locks inherited by child processes, so that they survive a killed parent."""
 
-import fcntl
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
+from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import UsageError
 
 
@@ -25,17 +24,9 @@ def inheritable_lock(program: str, name: str, *, shared: bool = False, patience:
         raise UsageError(f"{folder} belongs to another user.", hint="Set TMPDIR to a folder that belongs to you.")
     with open(folder / f"{name}.lock", "w") as file:
         deadline = time.monotonic() + patience
-        while not _try_lock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+        while not try_lock(file.fileno(), shared=shared):
             if time.monotonic() >= deadline:
                 yield None
                 return
             time.sleep(0.05)
         yield file.fileno()
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -185,9 +185,13 @@ def _metric_chart(runs: Sequence[RunData], key: str, name: str, series: Mapping[
     notes += [f"The first {MAX_RUNS} of {len(runs)} runs."] if len(runs) > MAX_RUNS else []
     title = name_metric(name)[:60]
     return Chart(
-        *(key, f"{title[:1].upper()}{title[1:]}", _TIME, Axis(title, unit_of(name)), tuple(rows)),
+        *(key, _heading(title), _TIME, Axis(title, unit_of(name)), tuple(rows)),
         caption=" ".join(notes),
     )
+
+
+def _heading(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _timed(run: RunData, points: Sequence[MetricPoint]) -> list[tuple[float, float | None]]:
@@ -220,7 +224,7 @@ def live_charts(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Ch
             rows += [{"series": f"rank {rank}", "x": x, "y": y} for x, y in thin(found)]
         title = name_metric(name)[:60]
         axes = Axis("seconds since the first value", from_zero=True), Axis(title, unit_of(name))
-        chart = Chart(name, f"{title[:1].upper()}{title[1:]}", *axes, tuple(rows))
+        chart = Chart(name, _heading(title), *axes, tuple(rows))
         is_goal = goal is not None and name in goal.metric_names
         yield with_target(chart, f"goal: {goal.threshold:g}", goal.threshold) if goal and is_goal else chart
 
