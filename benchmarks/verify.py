@@ -29,8 +29,7 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as home:
         run = write_run(Path(home) / "run", lines)
-        state = WorkerState(0, "succeeded", exit_code=0, started=START, finished=START + 100)
-        sealing = measure(lambda: seal(run, Observation(START + 100, (state,), (), Ending.EXITED)))
+        sealing = measure(lambda: seal_run(run))
         size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
         ratios, seconds = [], []
         for _ in range(rounds):
@@ -41,6 +40,12 @@ def main() -> None:
         print(f"{lines} log lines, {size / 1e6:.0f} MB: judged and sealed in {sealing:.2f} s")
         print(f"verified in {statistics.median(seconds):.2f} s, {statistics.median(ratios):.1f}x of sha256sum", end="")
         print(f" (from {min(ratios):.1f}x to {max(ratios):.1f}x; budget {BUDGET:g}x)")
+
+
+def seal_run(run: Run) -> None:
+    """Judge and seal a run that `write_run` has written."""
+    state = WorkerState(0, "succeeded", exit_code=0, started=START, finished=START + 100)
+    seal(run, Observation(START + 100, (state,), (), Ending.EXITED))
 
 
 def write_run(folder: Path, lines: int) -> Run:
