@@ -17,7 +17,7 @@ from statistics import fmean, median
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import parse_network
-from mlbench_cli.predict.model import Elsewhere, Link, Measured, measure, predict
+from mlbench_cli.predict.model import Link, Measured, measure, predict
 from mlbench_cli.results.archive.verify import open_verified
 
 Setting = tuple[str, str, int, str]
@@ -48,7 +48,7 @@ def main() -> None:
         if source[0] != target[0] or not is_alike or target[2] < source[2] or (source[2] == 1 and target[1] != "bsp"):
             continue
         link = Link.of_shape(parse_network(target[3])) if target[3] else held_out[0].link
-        found = predict(known, target[2], Elsewhere(link))
+        found = predict(known, target[2], link)
         measured = fmean(one.seconds for one in held_out)
         error = found.seconds / measured - 1
         errors.append(abs(math.log(found.seconds / measured)))

@@ -14,8 +14,8 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.predict.machines import Machine, compare, find_machine
-from mlbench_cli.predict.model import Basis, Elsewhere, Link, Measured, Prediction, measure, predict
+from mlbench_cli.predict.machines import Machine, find_machine, require_measured
+from mlbench_cli.predict.model import Basis, Link, Measured, Prediction, measure, predict
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_money, format_percent, format_value
 from mlbench_cli.util.text import counted
 
@@ -23,7 +23,6 @@ BASES = {
     Basis.MEASURED: "as measured in this setting",
     Basis.SCALED: "measured computing, and the method's formula for its messages",
     Basis.EXTRAPOLATED: "the same, far beyond any run",
-    Basis.GUESSED: "the speed of the machine is guessed from its cores or its GPU's data sheet",
 }
 
 
@@ -41,7 +40,11 @@ def predict_command(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="MACHINE", help="machine type, e.g. gke/a3-highgpu-8g; default: that of the runs"),
+        typer.Option(
+            "--on",
+            metavar="MACHINE",
+            help="machine type with the GPU of the runs, e.g. gke/a3-highgpu-8g; default: that of the runs",
+        ),
     ] = None,
     network: Annotated[
         str | None,
@@ -71,11 +74,15 @@ def predict_command(
     by_method: dict[str, list[Measured]] = defaultdict(list)
     for one in known:
         by_method[one.method.name].append(one)
+    if machine is not None:
+        require_measured(machine, known)
+        link = link or machine.link
     found: list[Prediction] = []
     for group in by_method.values():
-        place = _find_place(machine, link, price, group)
         own = sorted({one.ranks // one.ranks_per_worker for one in group})
-        found += [predict(group, size, place, known) for size in sizes or own]
+        known_price = group[0].per_hour if machine is None else machine.price
+        per_hour = known_price if price is None else price
+        found += [predict(group, size, link, per_hour) for size in sizes or own]
     if output == Format.json:
         console.out_json({"task": tasks[0], "predictions": [_document(item) for item in found]})
         return
@@ -89,14 +96,6 @@ def _parse_sizes(text: str | None) -> list[int]:
         return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise UsageError(f'--workers "{text[:60]}" is not a list of numbers.', hint="--workers 2,4,8") from None
-
-
-def _find_place(machine: Machine | None, link: Link | None, price: float | None, group: list[Measured]) -> Elsewhere:
-    """The requested machine, network and price, relative to the machine of the runs in `group`."""
-    if machine is None:
-        return Elsewhere(link, price)
-    place = compare(machine, group, price if price is not None else machine.price)
-    return place if link is None else Elsewhere(link, place.per_hour, place.slower, place.is_guessed)
 
 
 def _show(found: list[Prediction], known: list[Measured], machine: Machine | None, link: Link | None) -> None:
@@ -116,15 +115,15 @@ def _show(found: list[Prediction], known: list[Measured], machine: Machine | Non
     heads = ["METHOD", "WORKERS", "UPDATE", "INTERVAL", "SAMPLES/S", "COMPUTING", "TO GOAL", price, "BASIS"]
     console.out_table(heads, rows, droppable=["COMPUTING", "INTERVAL"])
     on = "" if machine is None else f"On {machine}. "
-    if (target := link or (machine.link if machine is not None else None)) is not None:
-        console.note(f"{on}Network: {_describe(target)}.")
+    if link is not None:
+        console.note(f"{on}Network: {_describe(link)}.")
     elif probed := next((one.link for one in known if one.link is not None), None):
         console.note(f"{on}Network: {_describe(probed)}, as the runs probed it.")
     console.note(f"From {counted(len(known), 'run')}. Basis:")
     for basis in dict.fromkeys(item.basis for item in found):
         console.note(f"  {basis.value}: {BASES[basis]}")
     if any(item.is_bound for item in found):
-        console.note('"at least": larger batches need more samples. Add a run with a larger batch to predict how many.')
+        console.note('"at least": this many samples reached the goal with a smaller batch; a larger one needs more.')
 
 
 def _describe(link: Link) -> str:

@@ -1,17 +1,15 @@
-"""How fast a rank computes on a machine of a cloud, relative to the machine of a run, and what its network carries.
-
-Machines are those of providers/machines.csv. GPU rates (gpus.csv) are from NVIDIA's datasheets, without sparsity.
+"""The machines of clouds (providers/machines.csv): which of them compute as the machine of a run did, and what their
+network carries. gpus.csv has the GPUs by CUDA's names for devices, and by what clouds call them.
 """
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.predict.model import Elsewhere, Link, Measured
+from mlbench_cli.predict.model import Link, Measured
 from providers.machines import Shape, list_clouds, load_prices, load_shapes
 
 NETWORK_SHARE = 0.8  # share of the documented rate that a stream of messages reaches
@@ -25,13 +23,6 @@ class Gpu:
     key: str
     names: tuple[str, ...]
     sold_as: tuple[str, ...]
-    tensor_tflops: float
-    gbytes: float
-
-    @property
-    def rate(self) -> float:
-        """A figure in proportion to its speed in trainings, which are partly bound by arithmetic, partly by memory."""
-        return math.sqrt(self.tensor_tflops * self.gbytes)
 
 
 @dataclass(frozen=True)
@@ -48,13 +39,8 @@ class Machine:
         return f"{self.cloud}/{self.shape.name}"
 
     @property
-    def has_gpu(self) -> bool:
-        """Whether it has a GPU, known or not."""
-        return bool(self.attached or self.shape.gpu)
-
-    @property
     def gpu(self) -> Gpu | None:
-        """Its GPU; None without one, or with one whose speed is unknown."""
+        """Its GPU; None without one, or with one that gpus.csv lacks."""
         name = f"{self.cloud}/{self.attached or self.shape.gpu}"
         return next((gpu for gpu in load_gpus() if name in gpu.sold_as), None)
 
@@ -81,13 +67,7 @@ def load_gpus() -> tuple[Gpu, ...]:
     """The table of GPUs."""
     with resources.files(__package__).joinpath("gpus.csv").open("r", encoding="utf-8") as file:
         return tuple(
-            Gpu(
-                row["gpu"],
-                tuple(row["names"].split("|")),
-                tuple(row["sold_as"].split("|")),
-                float(row["tensor_tflops"]),
-                float(row["gbytes_per_second"]),
-            )
+            Gpu(row["gpu"], tuple(row["names"].split("|")), tuple(row["sold_as"].split("|")))
             for row in csv.DictReader(file)
         )
 
@@ -121,7 +101,7 @@ def find_machine(text: str) -> Machine:
     ]
     with_gpu = [Machine(found.cloud, found.shape, item) for cloud, _, item in sold if cloud == found.cloud]
     # A GPU that can be attached has a price of its own.
-    if found.has_gpu or not with_gpu or with_gpu[0].price is None:
+    if found.shape.gpu or not with_gpu or with_gpu[0].price is None:
         raise UsageError(
             f'mlbench knows no {found.shape.name} with a GPU "{added[:60]}" attached.',
             hint="For example --on gke/n1-standard-8+t4",
@@ -129,19 +109,12 @@ def find_machine(text: str) -> Machine:
     return with_gpu[0]
 
 
-def compare(machine: Machine, runs: Sequence[Measured], per_hour: float | None) -> Elsewhere:
-    """What differs on `machine` from `runs`: measured if one of them ran there, else guessed from cores, or from the
-    GPUs' peak and memory rates. Raises UsageError between a CPU and a GPU, whose speeds no table compares."""
-    if any(one.machine == machine.kind for one in runs):
-        return Elsewhere(machine.link, per_hour)
+def require_measured(machine: Machine, runs: Sequence[Measured]) -> None:
+    """Raise UsageError if no run computed on such a machine, or on the same GPU: no table says how fast it is."""
     base = runs[0]
-    own, other, vcpus = find_gpu(base.device), machine.gpu, machine.shape.vcpus
-    if own is not None and other is not None:
-        return Elsewhere(machine.link, per_hour, own.rate / other.rate, is_guessed=True)
-    if not base.device and not machine.has_gpu and vcpus:
-        # Clouds count two threads of a core as two vCPUs.
-        return Elsewhere(machine.link, per_hour, base.cores / max(1, vcpus // 2), is_guessed=True)
-    raise UsageError(
-        f"{base.name} computed on {base.device or 'CPUs'}, which says nothing about {machine}.",
-        hint="Run the task for a minute on one such machine, and predict from that run.",
-    )
+    gpu = find_gpu(base.device)
+    if (gpu is None or gpu != machine.gpu) and all(one.machine != machine.kind for one in runs):
+        raise UsageError(
+            f"{base.name} computed on {base.device or 'CPUs'}, which says nothing about {machine}.",
+            hint="Run the task for a minute on one such machine, and predict from that run.",
+        )

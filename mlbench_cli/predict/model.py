@@ -19,17 +19,15 @@ FAR = 4  # times the ranks of the largest run; beyond that, predictions are extr
 FP32_BYTES = 4
 # An update is predicted to take between these multiples of the figure. From `benchmarks/predict.py`: at least 90 % of
 # the held-out runs of the published archives are within.
-SPREADS = {"measured": 1.10, "scaled": 1.35, "extrapolated": 2.0, "guessed": 3.0}
+SPREADS = {"measured": 1.10, "scaled": 1.35, "extrapolated": 2.0}
 
 
 class Basis(StrEnum):
-    """What a prediction rests on: a run of this very setting, the formula, the formula far from any run, or a speed
-    that no run has shown."""
+    """What a prediction rests on: a run of this very setting, the formula, or the formula far from any run."""
 
     MEASURED = "measured"
     SCALED = "scaled"
     EXTRAPOLATED = "extrapolated"
-    GUESSED = "guessed"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ class Measured:
     to_goal: float | None
     per_hour: float | None
     machine: str
-    cores: float
     device: str
 
     @property
@@ -114,7 +111,6 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
     goal = result.get("goal") or {}
     workers, price = int(spec["workers"]), (spec.get("price") or {}).get("per_hour")
     parameters = spec.get("parameters") or {}
-    machine = (environment.get("ranks") or {}).get("0") or {}
     return Measured(
         name=name,
         task=str(result["task"]),
@@ -133,8 +129,9 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
         to_goal=float(updates) if goal.get("reached") else None,
         per_hour=None if price is None else float(price) / workers,
         machine=str(spec.get("cluster_kind") or ""),
-        cores=float(spec.get("cpus") or machine.get("threads") or 1),
-        device=str(machine.get("device_name") or "") if result.get("device") == "cuda" else "",
+        device=str((environment["ranks"].get("0") or {}).get("device_name") or "")
+        if result.get("device") == "cuda"
+        else "",
     )
 
 
@@ -171,7 +168,8 @@ class Prediction:
     """An update with `workers`, in seconds: computing, communication that it waits for, and the sum with its interval.
 
     samples     of all ranks in an update
-    to_goal     seconds until the goal; `is_bound`: at least that, as the batch is larger than in any run
+    to_goal     seconds until the goal with as many samples as in the runs; `is_bound`: at least that, since a larger
+                batch needs more
     price       of the time to the goal, or of an hour without a goal; None if unknown
     """
 
@@ -199,24 +197,13 @@ class Prediction:
         return self.computing / self.seconds
 
 
-@dataclass(frozen=True)
-class Elsewhere:
-    """What differs from the runs: the network, the price of a worker for an hour, and the computing time of a rank
-    relative to theirs with whether a run has shown that."""
-
-    link: Link | None = None
-    per_hour: float | None = None
-    slower: float = 1.0
-    is_guessed: bool = False
-
-
 def predict(
-    runs: Sequence[Measured], workers: int, elsewhere: Elsewhere, others: Sequence[Measured] = ()
+    runs: Sequence[Measured], workers: int, link: Link | None = None, per_hour: float | None = None
 ) -> Prediction:
     """An update of `workers` from `runs`, which are repeats or sizes of one setting.
 
-    `others` are runs of the same task and goal at other batch sizes, which show how many samples the goal takes.
-    Raises UsageError if the runs cannot tell.
+    `link` is that of the runs unless given; `per_hour` is the price of a worker, None if unknown. Raises UsageError if
+    the runs cannot tell.
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers takes numbers from 1 to {MAX_WORKERS}.")
@@ -227,24 +214,21 @@ def predict(
     share = ranks / base.ranks
     per_rank = 1 / share if base.fixed_batch else 1.0
     samples = base.samples if base.fixed_batch else base.samples * share
-    computing = fmean(one.computing for one in same) * per_rank * elsewhere.slower
-    exposed = fmean(_waits(one, ranks, elsewhere.link, computing) for one in same)
+    computing = fmean(one.computing for one in same) * per_rank
+    exposed = fmean(_waits(one, ranks, link, computing) for one in same)
     seconds = computing + exposed
-    if elsewhere.is_guessed:
-        basis = Basis.GUESSED
-    elif ranks == base.ranks and elsewhere.link is None and elsewhere.slower == 1:
+    if ranks == base.ranks and link is None:
         basis = Basis.MEASURED
     else:
         is_far = ranks > FAR * base.ranks or (base.ranks == 1 and ranks > 1)
         basis = Basis.EXTRAPOLATED if is_far else Basis.SCALED
     spread = SPREADS[basis]
-    updates, is_bound = _updates_to_goal(base, samples, [*runs, *others])
-    to_goal = None if updates is None else updates * seconds
-    per_hour = elsewhere.per_hour if elsewhere.per_hour is not None else base.per_hour
+    reached = [one.samples * one.to_goal for one in runs if one.to_goal is not None and one.samples == base.samples]
+    to_goal = fmean(reached) / samples * seconds if reached else None
     price = None if per_hour is None else per_hour * workers * (1.0 if to_goal is None else to_goal / 3600)
     return Prediction(
         *(base, workers, computing, exposed, seconds, seconds / spread, seconds * spread),
-        *(basis, samples, to_goal, is_bound, price),
+        *(basis, samples, to_goal, samples > base.samples, price),
     )
 
 
@@ -280,24 +264,3 @@ def _on_link(one: Measured, ranks: int, link: Link) -> float:
     the bytes of the busiest link."""
     cost = update_cost(one.method, Sent(one.messages, one.bytes, one.parameters), ranks)
     return cost.rounds * link.round_trip + 8 * cost.volume / link.rate
-
-
-def _updates_to_goal(base: Measured, samples: float, runs: Sequence[Measured]) -> tuple[float | None, bool]:
-    """Updates until the goal with `samples` each, and whether that is a lower bound.
-
-    With runs at several batch sizes, E(B) = E_min (1 + B / B_crit) is fitted to their samples (McCandlish et al. 2018,
-    arXiv:1812.06162). Otherwise the samples of the run itself count, and are too few for a larger batch.
-    """
-    points = [(one.samples, one.samples * one.to_goal) for one in runs if one.to_goal is not None]
-    own = [needed for batch, needed in points if batch == base.samples]
-    if not own:
-        return None, False
-    if len({batch for batch, _ in points}) > 1 and samples != base.samples:
-        mean_batch, mean_needed = fmean(b for b, _ in points), fmean(n for _, n in points)
-        spread = sum((batch - mean_batch) ** 2 for batch, _ in points)
-        slope = max(0.0, sum((b - mean_batch) * (n - mean_needed) for b, n in points) / spread)
-        largest, smallest = max(b for b, _ in points), min(b for b, _ in points)
-        needed = max(mean_needed + slope * (samples - mean_batch), 0.0)
-        if needed > 0 and smallest / 2 <= samples <= 2 * largest:
-            return needed / samples, False
-    return fmean(own) / samples, samples > base.samples

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.errors import UsageError
 from mlbench_cli.predict.cost import collective_cost
+from mlbench_cli.predict.machines import find_machine, require_measured
+from mlbench_cli.predict.model import measure
 from mlbench_cli.results.archive.files import Archive
 
 Captured = pytest.CaptureFixture[str]
@@ -63,21 +66,22 @@ def test_workers_add_throughput_and_prices_are_those_asked_for(capsys: Captured)
     assert eight["price_usd"] == pytest.approx(8 * 2 * eight["seconds_to_goal"] / 3600)
 
 
-def test_a_machine_that_is_also_sold_with_a_gpu_is_found_by_its_plain_name(capsys: Captured) -> None:
-    (found,) = predict(capsys, *paths("net-bsp-1gbit-2"), "--on", "gke/n1-standard-8")
-    assert found["basis"] == "guessed"
-    assert found["price_usd"] == pytest.approx(2 * 0.38 * found["seconds_to_goal"] / 3600, rel=0.15)
-
-
-def test_an_attached_gpu_is_named_after_its_machine(capsys: Captured) -> None:
-    """Only Google attaches GPUs, and only to machines without; CPUs say nothing about them."""
-    for machine, told in [
-        ("gke/n1-standard-8+t4", "says nothing about gke/n1-standard-8+nvidia-tesla-t4"),
-        ("gke/n1-standard-8+h100", "attached"),
-        ("eks/g4dn.xlarge+t4", "attached"),
-    ]:
-        assert run(["predict", *paths("digits-bsp-2"), "--on", machine]) == 2
-        assert told in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("machine", "price"), [("gke/n1-standard-8+t4", 0.38 + 0.35), ("aks/Standard_NC8as_T4_v3", 0.752)]
+)
+def test_machines_with_the_gpu_of_the_runs_have_their_list_price(machine: str, price: float) -> None:
+    """A run on a T4 tells how fast any machine with a T4 computes, and nothing about others."""
+    (path, *_) = paths("digits-bsp-2")
+    with Archive.open(Path(path)) as archive:
+        environment: Any = {"ranks": {"0": {"device_name": "Tesla T4"}}}
+        on_t4 = measure(archive.run, {**archive.result, "device": "cuda"}, environment)
+        on_cpu = measure(archive.run, archive.result, archive.environment)
+    found = find_machine(machine)
+    require_measured(found, [on_t4])
+    assert found.price == pytest.approx(price, rel=0.05)
+    for other, run_there in [(found, on_cpu), (find_machine("gke/a3-highgpu-8g"), on_t4)]:
+        with pytest.raises(UsageError, match="says nothing about"):
+            require_measured(other, [run_there])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,10 @@ def test_an_attached_gpu_is_named_after_its_machine(capsys: Captured) -> None:
         (["digits-bsp-2", "--workers", "two"], "not a list of numbers"),
         (["digits-bsp-2", "--on", "n1-standard-5"], "Did you mean"),
         (["digits-bsp-2", "--on", "gke/a3-highgpu-8g"], "says nothing about"),
+        (["digits-bsp-2", "--on", "gke/n1-standard-8"], "computed on CPUs, which says nothing about"),
+        # Only Google attaches GPUs, and only to machines without.
+        (["digits-bsp-2", "--on", "gke/n1-standard-8+h100"], "attached"),
+        (["digits-bsp-2", "--on", "eks/g4dn.xlarge+t4"], "attached"),
         (["digits-alone-1", "--workers", "4"], "no network was measured"),
     ],
 )
