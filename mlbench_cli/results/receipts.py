@@ -16,14 +16,13 @@ from mlbench_cli import __version__
 from mlbench_cli.errors import NotFoundError, UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.reproduction import Reproduction, in_order, judge_reproduction
-from mlbench_cli.results.archive.documents import brief, check_document
-from mlbench_cli.results.archive.files import MAX_SUMS_BYTES, Archive
+from mlbench_cli.results.archive.files import MAX_SUMS_BYTES, Archive, check_document
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
 from mlbench_cli.results.archive.verify import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util import files
 from mlbench_cli.util.json_text import format_document, parse_versioned
-from mlbench_cli.util.text import clean_values
+from mlbench_cli.util.text import brief, clean_values
 from mlbench_cli.util.times import now
 
 MAX_BYTES = 16 << 20

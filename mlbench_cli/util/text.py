@@ -199,3 +199,9 @@ def size(count: float) -> str:
             return f"{count:{shown}} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def brief(value: Any) -> str:
+    """The value's repr, truncated to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -19,7 +19,8 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import OWN, is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.conditions import LABELS, Conditions, find_loader_variables
+from mlbench_cli.results.archive.conditions import Conditions, find_loader_variables
+from mlbench_cli.results.archive.documents import LABELS
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.tasks.catalog import rename_parameters
 from mlbench_cli.util.text import counted, shorten

@@ -40,7 +40,8 @@ from mlbench_cli.results.analysis.figures import (
 from mlbench_cli.results.analysis.published import PublishedSeries
 from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
 from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio
-from mlbench_cli.results.archive.conditions import LABELS, Conditions
+from mlbench_cli.results.archive.conditions import Conditions
+from mlbench_cli.results.archive.documents import LABELS
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import format_csv
 from task_images.contract import ALL_CATEGORIES

@@ -1,7 +1,8 @@
-"""The conditions of a run's measurements: whether it had its CPUs to itself, as far as known.
+"""What a run went through, as far as its evidence says: other load on its machines, the network between its ranks, and
+faults.
 
-Derived only from the spec, the provenance and the samples in resources.jsonl. Rows of kind "machine" are described in
-agent/load.py. Labels:
+`Conditions` say whether a run had its machines to itself. They are derived only from the spec, the provenance and the
+samples in resources.jsonl, whose rows of kind "machine" are described in agent/load.py. Their labels:
 
     crowded        more ranks, or CPUs for them, than usable cores; or more ranks than GPUs
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
@@ -13,19 +14,52 @@ agent/load.py. Labels:
 
 If the fast network does not work, NCCL silently falls back to TCP: results are correct, but the bandwidth between
 machines is a fraction of the advertised one.
+
+network.json has the network between the ranks. Its evidence is either the `network` events of rank 0 (a probe before
+the task and one after it; on a cluster with a shaped network, an event of the stage "setup" before them), or
+shaping.json, which the local engine writes if it emulated the network (`--network`) and probed it before the ranks
+started and after they ended.
+
+The cost of faults follows from faults.json and the checkpoints that rank 0 reported. Every second from the start of the
+first rank to the end of the run is in exactly one of PARTS:
+
+    startup       until the first attempt trains
+    useful        training and validation that led to the result
+    checkpointing waiting for a checkpoint to be written
+    waiting       a rank was stopped or slowed, and recovered by itself
+    lost          work after the checkpoint from which the next attempt resumed
+    detection     from a fault to the end of its attempt
+    restart       from the end of an attempt until the next one trains, excluding loading
+    loading       reading the checkpoint
+
+All values are untrusted: malformed ones are omitted.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeGuard, cast
 
 from mlbench_cli.agent.load import PRELOAD
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.faults import FaultKind, Policy, plan_of
 from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.network import MODELED, NOT_SHAPED, find_deviations, is_modeled, parse_network
+from mlbench_cli.model.run import Finding
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.documents import (
+    LABELS,
+    FaultsDocument,
+    NetworkDocument,
+    ProbeDocument,
+    RecoveryDocument,
+    SummaryDocument,
+    TrafficDocument,
+)
+from mlbench_cli.util.json_text import make_strict, parse_document
 from mlbench_cli.util.text import counted, one_line
+from mlbench_cli.util.times import parse_timestamp
 
-LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network", "preloaded")
 RARE = ("preloaded",)  # labels that documents leave out where they do not apply
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
 MIN_OTHER_SECONDS = 0.5  # CPU time; less than this may be the client that follows a short run
@@ -33,7 +67,22 @@ MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter i
 # Prefixes of the names of networks that bypass the kernel's TCP: those of aws-ofi-nccl ("Libfabric", formerly "AWS
 # Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. All others, including "FastSocket", are slower.
 FAST_NETWORKS = ("AWS Libfabric", "Libfabric", "GPUDirectTCPX", "FasTrak", "gIB", "IB")
-_COUNTERS = ("elapsed_seconds", "busy_seconds", "own_seconds", "throttled_periods", "throttled_seconds")
+_LOAD_COUNTERS = ("elapsed_seconds", "busy_seconds", "own_seconds", "throttled_periods", "throttled_seconds")
+MAX_LINKS = 64  # and probes, counters
+SETUP = "setup"
+MIN_COUNTED = 0.95  # share of the bytes that the ranks must have sent; if less was counted, some took another route
+_LINK_FIGURES = (
+    *("rtt_p50_seconds", "rtt_p90_seconds", "alone_bits_per_second", "together_bits_per_second"),
+    *("first_bits_per_second", "first_bytes"),
+)
+_LINK_COUNTERS = ("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets", "tx_dropped", "retransmits")
+NOT_INJECTED = "fault_not_injected"
+PARTS = ("startup", "useful", "checkpointing", "waiting", "lost", "detection", "restart", "loading")
+CHECKPOINT, RESTORE = "checkpoint_seconds", "restore_seconds"
+MAX_EVENTS = 10_000  # and attempts, checkpoints
+
+
+# --- other load -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,7 +194,7 @@ class _Meter:
         self._before: dict[str, float] = {"elapsed_seconds": 0.0, "busy_seconds": 0.0, "own_seconds": 0.0}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        counters = {name: value for name in _COUNTERS if (value := _amount(row.get(name))) is not None}
+        counters = {name: value for name in _LOAD_COUNTERS if (value := _amount(row.get(name))) is not None}
         if "elapsed_seconds" not in counters:
             return
         if "cores" in row and not self.facts:
@@ -281,7 +330,403 @@ def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:
     return max(known, key=lambda condition: condition.figures[figure], default=None)
 
 
+# --- network.json -----------------------------------------------------------------------------------------------------
+
+
+def network_document(
+    asked: str | None,
+    events: Iterable[Mapping[str, Any]],
+    shaping: Mapping[str, Any] | None,
+    least_sent: float | None = None,
+) -> NetworkDocument | None:
+    """network.json without its schema version; None if nothing was requested or measured.
+
+    `least_sent`: bytes that a rank must have sent to others according to its method; None: unknown.
+    """
+    reports = _rows(list(events) if shaping is None else shaping.get("probes"), MAX_LINKS)
+    probes = [parse_probe(report) for report in reports if report.get("stage") != SETUP]
+    if asked is None and not probes:
+        return None
+    shaping = shaping or next((report["setup"] for report in reports if _is_setup(report)), None)
+    method = _network_method(asked, shaping)
+    setup = (
+        make_strict({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
+    )
+    problems = _network_problems(asked, method, probes, setup)
+    if asked is not None and method != MODELED:
+        problems += _find_detour(least_sent, setup, _traffic(probes))
+    document: NetworkDocument = {
+        "asked": asked,
+        "method": method,
+        "probes": probes,
+        "traffic": _traffic(probes),
+        "summary": _summarize_network(asked, method, probes, problems),
+    }
+    if setup is not None:
+        document["setup"] = setup
+    return document
+
+
+def _is_setup(report: Mapping[str, Any]) -> bool:
+    return report.get("stage") == SETUP and isinstance(report.get("setup"), Mapping)
+
+
+def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
+    """A probe's report with every field present and valid."""
+    links = report.get("links")
+    counters = report.get("counters")
+    error = report.get("error")
+    drained = _numbers(report, ("drained_bytes", "drained_bits_per_second"))
+    probe: ProbeDocument = {
+        "stage": "after" if report.get("stage") == "after" else "before",
+        "form": one_line(report["form"], 20) if isinstance(report.get("form"), str) else None,
+        "ranks": _count(report.get("ranks")),
+        "networks": _count(report.get("networks")),
+        "links": [_numbers(link, ("from", "to", *_LINK_FIGURES)) for link in _rows(links, MAX_LINKS)],
+        "counters": [
+            {"interface": one_line(str(row.get("interface")), 20), **_numbers(row, _LINK_COUNTERS)}
+            for row in _rows(counters, MAX_LINKS)
+        ],
+        "seconds": report["seconds"] if _is_amount(report.get("seconds")) else None,
+        "error": one_line(str(error)) if error else None,
+    }
+    return cast(ProbeDocument, {**probe, **drained})
+
+
+def _network_method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
+    if asked is not None and is_modeled(asked):
+        return MODELED
+    method = (shaping or {}).get("method")
+    return one_line(method, 40) if isinstance(method, str) and method else NOT_SHAPED
+
+
+def _network_problems(
+    asked: str | None, method: str, probes: Sequence[ProbeDocument], setup: Mapping[str, Any] | None
+) -> list[str]:
+    """Why a shaped network differs from the request; of several probes of a stage, one must fit."""
+    if asked is None or method == MODELED:
+        return []
+    if not probes:
+        return ["it was not measured"]
+    shape = parse_network(asked)
+    found = []
+    for stage in dict.fromkeys(probe["stage"] for probe in probes):
+        each = [find_deviations(shape, probe) for probe in probes if probe["stage"] == stage]
+        found += [f"{problem} ({stage} the task)" for problem in (each[-1] if all(each) else ())]
+    noted = (setup or {}).get("problems")
+    return found + [one_line(str(problem)) for problem in noted[:8]] if isinstance(noted, list) else found
+
+
+def find_least_sent(spec: RunSpec, details: Mapping[str, Any]) -> float | None:
+    """Bytes that rank 0 must have sent to other workers according to its method's counters; None if unknown.
+
+    At least the other ranks' shares of a message leave a rank, as in a reduce-scatter. Ranks of one worker share a
+    link.
+    """
+    communication = details.get("communication")
+    count = communication.get("bytes") if isinstance(communication, Mapping) else None
+    if spec.processes_per_worker > 1 or not is_finite_number(count):
+        return None
+    return float(count) * (spec.world_size - 1) / spec.world_size
+
+
+def _find_detour(
+    least_sent: float | None, setup: Mapping[str, Any] | None, traffic: TrafficDocument | None
+) -> list[str]:
+    """Whether the ranks' data bypassed the shaped links, through shared memory or another interface."""
+    task = (setup or {}).get("task")
+    by_switch: Any = task.get("sent_bytes") if isinstance(task, Mapping) else None
+    sent = [value for value in by_switch if _is_amount(value)] if isinstance(by_switch, list) else []
+    if not sent and traffic is not None:
+        sent = [traffic["max_sent_bytes"]]
+    if least_sent is None or not sent or max(sent) >= MIN_COUNTED * least_sent:
+        return []
+    return [f"its links counted {max(sent) / 1e6:.1f} MB, but the ranks sent {least_sent / 1e6:.1f} MB or more"]
+
+
+def _summarize_network(
+    asked: str | None, method: str, probes: Sequence[ProbeDocument], problems: list[str]
+) -> SummaryDocument:
+    before = next((probe for probe in probes if probe["stage"] == "before" and probe["links"]), None)
+    links = before["links"] if before else []
+    trips = sorted(link["rtt_p50_seconds"] for link in links if "rtt_p50_seconds" in link)
+    lowest = {
+        key: min((link[key] for link in links if key in link), default=None)
+        for key in ("alone_bits_per_second", "together_bits_per_second", "first_bits_per_second")
+    }
+    return {
+        "asked": asked,
+        "method": method,
+        "networks": before["networks"] if before else None,
+        "rtt_seconds": trips[len(trips) // 2] if trips else None,
+        "alone_bits_per_second": lowest["alone_bits_per_second"],
+        "together_bits_per_second": lowest["together_bits_per_second"],
+        "first_bits_per_second": lowest["first_bits_per_second"],
+        "held": None if asked is None or method == MODELED else not problems,
+        "problems": problems,
+    }
+
+
+def _traffic(probes: Sequence[ProbeDocument]) -> TrafficDocument | None:
+    """The difference of the counters between the probe before the task and the first one after it; None if ranks share
+    an interface."""
+    after = next((probe for probe in probes[1:] if probe["stage"] == "after"), None)
+    if after is None or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(after["counters"]):
+        return None
+    pairs = list(zip(probes[0]["counters"], after["counters"], strict=True))
+
+    def growth(key: str) -> list[int]:
+        return [max(0, int(after.get(key, 0)) - int(before.get(key, 0))) for before, after in pairs]
+
+    if not pairs:
+        return None
+    return {
+        "max_sent_bytes": max(growth("tx_bytes")),
+        "max_received_bytes": max(growth("rx_bytes")),
+        "dropped_packets": sum(growth("tx_dropped")) + sum(growth("rx_dropped")),
+        "retransmitted_segments": sum(growth("retransmits")),
+    }
+
+
+def _numbers(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    return {name: row[name] for name in names if _is_amount(row.get(name))}
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class CheckpointMarks:
+    """The checkpoints that rank 0 wrote and read, by their metrics: (time since 1970, update, seconds)."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, float, float]] = []
+        self.read: list[tuple[float, float, float]] = []
+
+    def take(self, line: bytes) -> None:
+        """Record a line of metrics.jsonl."""
+        if b"_seconds" not in line or not (b"checkpoint_" in line or b"restore_" in line):
+            return
+        row = parse_document(line)
+        kept = {CHECKPOINT: self.written, RESTORE: self.read}.get(str(row.get("name")))
+        step, value = row.get("step"), row.get("value")
+        if kept is None or len(kept) >= MAX_EVENTS or row.get("rank") != 0:
+            return
+        if is_finite_number(step) and is_finite_number(value):
+            kept.append((parse_timestamp(str(row["time"])), float(step), max(0.0, float(value))))
+
+
+def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) -> FaultsDocument | None:
+    """The cost of a run's faults; None without a record of faults, or with a malformed one."""
+    attempts = _rows((record or {}).get("attempts"), MAX_EVENTS)
+    ended = (record or {}).get("ended")
+    if record is None or not attempts:
+        return None
+    ends = [_number(attempt.get("ended")) for attempt in attempts]
+    wall = max([_number(ended), *ends])
+    events = [event for event in _rows(record.get("events"), MAX_EVENTS) if isinstance(event.get("planned"), Mapping)]
+    began = _number(record.get("began"))
+    seconds = dict.fromkeys(PARTS, 0.0)
+    recoveries: list[RecoveryDocument] = []
+    timeline: list[list[Any]] = []
+    before = None  # unfinished recovery of the previous attempt
+    for number, attempt in enumerate(attempts):
+        following = attempts[number + 1] if number + 1 < len(attempts) else None
+        # The time before the first attempt's ranks were started is part of its startup.
+        start = _number(attempt.get("started")) if number else 0.0
+        end = ends[number] if following is not None else wall
+        trained = attempt.get("training")
+        training = min(_number(trained), end) if is_finite_number(trained) else end
+        loading = sum(cost for moment, _, cost in marks.read if start <= moment - began <= training + 1)
+        loading = min(loading, training - start)
+        timeline.append(["restart" if number else "startup", start, training])
+        seconds["restart" if number else "startup"] += training - start - loading
+        seconds["loading"] += loading
+        if before is not None:
+            before["restart"], before["loading"] = round(training - before["at"] - before["detection"], 3), loading
+            before["restart"] = round(before["restart"] - loading, 3)
+            before["seconds"] = round(training - before["at"] + before["lost"], 3)
+            before = None
+        if following is None:
+            kept = fault = end
+        else:
+            fault = _find_fault(events, training, end)
+            kept = _find_kept(marks, following, attempt, began, training, fault)
+            seconds["lost"] += fault - kept
+            seconds["detection"] += end - fault
+            seconds["restart"] += _number(following.get("started")) - end
+            again = _number(following.get("started"))
+            timeline += [["lost", kept, fault], ["detection", fault, end], ["restart", end, again]]
+            rank = attempt.get("rank")
+            before = RecoveryDocument(
+                at=round(fault, 3),
+                rank=rank if isinstance(rank, int) else None,
+                why=str(attempt.get("why"))[:40],
+                detection=round(end - fault, 3),
+                restart=0.0,
+                loading=0.0,
+                lost=round(fault - kept, 3),
+                seconds=0.0,
+            )
+            recoveries.append(before)
+        checkpointing = sum(cost for moment, _, cost in marks.written if training <= moment - began <= kept + 0.01)
+        checkpointing = min(checkpointing, kept - training)
+        waiting = min(_find_waiting(events, training, kept), kept - training - checkpointing)
+        seconds["checkpointing"] += checkpointing
+        seconds["waiting"] += waiting
+        timeline.append(["useful", training, kept])
+        seconds["useful"] += kept - training - checkpointing - waiting
+    done = [event for event in events if event.get("problem") is None]
+    costs = [cost for _, _, cost in marks.written]
+    return {
+        "script": None if record.get("script") is None else str(record["script"]),
+        "policy": str(record.get("policy")),
+        "planned": len(events),
+        "injected": len(done),
+        "attempts": len(attempts),
+        "ranks": int(_number(attempts[-1].get("ranks"))),
+        "wall_seconds": round(wall, 3),
+        "seconds": {part: round(value, 3) for part, value in seconds.items()},
+        "goodput": round(seconds["useful"] / wall, 4) if wall else None,
+        "checkpoints": len(costs),
+        "checkpoint_seconds": round(sum(costs) / len(costs), 4) if costs else None,
+        "recoveries": recoveries,
+        "timeline": [[part, round(begin, 3), round(end, 3)] for part, begin, end in timeline if end > begin],
+        "events": [
+            [
+                str(event["planned"].get("kind"))[:10],
+                target if isinstance(target := event["planned"].get("target"), int) else None,
+                round(_number(event.get("at")), 3),
+                round(_number(event["until"]), 3) if event.get("until") is not None else None,
+            ]
+            for event in done
+        ],
+    }
+
+
+def _find_fault(events: list[Mapping[str, Any]], training: float, end: float) -> float:
+    """When the fault that ended an attempt began; the end itself if none was injected."""
+    ending = (FaultKind.KILL, FaultKind.STOP)
+    moments = [
+        _number(event.get("at"))
+        for event in events
+        if event.get("problem") is None and event["planned"].get("kind") in ending
+    ]
+    return max((moment for moment in moments if training <= moment <= end), default=end)
+
+
+def _find_kept(
+    marks: CheckpointMarks,
+    following: Mapping[str, Any],
+    attempt: Mapping[str, Any],
+    began: float,
+    training: float,
+    fault: float,
+) -> float:
+    """Until when the work of an attempt was kept: the checkpoint from which the next one resumed."""
+    update = following.get("resumed_update")
+    if update is None or update == attempt.get("resumed_update"):
+        return training
+    moments = [moment - began for moment, step, _ in marks.written if step == update]
+    found = [moment for moment in moments if training <= moment <= fault + 1]
+    return min(fault, max(found, default=training))
+
+
+def _find_waiting(events: list[Mapping[str, Any]], begin: float, end: float) -> float:
+    """Seconds for which a rank was stopped; for slowed ranks, the corresponding share."""
+    total = 0.0
+    for event in events:
+        kind = event["planned"].get("kind")
+        if kind not in (FaultKind.STOP, FaultKind.SLOW) or event.get("problem") is not None:
+            continue
+        until = event.get("until")
+        overlap = min(end, _number(until) if until is not None else end) - max(begin, _number(event.get("at")))
+        share = 1.0 if kind == FaultKind.STOP else _number(event.get("stopped_share"))
+        total += max(0.0, overlap) * share
+    return total
+
+
+def find_not_injected(spec: RunSpec, record: Mapping[str, Any] | None, is_success: bool) -> Finding | None:
+    """The finding that faults of the script were not injected; None if every fault whose time was reached was
+    injected."""
+    if spec.faults is None or not is_success:
+        return None
+    problems = [
+        f"{_describe(event)}: {event['problem']}"
+        for event in _rows((record or {}).get("events"), MAX_EVENTS)
+        if event.get("problem")
+    ]
+    if record is None:
+        problems = ["they were not recorded"]
+    elif record.get("never_trained"):
+        problems.append("the training, from which their times count, never began")
+    elif record.get("missed"):
+        problems.append(f"{_describe({'planned': record['missed']})}: the run ended between two attempts")
+    if not problems:
+        return None
+    return Finding(
+        NOT_INJECTED,
+        f"Not all faults were injected, so the result does not count: {'; '.join(problems[:3])}.",
+        hint="Run it again, or remove the faults that cannot be injected here.",
+        evidence={"problems": problems[:20]},
+    )
+
+
+def find_fault_contradictions(spec: RunSpec, record: Mapping[str, Any] | None) -> Iterator[str]:
+    """Contradictions between faults.json and the spec."""
+    if record is None:
+        return
+    if record.get("script") != spec.faults or record.get("policy") != (spec.on_failure or Policy.FAIL):
+        yield "faults.json has another script or policy than the run"
+        return
+    if len(_rows(record.get("attempts"), MAX_EVENTS)) > 1 and record.get("policy") == Policy.FAIL:
+        yield "its ranks were started again, against its policy"
+    events = _rows(record.get("events"), MAX_EVENTS)
+    try:
+        plan = [fault.to_dict() for fault in islice(plan_of(spec), len(events))]
+    except UsageError as error:
+        yield f"its fault script cannot be read: {error.message}"
+        return
+    if [event.get("planned") for event in events] != plan:
+        yield "the faults do not follow from the script and the seed"
+
+
+def faults_phrase(document: FaultsDocument) -> str:
+    """ "after 2 faults and 1 restart"; empty if nothing happened."""
+    faults, restarts = document["injected"], document["attempts"] - 1
+    words = [
+        f"{count} {word}{'s' if count > 1 else ''}"
+        for count, word in ((faults, "fault"), (restarts, "restart"))
+        if count
+    ]
+    return f"after {' and '.join(words)}" if words else ""
+
+
+def _describe(event: Mapping[str, Any]) -> str:
+    planned = event.get("planned")
+    if not isinstance(planned, Mapping):
+        return "a fault"
+    target = planned.get("target")
+    return f"{str(planned.get('kind'))[:10]}{'' if target is None else f' {str(target)[:10]}'}"
+
+
+def _number(value: Any) -> float:
+    return _amount(value) or 0.0
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(value: Any, limit: int) -> list[Mapping[str, Any]]:
+    return [row for row in value[:limit] if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def _is_amount(value: Any) -> TypeGuard[int | float]:
+    return is_finite_number(value) and value >= 0
+
+
+def _count(value: Any) -> int:
+    return value if _is_amount(value) and isinstance(value, int) else 0
+
+
 def _amount(value: Any) -> float | None:
-    """A JSON value as a float if it is a finite number of at least 0, and not a boolean."""
-    known = (type(value) is float and math.isfinite(value)) or (type(value) is int and value < 1 << 63)
-    return float(value) if known and value >= 0 else None
+    return float(value) if _is_amount(value) else None

@@ -14,10 +14,11 @@ from msgspec import Meta
 from mlbench_cli.certify.words import REASONS, State, Verdict
 from mlbench_cli.model.goals import COMPARISONS, KINDS
 from mlbench_cli.model.run import Ending, FindingDocument, Outcome, Phase
-from mlbench_cli.results.archive.conditions import LABELS
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import SCHEMA_VERSION
 from mlbench_cli.util.times import MAX_SECONDS
+
+LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network", "preloaded")  # see conditions
 
 
 def _one_of(words: Iterable[str]) -> Meta:
@@ -468,33 +469,6 @@ DOCUMENTS: Mapping[str, Any] = {
 PUBLISHED: Mapping[str, Any] = {**DOCUMENTS, "receipt.json": ReceiptDocument}
 
 
-def check_document(name: str, document: Mapping[str, Any]) -> None:
-    """Raises ValueError with the field for a parsed document that is not of its type, or has more than its type."""
-    try:
-        known = msgspec.convert(document, PUBLISHED[name])
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise ValueError(str(error)) from None
-    own = {key: value for key, value in document.items() if key != "schema_version"}
-    if (unknown := _find_unknown(own, known, "$")) is not None:
-        raise ValueError(f"Unknown field - at `{unknown}`")
-
-
-def _find_unknown(found: Any, known: Any, path: str) -> str | None:
-    """The first field that msgspec has left out of `known`."""
-    if isinstance(found, dict):
-        inside = ((value, known.get(key), f"{path}.{key}", key in known) for key, value in found.items())
-    elif isinstance(found, list):
-        inside = ((value, known[number], f"{path}[{number}]", True) for number, value in enumerate(found))
-    else:
-        return None
-    for value, kept, place, is_known in inside:
-        if not is_known:
-            return place
-        if (unknown := _find_unknown(value, kept, place)) is not None:
-            return unknown
-    return None
-
-
 def publish(name: str) -> dict[str, Any]:
     """The JSON Schema of the document `name`, as published in docs/schemas."""
     schema = msgspec.json.schema(PUBLISHED[name])
@@ -505,9 +479,3 @@ def publish(name: str) -> dict[str, Any]:
         each["additionalProperties"] = False
     definitions = {"$defs": schema["$defs"]} if schema["$defs"] else {}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **own, "title": name, **definitions}
-
-
-def brief(value: Any) -> str:
-    """The value's repr, truncated to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -22,9 +22,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import msgspec
+
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import FindingDocument, JsonObject
-from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument, check_document
+from mlbench_cli.results.archive.documents import PUBLISHED, EnvironmentDocument, ResultDocument, RunDocument
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.files import replace_file, sync_folder
 from mlbench_cli.util.json_text import parse_document, parse_versioned
@@ -498,6 +500,33 @@ class _Entry(io.RawIOBase):
             return int(self._data.readinto(buffer))
         except _UNREADABLE as error:
             raise OSError(str(error)) from None
+
+
+def check_document(name: str, document: Mapping[str, Any]) -> None:
+    """Raises ValueError with the field for a parsed document that is not of its type, or has more than its type."""
+    try:
+        known = msgspec.convert(document, PUBLISHED[name])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    own = {key: value for key, value in document.items() if key != "schema_version"}
+    if (unknown := _find_unknown(own, known, "$")) is not None:
+        raise ValueError(f"Unknown field - at `{unknown}`")
+
+
+def _find_unknown(found: Any, known: Any, path: str) -> str | None:
+    """The first field that msgspec has left out of `known`."""
+    if isinstance(found, dict):
+        inside = ((value, known.get(key), f"{path}.{key}", key in known) for key, value in found.items())
+    elif isinstance(found, list):
+        inside = ((value, known[number], f"{path}[{number}]", True) for number, value in enumerate(found))
+    else:
+        return None
+    for value, kept, place, is_known in inside:
+        if not is_known:
+            return place
+        if (unknown := _find_unknown(value, kept, place)) is not None:
+            return unknown
+    return None
 
 
 def read_documents(folder: Path, names: Sequence[str]) -> list[JsonObject]:

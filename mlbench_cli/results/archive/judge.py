@@ -17,7 +17,17 @@ from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT, Goal, goal_wording, is_fi
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
-from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
+from mlbench_cli.results.archive.conditions import (
+    NOT_INJECTED,
+    CheckpointMarks,
+    Conditions,
+    assess_conditions,
+    faults_document,
+    faults_phrase,
+    find_least_sent,
+    find_not_injected,
+    network_document,
+)
 from mlbench_cli.results.archive.documents import (
     ConditionsDocument,
     DataIdentityDocument,
@@ -37,14 +47,6 @@ from mlbench_cli.results.archive.evidence import (
     read_amount,
     read_events,
 )
-from mlbench_cli.results.archive.faults import (
-    NOT_INJECTED,
-    CheckpointMarks,
-    faults_document,
-    faults_phrase,
-    find_not_injected,
-)
-from mlbench_cli.results.archive.network import find_least_sent, network_document
 from mlbench_cli.results.archive.plausibility import (
     CLOCK_STEPPED,
     NO_RESULT,

@@ -12,8 +12,8 @@ from typing import Any
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, Observation, Outcome, Phase
 from mlbench_cli.model.spec import OPEN
+from mlbench_cli.results.archive.conditions import find_fault_contradictions
 from mlbench_cli.results.archive.evidence import MAX_LINE_BYTES, Evidence, ReportedFacts
-from mlbench_cli.results.archive.faults import find_fault_contradictions
 from mlbench_cli.util.text import one_line, significant
 from mlbench_cli.util.times import parse_timestamp, read_moment
 

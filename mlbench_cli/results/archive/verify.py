@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import SPEC_VERSION, canonical_json
-from mlbench_cli.results.archive.documents import DOCUMENTS, brief, check_document
+from mlbench_cli.results.archive.documents import DOCUMENTS
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
 from mlbench_cli.results.archive.files import (
     MAX_SUMS_BYTES,
@@ -21,6 +21,7 @@ from mlbench_cli.results.archive.files import (
     Archive,
     Zip,
     check_canonical,
+    check_document,
     digest,
     find_collisions,
     find_portability_problem,
@@ -34,7 +35,7 @@ from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.tasks.provenance import parse_provenance
 from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
-from mlbench_cli.util.text import one_line
+from mlbench_cli.util.text import brief, one_line
 
 MAX_PROBLEMS = 1000
 MAX_SIGNATURE_BYTES = 16 << 10

@@ -7,7 +7,7 @@ from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row
 
 MAX_RANKS = 64
 MARK_SHARE = 0.004  # share of the wall time: width of an instantaneous fault
-# Label and color of a part (archive/faults.py).
+# Label and color of a part (archive/conditions.py).
 _PARTS = {
     "useful": ("useful work", "compute"),
     "startup": ("start-up", "other"),

@@ -16,7 +16,7 @@ from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.published import published_values
 from mlbench_cli.results.analysis.series import Series
 from mlbench_cli.results.analysis.series import collect as collect_series
-from mlbench_cli.results.archive.faults import PARTS
+from mlbench_cli.results.archive.conditions import PARTS
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import PHASES, Chart
 from mlbench_cli.results.figures.collectives import collective_charts

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mlbench_cli.results.archive.conditions import LABELS, RARE, Condition, Conditions, assess_conditions
+from mlbench_cli.results.archive.conditions import RARE, Condition, Conditions, assess_conditions
+from mlbench_cli.results.archive.documents import LABELS
 from tests.unit.results.runs import spec
 
 

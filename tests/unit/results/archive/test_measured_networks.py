@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.results.archive.conditions import find_least_sent, network_document
 from mlbench_cli.results.archive.documents import NetworkDocument
-from mlbench_cli.results.archive.network import find_least_sent, network_document
 from tests.unit.results.runs import spec
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
+from mlbench_cli.results.archive.conditions import find_least_sent, network_document
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.network import find_least_sent, network_document
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive.documents import PUBLISHED, check_document, publish
+from mlbench_cli.results.archive.documents import PUBLISHED, publish
+from mlbench_cli.results.archive.files import check_document
 
 FOLDER = Path(__file__).parents[4] / "docs" / "schemas"
 
