@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -157,9 +158,11 @@ def measure(line: Line, given: argparse.Namespace, folder: Path, limit: float) -
     except subprocess.TimeoutExpired:
         return Found(line.name, f"not run: more than {limit:.0f} s")
     except subprocess.CalledProcessError as error:
-        text = f"{error.stdout or ''}\n{error.stderr or ''}".strip()
-        (folder / "failed.log").open("a").write(f"# {line.name}\n{text[-20_000:]}\n")
-        return Found(line.name, f"failed: {text.splitlines()[-1][:160] if text else error.returncode}")
+        text = f"{error.stdout or ''}\n{error.stderr or ''}".strip() or f"exit code {error.returncode}"
+    except Exception:  # of this process: no line may end the others, whatever a program printed or torch says
+        text = traceback.format_exc().strip()
+    (folder / "failed.log").open("a").write(f"# {line.name}\n{text[-20_000:]}\n")
+    return Found(line.name, f"failed: {text.splitlines()[-1][:160]}")
 
 
 def measure_task(line: Line, given: argparse.Namespace, folder: Path, limit: float) -> Found:
@@ -212,6 +215,8 @@ def measure_certify(line: Line, given: argparse.Namespace, limit: float) -> Foun
     }
     said = run_task(["certify"], given, load_task("certify").resolve(changes=changes), limit)
     rounds = [each["values"] for each in said if each.get("kind") == "rates"]
+    if not rounds:
+        raise ValueError("stage node reported no rates")
     median = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     rate, peak = 1e9 * median.pop("matmul.burst"), find_peak(torch.device(given.device), "bf16")
     others = ", ".join(f"{name} {value:.0f} G" for name, value in median.items())
