@@ -359,30 +359,32 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
 
 
 def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
-    """The public PyTorch image, which has everything that the code of most tasks needs. Raises UsageError for a task
-    that needs more, and for machines that the image is not for."""
+    """The public PyTorch image for the GPUs, which has everything that the code of most tasks needs. Raises UsageError
+    for a task that needs more, and for processors without an image."""
     lacks = ""
     if task.packages or (task.folder / "Dockerfile").exists():
         lacks = f"has no {', '.join(task.packages) or 'framework of this task'}"
     elif details.arm:
         lacks = "is for x86 processors"
-    elif details.gpu_resource == AMD_GPU:
-        lacks = "is for NVIDIA's GPUs"
     if lacks:
         raise UsageError(
             f"{task.name} needs an image of its own on {cluster.name}, because PyTorch's public image {lacks}.",
             hint="Name one with --image, or a registry with --registry ghcr.io/me; "
             "mlbench images push --registry ghcr.io/me   builds and pushes the images",
         )
-    is_blackwell = any(word in str(details.gpu or details.machine_type).lower() for word in BLACKWELL)
-    image = require_pin("images", "torch-blackwell" if is_blackwell else "torch")
+    if details.gpu_resource == AMD_GPU:
+        part = "torch-rocm"
+    else:
+        is_blackwell = any(word in str(details.gpu or details.machine_type).lower() for word in BLACKWELL)
+        part = "torch-blackwell" if is_blackwell else "torch"
+    image = require_pin("images", part)
     # Docker Hub limits anonymous pulls of an address, and Google's machines have a mirror.
     return GOOGLES_MIRROR + image if cluster.provider == "gke" else image
 
 
 def public_images() -> list[str]:
     """The images of Docker Hub that tasks run in by default."""
-    return [require_pin("images", part) for part in ("torch", "torch-blackwell")]
+    return [require_pin("images", part) for part in ("torch", "torch-blackwell", "torch-rocm")]
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:
