@@ -36,7 +36,7 @@ from task_images.contract import Contract, parse_event
 from task_images.data import ArrayData
 from task_images.epsilon_logistic_regression.data import generate
 from task_images.epsilon_logistic_regression.task import main as train_epsilon
-from task_images.imagenet_resnet import data, jpeg
+from task_images.imagenet_resnet import data
 from task_images.imagenet_resnet.folders import ImageFolders
 from task_images.train import Trainer
 from task_images.world import open_world
@@ -163,7 +163,7 @@ def wait_for_images() -> tuple[float, float]:
         time.sleep(DECODING_SECONDS)
         return image
 
-    setattr(jpeg, "read_square", decode)  # noqa: B010
+    setattr(data, "crop_for_training", decode)  # noqa: B010
     part = Part()
     images = cast(ImageFolders, SimpleNamespace(training=part, validation=part))
     loader = data.FileData(
@@ -189,7 +189,7 @@ class Part:
     def __len__(self) -> int:
         return IMAGES
 
-    def open(self, index: int) -> int:
+    def path(self, index: int) -> int:
         return index
 
 

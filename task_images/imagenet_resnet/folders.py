@@ -20,7 +20,7 @@ from task_images.report import DataIdentity, compare_data
 PARTS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 OFFICIAL_COUNTS = {"training images": 1_281_167, "validation images": 50_000, "classes": 1000}
-FORM = 1
+FORM = 2
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,14 @@ class Part:
     root: Path
     classes: list[str]
     labels: Labels
-    names: npt.NDArray[np.uint8]  # all file names, one behind the other
-    ends: npt.NDArray[np.int64]  # where each of them ends
+    names: npt.NDArray[np.bytes_]  # of files [n]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
         """The file of an image."""
-        start = int(self.ends[index - 1]) if index else 0
-        name = os.fsdecode(self.names[start : int(self.ends[index])].tobytes())
-        return self.root / self.classes[int(self.labels[index])] / name
+        return self.root / self.classes[int(self.labels[index])] / os.fsdecode(self.names[index])
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) ->
     names = os.fsdecode(arrays["classes"].tobytes()).split("\n")
     _check_count(place, names, classes)
     training, validation = (
-        Part(place / part, names, *(arrays[f"{part}_{what}"] for what in ("labels", "names", "ends")))  # type: ignore[arg-type]
+        Part(place / part, names, *(arrays[f"{part}_{what}"] for what in ("labels", "names")))  # type: ignore[arg-type]
         for part in PARTS
     )
     return ImageFolders(training, validation, entry.digest)
@@ -125,10 +122,8 @@ def _list(place: Path, classes: int) -> Arrays:
         empty = [name for name, found in zip(names[part], files, strict=True) if not found]
         if empty:
             raise EnvironmentUnfitError(f"{place / part / empty[0]} has no images", f"Looked for {', '.join(ENDINGS)}.")
-        encoded = [os.fsencode(name) for found in files for name in found]
         arrays[f"{part}_labels"] = np.repeat(np.arange(len(files)), [len(found) for found in files])
-        arrays[f"{part}_names"] = np.frombuffer(b"".join(encoded), np.uint8)
-        arrays[f"{part}_ends"] = np.cumsum([len(name) for name in encoded])
+        arrays[f"{part}_names"] = np.array([os.fsencode(name) for found in files for name in found])
     return arrays
 
 

@@ -91,12 +91,6 @@ class Settings(CheckpointedSettings):
     step_factor: float = parameter(0.1, "of multistep", min=0, max=1)
     label_smoothing: float = parameter(0.1, "label smoothing in training", min=0, max=0.999)
     decay_all: bool = parameter(False, "also apply weight decay to scales, shifts and biases")
-    decoders: str = parameter(
-        "threads",
-        "threads of the rank; device: torchvision decodes where the model is (nvJPEG), for GPUs that need thousands of "
-        "images per second",
-        choices=("threads", "device"),
-    )
     goal_full: float = 75.9
     loaders: int = 4
 
@@ -115,7 +109,7 @@ TASK = Task(
         "ImageNet (ILSVRC 2012, 1.28 million + 50,000 photographs) as train/ and val/ or as official "
         "archives, never downloaded; or generated; or fake"
     ),
-    free=["checkpoint", "channels_last", "compile", "loaders", "decoders"],
+    free=["checkpoint", "channels_last", "compile", "loaders"],
     files={
         "when": {"data": "imagenet"},
         "folders": [".", "imagenet"],
@@ -233,7 +227,6 @@ def main(contract: Contract) -> None:
                 **images,
             },
             details={"model": settings.model, **images},
-            closing=data.facts,
         )
 
 
@@ -263,7 +256,6 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         loaders=settings.loaders,
         draft=settings.draft,
         channels_last=settings.channels_last,
-        decoders=settings.decoders,
     )
     return files, {
         "decoding": "draft" if settings.draft else "full",

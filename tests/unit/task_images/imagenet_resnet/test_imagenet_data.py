@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from task_images.contract import EnvironmentUnfitError
 from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import ImageFolders, load
-from task_images.imagenet_resnet.jpeg import read_square, validation_window
+from task_images.imagenet_resnet.jpeg import crop_for_validation
 from tests.contract.task_images.ranks import ROOT
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     CLASSES,
@@ -60,6 +59,18 @@ def test_folders_are_listed_and_remembered(tmp_path: Path, below: str) -> None:
     write(tmp_path / below / "train" / CLASSES[0], {"one.PNG": b"", ".x.jpg": b"", "readme.txt": b""})
     assert len(load(tmp_path, 3, said.append).training) == PER_CLASS * len(CLASSES) + 1
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("name", ["x.JPEG", "x.jpg", "x.PnG", "x.webp", "x.bmp"])
+def test_images_are_told_by_their_endings(tmp_path: Path, name: str) -> None:
+    write_folders(tmp_path)
+    write(tmp_path / "train" / CLASSES[1], {name: b"", ".hidden.jpg": b"", "x.gif": b"", "jpeg": b""})
+    part = load(tmp_path, 3, quiet).training
+    assert len(part) == 10
+    names = [part.path(index).name for index in range(10) if part.labels[index] == 1]
+    assert name in names
+    assert names == sorted(names)
+    assert part.path(0).parent == tmp_path / "train" / CLASSES[0]
 
 
 def test_the_official_archives_are_unpacked_once(tmp_path: Path) -> None:
@@ -234,12 +245,10 @@ def data(
     batch_size: int = 12,
     loaders: int = 0,
     draft: bool = True,
-    decoders: str = "threads",
 ) -> FileData:
     return FileData(
         one_of(rank, size), images, batch_size, 7,
         side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=draft, channels_last=True, validation_batch=5,
-        decoders=decoders,
     )  # fmt: skip
 
 
@@ -271,8 +280,7 @@ def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> 
 def test_validation_covers_every_image_once(images: ImageFolders) -> None:
     batches = [batch for rank in range(3) for batch in data(images, rank, 3, loaders=2).validation()]
     assert torch.cat([batch.targets for batch in batches]).tolist() == images.validation.labels.tolist()
-    middle = partial(validation_window, side=32, shorter=36)
-    expected = np.stack([read_square(images.validation.path(index), middle, 32, True) for index in range(13)])
+    expected = np.stack([crop_for_validation(images.validation.path(index), 32, 36, True) for index in range(13)])
     np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
 
 
@@ -293,46 +301,6 @@ def test_a_damaged_file_reaches_the_reader_through_the_threads(images: ImageFold
     with pytest.raises(EnvironmentUnfitError, match=path.name):
         list(data(images, loaders=2).training(1))
     path.write_bytes(content)
-
-
-def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
-    whole = data(images, loaders=2)
-    going_on = [batch.inputs for epoch in (1, 2, 3) for batch in whole.training(epoch)]
-    fresh = [batch.inputs for epoch in (1, 2, 3) for batch in data(images).training(epoch)]
-    assert all(torch.equal(one, other) for one, other in zip(going_on, fresh, strict=True))
-    # An epoch that is left early begins again from its first batch.
-    next(iter(whole.training(4)))
-    again = [batch.inputs for batch in whole.training(4)]
-    assert all(torch.equal(one, other.inputs) for one, other in zip(again, data(images).training(4), strict=True))
-    decoded = whole.facts()["decoded"]
-    assert isinstance(decoded, dict)
-    assert decoded["images"] >= 3 * len(images.training)
-
-
-def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(tmp_path: Path) -> None:
-    """Also a PNG, four inks and gray, which are among the real images; the damaged file is named."""
-    images = load(generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5), 3, quiet)
-    for index, (mode, form) in enumerate((("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "JPEG"))):
-        path = images.training.path(index)
-        with Image.open(path) as image:
-            converted = image.convert(mode)
-        converted.save(path, form)
-    source = data(images, loaders=2, decoders="device")
-    for epoch in (1, 2):
-        pairs = zip(receive_batches(source, epoch), receive_batches(data(images, draft=False), epoch), strict=True)
-        for (inputs, targets, total), (same, labels, samples) in pairs:
-            assert (inputs.shape, inputs.dtype, total) == (same.shape, torch.uint8, samples)
-            assert torch.equal(targets, labels)
-            assert (inputs.int() - same.int())[:, :, 2:-2, 2:-2].abs().max() <= 2
-    plain = data(images, draft=False)
-    here, there = (torch.cat([batch.inputs for batch in one.validation()]).int() for one in (source, plain))
-    assert (here - there).abs().max() <= 2
-    assert source.facts()["decoders"] == "device"
-    damaged = images.validation.path(2)
-    assert isinstance(damaged, Path)
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(EnvironmentUnfitError, match=damaged.name):
-        list(source.validation())
 
 
 def test_generated_files_are_the_seeds_and_made_once(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ TINY = {"data": "generated", "classes": 10, "training_images": 10, "validation_i
     "changes",
     [
         {},
-        {"decoders": "threads", "loaders": 0},
-        {"decoders": "device", "loaders": 0},
+        {"loaders": 0},
         TINY,  # an image of every class in both parts
         {"data": "imagenet", "training_images": 1, "validation_images": 1},  # only generated images have a number
         {"data": "fake", "training_images": 1},

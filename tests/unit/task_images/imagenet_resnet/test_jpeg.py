@@ -1,6 +1,5 @@
 """What is cut out of ImageNet's images: for training and validation, of every kind of image, and of damaged ones."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,16 @@ from PIL import Image
 
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import Bytes, numpy_generator
-from task_images.imagenet_resnet.jpeg import random_box, read_square, training_window, validation_window
-from tests.unit.task_images.imagenet_resnet.imagenet_files import (
-    jpeg,
-    ramp,
-)
+from task_images.imagenet_resnet.jpeg import crop_for_training, crop_for_validation, random_box
+from tests.unit.task_images.imagenet_resnet.imagenet_files import jpeg, ramp
 
 
 def training_crop(path: Path, least: float, number: int, draft: bool) -> Bytes:
-    return read_square(path, partial(training_window, side=32, least=least, stream=numpy_generator(number)), 32, draft)
+    return crop_for_training(path, 32, least, numpy_generator(number), draft)
 
 
 def validation_crop(path: Path, shorter: int, draft: bool) -> Bytes:
-    return read_square(path, partial(validation_window, side=32, shorter=shorter), 32, draft)
+    return crop_for_validation(path, 32, shorter, draft)
 
 
 def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
@@ -87,3 +83,12 @@ def test_a_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None
         path.write_bytes(content)
     with pytest.raises(EnvironmentUnfitError, match=r"n1_7\.JPEG"):
         training_crop(path, 0.08, 1, draft=True)
+
+
+@pytest.mark.parametrize("size", [(7, 1000), (3, 3), (100, 100)])
+def test_an_image_of_any_form_fills_the_square(tmp_path: Path, size: tuple[int, int]) -> None:
+    path = tmp_path / "x.png"
+    ramp(*size).save(path)
+    assert (
+        validation_crop(path, 32, draft=False).shape == training_crop(path, 0.08, 1, draft=False).shape == (32, 32, 3)
+    )
