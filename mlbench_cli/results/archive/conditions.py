@@ -56,9 +56,9 @@ from mlbench_cli.results.archive.documents import (
     SummaryDocument,
     TrafficDocument,
 )
-from mlbench_cli.util.json_text import make_strict, parse_document
+from mlbench_cli.results.archive.evidence import ReportedFacts
+from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import counted, one_line
-from mlbench_cli.util.times import parse_timestamp
 
 RARE = ("preloaded",)  # labels that documents leave out where they do not apply
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
@@ -78,8 +78,7 @@ _LINK_FIGURES = (
 _LINK_COUNTERS = ("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets", "tx_dropped", "retransmits")
 NOT_INJECTED = "fault_not_injected"
 PARTS = ("startup", "useful", "checkpointing", "waiting", "lost", "detection", "restart", "loading")
-CHECKPOINT, RESTORE = "checkpoint_seconds", "restore_seconds"
-MAX_EVENTS = 10_000  # and attempts, checkpoints
+MAX_EVENTS = 10_000  # and attempts
 
 
 # --- other load -------------------------------------------------------------------------------------------------------
@@ -495,27 +494,7 @@ def _numbers(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-class CheckpointMarks:
-    """The checkpoints that rank 0 wrote and read, by their metrics: (time since 1970, update, seconds)."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[float, float, float]] = []
-        self.read: list[tuple[float, float, float]] = []
-
-    def take(self, line: bytes) -> None:
-        """Record a line of metrics.jsonl."""
-        if b"_seconds" not in line or not (b"checkpoint_" in line or b"restore_" in line):
-            return
-        row = parse_document(line)
-        kept = {CHECKPOINT: self.written, RESTORE: self.read}.get(str(row.get("name")))
-        step, value = row.get("step"), row.get("value")
-        if kept is None or len(kept) >= MAX_EVENTS or row.get("rank") != 0:
-            return
-        if is_finite_number(step) and is_finite_number(value):
-            kept.append((parse_timestamp(str(row["time"])), float(step), max(0.0, float(value))))
-
-
-def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) -> FaultsDocument | None:
+def faults_document(record: Mapping[str, Any] | None, reported: ReportedFacts) -> FaultsDocument | None:
     """The cost of a run's faults; None without a record of faults, or with a malformed one."""
     attempts = _rows((record or {}).get("attempts"), MAX_EVENTS)
     ended = (record or {}).get("ended")
@@ -536,7 +515,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
         end = ends[number] if following is not None else wall
         trained = attempt.get("training")
         training = min(_number(trained), end) if is_finite_number(trained) else end
-        loading = sum(cost for moment, _, cost in marks.read if start <= moment - began <= training + 1)
+        loading = sum(cost for moment, _, cost in reported.restored if start <= moment - began <= training + 1)
         loading = min(loading, training - start)
         timeline.append(["restart" if number else "startup", start, training])
         seconds["restart" if number else "startup"] += training - start - loading
@@ -550,7 +529,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
             kept = fault = end
         else:
             fault = _find_fault(events, training, end)
-            kept = _find_kept(marks, following, attempt, began, training, fault)
+            kept = _find_kept(reported, following, attempt, began, training, fault)
             seconds["lost"] += fault - kept
             seconds["detection"] += end - fault
             seconds["restart"] += _number(following.get("started")) - end
@@ -568,7 +547,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
                 seconds=0.0,
             )
             recoveries.append(before)
-        checkpointing = sum(cost for moment, _, cost in marks.written if training <= moment - began <= kept + 0.01)
+        checkpointing = sum(cost for moment, _, cost in reported.written if training <= moment - began <= kept + 0.01)
         checkpointing = min(checkpointing, kept - training)
         waiting = min(_find_waiting(events, training, kept), kept - training - checkpointing)
         seconds["checkpointing"] += checkpointing
@@ -576,7 +555,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
         timeline.append(["useful", training, kept])
         seconds["useful"] += kept - training - checkpointing - waiting
     done = [event for event in events if event.get("problem") is None]
-    costs = [cost for _, _, cost in marks.written]
+    costs = [cost for _, _, cost in reported.written]
     return {
         "script": None if record.get("script") is None else str(record["script"]),
         "policy": str(record.get("policy")),
@@ -615,7 +594,7 @@ def _find_fault(events: list[Mapping[str, Any]], training: float, end: float) ->
 
 
 def _find_kept(
-    marks: CheckpointMarks,
+    reported: ReportedFacts,
     following: Mapping[str, Any],
     attempt: Mapping[str, Any],
     began: float,
@@ -626,7 +605,7 @@ def _find_kept(
     update = following.get("resumed_update")
     if update is None or update == attempt.get("resumed_update"):
         return training
-    moments = [moment - began for moment, step, _ in marks.written if step == update]
+    moments = [moment - began for moment, step, _ in reported.written if step == update]
     found = [moment for moment in moments if training <= moment <= fault + 1]
     return min(fault, max(found, default=training))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.goals import KINDS, Goal, is_finite_number
@@ -24,7 +24,7 @@ from mlbench_cli.tasks.catalog import TaskRules
 from mlbench_cli.util.files import read_end
 from mlbench_cli.util.json_text import format_row, make_strict, parse_document
 from mlbench_cli.util.text import one_line
-from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
+from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, read_moment, timestamp
 from task_images import contract
 
 MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; longer lines are not rows
@@ -32,6 +32,9 @@ MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; longer lines are not rows
 MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 MAX_AMOUNT = 1e100  # of an amount: larger ones are not measurements, and their sums would not be numbers
+# Two clocks of a machine, read together, differ by less than this even if it is busy.
+MAX_CLOCK_ERROR = 0.1
+MAX_SLEW = 0.0005  # maximum slew rate of NTP in seconds per second
 _MARK = contract.PREFIX.encode() + b"{"
 # What reporters write for values that are not finite -> the words of metrics.jsonl.
 _SPECIAL = {
@@ -171,6 +174,55 @@ def _whole_rows(samples: BinaryIO) -> Iterator[dict[str, Any]]:
         yield row
 
 
+class SampleWatch:
+    """Collects facts about a run's clocks and logs from the rows of resources.jsonl, which it passes through.
+
+    `log_bytes` is the last size of each rank's log, `machines` the number of rows about machine load, `locks` the lock
+    states of the machines, `first` and `last` the times of the earliest and latest row.
+    """
+
+    def __init__(self) -> None:
+        self.stepped_seconds = 0.0
+        self.log_bytes: dict[int, int] = {}
+        self.machines = 0
+        self.locks: set[str] = set()
+        self.first: float | None = None
+        self.last: float | None = None
+        self._clocks: dict[int, tuple[float, float]] = {}  # worker -> the row's time, and its seconds since the start
+
+    def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows unchanged, and record their facts."""
+        for row in rows:
+            moment = read_moment(row.get("time"))
+            if moment is not None:
+                self.first = moment if self.first is None else min(self.first, moment)
+                self.last = moment if self.last is None else max(self.last, moment)
+            rank, size = row.get("rank"), row.get("log_bytes")
+            if isinstance(rank, int) and isinstance(size, int):
+                self.log_bytes[rank] = size
+            if row.get("kind") == "machine":
+                self.machines += 1
+                if isinstance(row.get("lock"), str):
+                    self.locks.add(row["lock"])
+                self._compare_clocks(row, moment)
+            yield row
+
+    def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
+        elapsed, worker = row.get("elapsed_seconds"), row.get("worker")
+        if moment is None or not is_finite_number(elapsed):
+            return
+        key = worker if isinstance(worker, int) else 0
+        before, self._clocks[key] = self._clocks.get(key), (moment, elapsed)
+        if before is not None:
+            self.stepped_seconds += find_step(moment - before[0], elapsed - before[1])
+
+
+def find_step(wall: float, seconds: float) -> float:
+    """By how much the wall clock was changed, if it shows `wall` seconds for `seconds`; 0 if both agree."""
+    difference = abs(wall - seconds)
+    return difference if difference > MAX_CLOCK_ERROR + MAX_SLEW * abs(seconds) else 0.0
+
+
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -243,14 +295,22 @@ def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
         yield rest
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint that was written or read: when it was done (seconds since 1970), its update, and what it took."""
+
+    moment: float
+    update: float
+    seconds: float
+
+
 @dataclass(frozen=True)
 class ReportedFacts:
     """The facts in all logs of a run.
 
     `result` is the last result in rank 0's own log, as returned by `parse_result`; if there is none and rank 0 was
     watched, the result derived from its metrics. `environments` are facts by rank, `metrics` the last values of
-    rank 0 by name, `phase` its last phase event, `probes` its network events. `is_watched`: the result was derived from
-    metrics.
+    rank 0 by name, `phase` its last phase event, `probes` its network events. `written` and `restored` are the
+    checkpoints of rank 0. `is_watched`: the result was derived from metrics.
     """
 
     result: JsonObject | None
@@ -258,6 +318,8 @@ class ReportedFacts:
     metrics: dict[str, float | str]
     phase: JsonObject
     probes: Sequence[Mapping[str, Any]]
+    written: Sequence[Checkpoint]
+    restored: Sequence[Checkpoint]
     is_watched: bool
     logs: Mapping[int, "LogFacts"]
 
@@ -308,8 +370,17 @@ def collect_events(evidence: Evidence, write_metric: Callable[[bytes], object]) 
                 write_metric(line)
     reported = collector.reported
     result = reported or (watcher.result() if watcher else None)
-    facts = (collector.environments, collector.metrics, collector.phase, collector.probes)
-    return ReportedFacts(result, *facts, is_watched=reported is None, logs=collector.logs)
+    return ReportedFacts(
+        result,
+        collector.environments,
+        collector.metrics,
+        collector.phase,
+        collector.probes,
+        written=collector.checkpoints["checkpoint_seconds"],
+        restored=collector.checkpoints["restore_seconds"],
+        is_watched=reported is None,
+        logs=collector.logs,
+    )
 
 
 class _EventCollector:
@@ -317,6 +388,7 @@ class _EventCollector:
 
     MAX_NAMES = 1000
     MAX_PROBES = 8
+    MAX_CHECKPOINTS = 10_000
 
     def __init__(self, evidence: Evidence, watcher: "GoalWatcher | None") -> None:
         self._world_size = evidence.spec.world_size
@@ -328,6 +400,7 @@ class _EventCollector:
         self.metrics: dict[str, float | str] = {}
         self.phase: JsonObject = {}
         self.probes: list[Mapping[str, Any]] = []
+        self.checkpoints: dict[str, list[Checkpoint]] = {"checkpoint_seconds": [], "restore_seconds": []}
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
         """Read rank `number`'s log to its end; yields its lines for metrics.jsonl."""
@@ -365,6 +438,12 @@ class _EventCollector:
         name = one_line(metric["name"], 100)
         if name in self.metrics or len(self.metrics) < self.MAX_NAMES:
             self.metrics[name] = metric["value"]
+        kept = self.checkpoints.get(metric["name"])
+        if kept is None or len(kept) >= self.MAX_CHECKPOINTS:
+            return
+        if "step" in metric and is_finite_number(seconds := metric["value"]):
+            moment, update = parse_timestamp(metric["time"]), float(metric["step"])
+            kept.append(Checkpoint(moment, update, max(0.0, float(seconds))))
 
 
 class GoalWatcher:

@@ -235,6 +235,7 @@ class Archive(ABC):
     ) -> None:
         self.path = path
         self.names = tuple(names)  # of all files, sorted
+        self.irregular: Mapping[str, str] = {}  # names of what is no file, each "link" or "special"
         self.not_derived = tuple(not_derived)
         self._is_shown = is_shown
 
@@ -353,6 +354,11 @@ class Archive(ABC):
             except OSError as error:
                 raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
 
+    def digest(self, name: str) -> str:
+        """Hex SHA-256 of a file. Raises OSError, as reading does."""
+        with self.open_file(name) as file:
+            return digest(file)
+
     def document(self, name: str) -> JsonObject:
         """A JSON document of this schema version."""
         try:
@@ -387,8 +393,12 @@ class Folder(Archive):
     """An archive in a folder, of which only regular files are seen."""
 
     def __init__(self, path: Path, not_derived: Sequence[str] = (), *, is_shown: bool = False) -> None:
-        names = sorted(name for name, mode in walk(path) if stat.S_ISREG(mode))
+        found = sorted(walk(path))
+        names = [name for name, mode in found if stat.S_ISREG(mode)]
         super().__init__(path, names, not_derived, is_shown=is_shown)
+        self.irregular = {
+            name: "link" if stat.S_ISLNK(mode) else "special" for name, mode in found if not stat.S_ISREG(mode)
+        }
         self._folder = path
 
     def size(self, name: str) -> int:

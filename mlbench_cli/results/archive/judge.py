@@ -19,7 +19,6 @@ from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outc
 from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
 from mlbench_cli.results.archive.conditions import (
     NOT_INJECTED,
-    CheckpointMarks,
     Conditions,
     assess_conditions,
     faults_document,
@@ -43,6 +42,7 @@ from mlbench_cli.results.archive.documents import (
 from mlbench_cli.results.archive.evidence import (
     Evidence,
     ReportedFacts,
+    SampleWatch,
     collect_events,
     read_amount,
     read_events,
@@ -51,7 +51,6 @@ from mlbench_cli.results.archive.plausibility import (
     CLOCK_STEPPED,
     NO_RESULT,
     PREFIX,
-    SampleWatch,
     find_clock_step,
     find_contradictions,
     find_ignored,
@@ -133,18 +132,15 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     spec = evidence.spec
     if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
-    marks = CheckpointMarks()
-
-    def take_metric(line: bytes) -> None:
-        if evidence.faults is not None:
-            marks.take(line)
-        write_metric(line)
-
-    reported = collect_events(evidence, take_metric)
+    reported = collect_events(evidence, write_metric)
     samples = SampleWatch()
     conditions = assess_conditions(
         spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
     )
+    asked = spec.network if spec.workers > 1 else None
+    details = (reported.result or _NO_RESULT)["details"]
+    network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, details))
+    faults = faults_document(evidence.faults, reported)
     step = find_clock_step(evidence.observation, samples)
     if step is not None and reported.is_watched and reported.result is not None:
         reported = replace(reported, result={**reported.result, "wall_seconds": None})
@@ -160,10 +156,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     doubts = _find_doubts(evidence, decision)
     if contradictions := [code for code in doubts if code.startswith(PREFIX)]:
         division = Division(None, f"the evidence contradicts itself ({', '.join(contradictions)})")
-    asked = spec.network if spec.workers > 1 else None
-    network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
     result = _result(evidence, reported, decision, division.to_dict(), cast(ConditionsDocument, conditions.to_dict()))
-    faults = faults_document(evidence.faults, marks)
     result["summary"] = _summarize(evidence, decision, reported.result, "" if faults is None else faults_phrase(faults))
     if faults is not None:
         result["faults"] = faults

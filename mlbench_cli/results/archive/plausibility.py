@@ -5,24 +5,20 @@ incomplete edit, a clock that was changed, a program that measures wrongly.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, Observation, Outcome, Phase
 from mlbench_cli.model.spec import OPEN
 from mlbench_cli.results.archive.conditions import find_fault_contradictions
-from mlbench_cli.results.archive.evidence import MAX_LINE_BYTES, Evidence, ReportedFacts
+from mlbench_cli.results.archive.evidence import MAX_LINE_BYTES, Evidence, ReportedFacts, SampleWatch, find_step
 from mlbench_cli.util.text import one_line, significant
-from mlbench_cli.util.times import parse_timestamp, read_moment
+from mlbench_cli.util.times import parse_timestamp
 
 CLOCK_STEPPED = "clock_stepped"
 NO_RESULT = "no_result"
 PREFIX = "implausible_"
-# Two clocks of a machine, read together, differ by less than this even if it is busy.
-MAX_CLOCK_ERROR = 0.1
-MAX_SLEW = 0.0005  # maximum slew rate of NTP in seconds per second
 SLACK_SECONDS = 5.0  # error of times recorded by processes that had to wait for a CPU
 RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock may be corrected in between
 SHARE = 0.01  # by which two clocks of a rank may differ
@@ -34,55 +30,6 @@ _OWN_LOGS = ("local", "hosts", "slurm")  # engines that keep each rank's complet
 # Options that a trainer reports as used, not as requested.
 _AS_USED = ("precision", "compile")
 _HELD, _SHARED = "held", "shared"  # states of a machine's lock, see agent/lock.py
-
-
-class SampleWatch:
-    """Collects facts about a run's clocks and logs from the rows of resources.jsonl, which it passes through.
-
-    `log_bytes` is the last size of each rank's log, `machines` the number of rows about machine load, `locks` the lock
-    states of the machines, `first` and `last` the times of the earliest and latest row.
-    """
-
-    def __init__(self) -> None:
-        self.stepped_seconds = 0.0
-        self.log_bytes: dict[int, int] = {}
-        self.machines = 0
-        self.locks: set[str] = set()
-        self.first: float | None = None
-        self.last: float | None = None
-        self._clocks: dict[int, tuple[float, float]] = {}  # worker -> the row's time, and its seconds since the start
-
-    def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows unchanged, and record their facts."""
-        for row in rows:
-            moment = read_moment(row.get("time"))
-            if moment is not None:
-                self.first = moment if self.first is None else min(self.first, moment)
-                self.last = moment if self.last is None else max(self.last, moment)
-            rank, size = row.get("rank"), row.get("log_bytes")
-            if isinstance(rank, int) and isinstance(size, int):
-                self.log_bytes[rank] = size
-            if row.get("kind") == "machine":
-                self.machines += 1
-                if isinstance(row.get("lock"), str):
-                    self.locks.add(row["lock"])
-                self._compare_clocks(row, moment)
-            yield row
-
-    def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
-        elapsed, worker = row.get("elapsed_seconds"), row.get("worker")
-        if moment is None or not is_finite_number(elapsed):
-            return
-        key = worker if isinstance(worker, int) else 0
-        before, self._clocks[key] = self._clocks.get(key), (moment, elapsed)
-        if before is not None:
-            self.stepped_seconds += find_step(moment - before[0], elapsed - before[1])
-
-
-def find_step(wall: float, seconds: float) -> float:
-    """By how much the wall clock was changed, if it shows `wall` seconds for `seconds`; 0 if both agree."""
-    difference = abs(wall - seconds)
-    return difference if difference > MAX_CLOCK_ERROR + MAX_SLEW * abs(seconds) else 0.0
 
 
 def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding | None:

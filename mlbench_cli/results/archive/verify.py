@@ -19,16 +19,14 @@ from mlbench_cli.results.archive.files import (
     MAX_SUMS_BYTES,
     REQUIRED,
     Archive,
+    Folder,
     Zip,
     check_canonical,
     check_document,
-    digest,
     find_collisions,
     find_portability_problem,
     is_in_layout,
-    log_names,
     parse_sums,
-    walk,
 )
 from mlbench_cli.results.archive.judge import JUDGE_VERSION, judge
 from mlbench_cli.storage import run_folder
@@ -92,7 +90,7 @@ def verify(path: Path) -> Verification:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return _collect(_folder_problems(path))
+            return _collect(lambda: Folder(path))
         if not stat.S_ISREG(mode):
             return _refuse("not_an_archive", "it is neither a folder nor a file")
         with open(path, "rb") as file:
@@ -109,7 +107,7 @@ def verify(path: Path) -> Verification:
 
 def verify_zip(file: BinaryIO, path: Path | str = "zip") -> Verification:
     """Like `verify`, for a zip in an open, seekable file."""
-    return _collect(_zip_problems(file, path))
+    return _collect(lambda: Zip(file, path))
 
 
 def find_problems(path: Path) -> list[Problem]:
@@ -151,13 +149,13 @@ def _refuse(code: str, message: str) -> Verification:
     return Verification((Problem(code, "", message),))
 
 
-def _collect(problems: "Iterator[Problem | str]") -> Verification:
+def _collect(open_archive: Callable[[], Archive]) -> Verification:
     """Collect problems, and sentences (strings) about what could not be derived. Unreadable damage ends the search and
     is last."""
     found: list[Problem] = []
     not_derived: list[str] = []
     try:
-        for problem in problems:
+        for problem in _archive_problems(open_archive()):
             if isinstance(problem, str):
                 not_derived.append(problem)
                 continue
@@ -182,49 +180,21 @@ class _OtherForm(str):
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
-def _folder_problems(path: Path) -> Iterator[Problem | str]:
-    names, damaged = [], False
-    for name, mode in sorted(walk(path)):
-        if stat.S_ISREG(mode):
-            names.append(name)
-            continue
-        damaged = True
-        link = stat.S_ISLNK(mode)
-        yield Problem(
-            "link" if link else "special",
-            _printable_name(name),
-            f"it is {'a symbolic link' if link else 'no regular file'}",
-        )
-    archive = Archive.open(path)
-    if run_folder.SUMS not in names:
-        sealable = run_folder.RUN in names or log_names(names)
-        reason = (
-            "the run has not finished, or its results have not been fetched"
-            if sealable
-            else "it is not an mlbench archive"
-        )
-        yield Problem(
-            "unsealed" if sealable else "not_an_archive", run_folder.SUMS, f"there is no SHA256SUMS: {reason}"
-        )
-        return
-
-    def read(name: str) -> str:
-        with archive.open_file(name) as file:
-            return digest(file)
-
-    yield from _archive_problems(archive, damaged, read)
-
-
-def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
-    zipped = Zip(file, path)
-    if run_folder.SUMS not in zipped.names:
-        yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is not an mlbench archive")
-        return
-    yield from _archive_problems(zipped, False, check_canonical(zipped).__getitem__)
-
-
-def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], str]) -> Iterator[Problem | str]:
+def _archive_problems(archive: Archive) -> Iterator[Problem | str]:
     """Check files against SHA256SUMS and, if all match, documents against the evidence."""
+    damaged = bool(archive.irregular)
+    for name, code in archive.irregular.items():
+        yield Problem(
+            code, _printable_name(name), f"it is {'a symbolic link' if code == 'link' else 'no regular file'}"
+        )
+    if run_folder.SUMS not in archive.names:
+        is_unsealed = isinstance(archive, Folder) and (run_folder.RUN in archive.names or archive.logs)
+        code = "unsealed" if is_unsealed else "not_an_archive"
+        why = "the run has not finished, or its results have not been fetched"
+        why = why if is_unsealed else "it is not an mlbench archive"
+        yield Problem(code, run_folder.SUMS, f"there is no SHA256SUMS: {why}")
+        return
+    known = check_canonical(archive) if isinstance(archive, Zip) else {}
     sums = parse_sums(archive.read(run_folder.SUMS, MAX_SUMS_BYTES), archive.path)
     names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
     if run_folder.SIGNATURE in archive.names:  # results/archive/sign.py checks who made it
@@ -243,7 +213,7 @@ def _archive_problems(archive: Archive, damaged: bool, digest: Callable[[str], s
             problem = Problem("extra", _printable_name(name), "it is not listed in SHA256SUMS")
         else:
             try:
-                if digest(name) != sums[name]:
+                if (known.get(name) or archive.digest(name)) != sums[name]:
                     problem = Problem("changed", name, "it is not what was sealed: its SHA-256 differs")
             except OSError as error:
                 problem = Problem("unreadable", name, f"it cannot be read: {error.strerror}")
