@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row, compare, find_metric
-from mlbench_cli.results.analysis.gate import Direction, decide, describe_limit, parse_limit
+from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row, compare
+from mlbench_cli.results.analysis.gate import Direction, decide, parse_limit
 from mlbench_cli.results.analysis.sessions import Sessions
 from mlbench_cli.results.analysis.stats import Ratio, Verdict
 from mlbench_cli.results.archive.files import Archive
@@ -47,18 +47,6 @@ def test_the_interval_decides(found: Ratio | None, verdict: Verdict) -> None:
     assert decide(comparison(found), 1.1).verdict is verdict
 
 
-def test_exit_codes() -> None:
-    assert [verdict.exit_code for verdict in Verdict] == [0, 7, 9, 0, 7]
-
-
-def test_of_a_figure_that_should_be_high_the_inverse_counts() -> None:
-    fell = comparison(between(0.45, 0.55), higher_is_better=True)
-    found = decide(fell, 1.1)
-    assert (found.verdict, found.higher_is_better) == (Verdict.FAILED, True)
-    assert found.to_dict()["worse"]["low"] == pytest.approx(1 / 0.55, rel=1e-6)
-    assert decide(fell, 1.1, None, Direction.LOWER).verdict is Verdict.PASSED
-
-
 def test_a_figure_of_unknown_direction_must_say_it() -> None:
     unknown = comparison(between(0.9, 1.1), higher_is_better=None)
     with pytest.raises(UsageError, match="It is unknown whether lower or higher is better"):
@@ -81,22 +69,6 @@ def test_many_checks_need_more_to_fail_and_say_so() -> None:
     many = decide(found, 1.1, checks=20)
     assert many.verdict is Verdict.CANNOT_TELL
     assert "not surely so as one of 20 checks" in many.reason
-
-
-def test_metrics_are_found_by_name_by_word_and_by_part() -> None:
-    names = ["seconds", "run", "Prec@1", "throughput", "all_reduce fp32, alpha us"]
-    names += ["all_reduce fp32, best busbw GB/s", "broadcast fp32, best busbw GB/s", "loss", "loss best", "loss mean"]
-    assert find_metric(names, None) == find_metric(names, "seconds") == "seconds"
-    assert find_metric(["run"], None) == "run"
-    assert find_metric(names, "prec@1") == "Prec@1"
-    assert find_metric(names, "alpha") == "all_reduce fp32, alpha us"
-    assert find_metric(names, "broadcast") == "broadcast fp32, best busbw GB/s"
-    assert find_metric(names, "los") == "loss"
-    with pytest.raises(UsageError, match="names 2 figures") as caught:
-        find_metric(names, "bandwidth")
-    assert "broadcast fp32, best busbw GB/s" in (caught.value.hint or "")
-    with pytest.raises(UsageError, match="is not a figure"):
-        find_metric(names, "speed")
 
 
 def archives(folder: Path, seconds: tuple[float, ...]) -> list[Archive]:
@@ -126,17 +98,3 @@ def test_archives_of_repeats_from_end_to_end(tmp_path: Path) -> None:
 )
 def test_a_limit_is_a_factor_or_a_percentage(text: str, factor: float) -> None:
     assert parse_limit(text, "--max") == pytest.approx(factor)
-
-
-@pytest.mark.parametrize(
-    ("limit", "text"),
-    [
-        (1.2, "limit 1.2× (+20 %)"),
-        (1.0, "limit 1× (+0 %)"),
-        (0.95, "limit 0.95× (-5 %)"),
-        (10.0, "limit 10× (+900 %)"),
-        (1.025, "limit 1.02× (+2.5 %)"),
-    ],
-)
-def test_a_limit_in_words(limit: float, text: str) -> None:
-    assert describe_limit(limit) == text

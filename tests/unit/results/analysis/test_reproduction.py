@@ -7,7 +7,6 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.reproduction import (
-    choose_figures,
     choose_repeats,
     judge_reproduction,
 )
@@ -68,11 +67,6 @@ def test_the_margin_is_the_readers(tmp_path: Path) -> None:
             judge_reproduction(a, b, margin)
 
 
-def test_the_order_of_archives_does_not_matter(tmp_path: Path) -> None:
-    a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (10.1, 9.9, 10.15))
-    assert judge_reproduction(a, b) == judge_reproduction(a[::-1], b[::-1])
-
-
 def test_runs_that_miss_the_goal_are_a_difference_only_if_all_do(tmp_path: Path) -> None:
     a = side(tmp_path / "a", GOOD)
     missed = side(tmp_path / "b", GOOD, "goal_missed")
@@ -111,16 +105,6 @@ def test_a_difference_on_another_machine_is_no_verdict_but_an_agreement_is(tmp_p
     assert "But there were other differences: machines." in slower.reason
 
 
-def test_drivers_and_packages_are_listed(tmp_path: Path) -> None:
-    a = side(tmp_path / "a", GOOD, provenance=on("Xeon", "550", {"torch": "2.9", **dict.fromkeys("abcdefg", "1")}))
-    b = side(tmp_path / "b", GOOD, provenance=on("Xeon", "570", {"torch": "2.10"}))
-    found = {each.name: (each.original, each.reproduction) for each in judge_reproduction(a, b).not_the_same}
-    assert found["GPU driver"] == ("550", "570")
-    assert found["package a"] == ("1", "none")
-    assert found["packages"] == ("–", "3 more differ")
-    assert "time" in found
-
-
 def test_functional_runs_measure_nothing(tmp_path: Path) -> None:
     change = {"functional_only": "one machine"}
     found = judge_reproduction(side(tmp_path / "a", GOOD, **change), side(tmp_path / "b", GOOD, **change))
@@ -154,23 +138,6 @@ def test_figures_that_are_asked_for_all_have_to_agree(tmp_path: Path) -> None:
         ("seconds", Verdict.DIFFERENT),
     ]
     assert found.verdict is Verdict.DIFFERENT
-
-
-REACHED = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5, "last": 80.5}
-
-
-@pytest.mark.parametrize(
-    ("outcome", "changes", "name"),
-    [
-        ("goal_reached", {}, "seconds"),
-        ("completed", {"goal": None}, "throughput"),
-        ("budget_spent", {"budget_seconds": 10.0, "goal": REACHED}, "Prec@1"),
-    ],
-)
-def test_the_figure_is_what_the_result_is_about(
-    tmp_path: Path, outcome: str, changes: dict[str, Any], name: str
-) -> None:
-    assert choose_figures(side(tmp_path, GOOD, outcome, **changes)) == [name]
 
 
 def test_repeats_follow_from_the_originals_spread(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.analysis.comparability import describe
-from mlbench_cli.results.analysis.series import collect, measure
+from mlbench_cli.results.analysis.series import measure
 from mlbench_cli.results.archive.files import Archive
 
 
@@ -86,57 +85,6 @@ GOAL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("goal", "value"), [(GOAL, 2.5), ({**GOAL, "last": None}, 2.9), ({**GOAL, "last": None, "value": None}, None)]
-)
-def test_the_value_is_that_at_the_end_of_the_training(sealed: Path, goal: dict[str, Any], value: float | None) -> None:
-    assert measure(archive(sealed, goal=goal)).value == value
-    assert measure(archive(sealed, goal=None)).value is None
-
-
-@pytest.mark.parametrize(
-    ("details", "compiling"),
-    [
-        ({"compile_seconds": 4}, 4.0),
-        ({"compile_seconds": 0.0}, 0.0),
-        ({"compile_seconds": 400.0}, 100.0),
-        ({"compile_seconds": -1.0}, None),
-        ({"compile_seconds": "long"}, None),
-        ({}, None),
-    ],
-)
-def test_compiling_is_a_part_of_the_time(sealed: Path, details: dict[str, Any], compiling: float | None) -> None:
-    left = measure(archive(sealed, details=details)).get("seconds without compiling")
-    assert left == (None if compiling is None else 100.0 - compiling)
-
-
-NETWORK: dict[str, Any] = {
-    "asked": None,
-    "method": "none",
-    "networks": 2,
-    "rtt_seconds": 1e-3,
-    "alone_bits_per_second": 2e9,
-    "together_bits_per_second": 1e9,
-}
-
-
-@pytest.mark.parametrize(
-    ("network", "found"),
-    [
-        (NETWORK, (1e9, 1e-3)),
-        ({**NETWORK, "together_bits_per_second": None}, (2e9, 1e-3)),
-        ({**NETWORK, "networks": 1}, (None, None)),
-        ({**NETWORK, "networks": None}, (None, None)),
-        (None, (None, None)),
-    ],
-)
-def test_a_network_is_measured_between_several_network_stacks(
-    sealed: Path, network: dict[str, Any] | None, found: tuple[float | None, float | None]
-) -> None:
-    measured = measure(archive(sealed, network=network))
-    assert (measured.get("network bandwidth"), measured.get("network round trip")) == found
-
-
-@pytest.mark.parametrize(
     ("outcome", "goal", "counted", "good"),
     [
         ("goal_reached", GOAL, "goal_reached", True),
@@ -153,61 +101,3 @@ def test_a_run_that_did_not_prove_its_goal_has_missed_it(
 ) -> None:
     found = measure(archive(sealed, outcome=outcome, goal=goal))
     assert (found.outcome, found.good) == (counted, good)
-
-
-# --- several archives -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "share"),
-    [
-        (("goal_reached", "goal_missed"), "1 of 2 reached it"),
-        (("completed", "failed", "failed"), "1 of 3 ended"),
-        (("goal_reached", "goal_reached"), ""),
-        (("goal_missed", "failed"), ""),
-    ],
-)
-def test_a_point_says_how_many_of_its_runs_count(sealed: Path, outcomes: tuple[str, ...], share: str) -> None:
-    goal = GOAL if outcomes[0].startswith("goal") else None
-    runs = [archive(sealed, str(number), outcome=each, goal=goal) for number, each in enumerate(outcomes)]
-    [group] = collect(runs).groups
-    [point] = group.points
-    assert point.share == share
-    assert len(point.shown) == (sum(each.endswith(("reached", "completed")) for each in outcomes) or len(outcomes))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("goal", "", ""),
-        ("machine", "unknown", "machine unknown"),
-        ("parameter rate", "0.5", "rate=0.5"),
-        ("parameter text", "x" * 41, "text=" + "x" * 39 + "…"),
-        ("setting engine", "local", "engine=local"),
-        ("setting goal", "light", ""),
-        ("method", "bsp", "bsp"),
-        ("method", "task's own", "task's own method"),
-        ("preset", "legacy", "preset legacy"),
-        ("preset", "custom", ""),
-        ("cluster", "local", "on this machine"),
-        ("cluster", "gke/n1", "gke/n1"),
-        ("code", "abc", "code abc"),
-        ("image", "y" * 50, "image " + "y" * 39 + "…"),
-        ("data", "digits", "data digits"),
-        ("division", "closed", "closed division"),
-        ("division", "none", "no division"),
-        ("judge", "3", "judge 3"),
-        ("processes_per_worker", "1", "1 process per worker"),
-        ("processes_per_worker", "2", "2 processes per worker"),
-        ("gpus_per_worker", "1", "1 GPU per worker"),
-        ("gpus_per_worker", "8", "8 GPUs per worker"),
-        ("cpus", "1", "1 CPU per rank"),
-        ("cpus", "0.5", "0.5 CPUs per rank"),
-        ("goal", "m <= 3", "goal m <= 3"),
-        ("metric", "loss", ""),
-        ("budget", "60", "60 s to spend"),
-        ("network", "1gbit", "1gbit"),
-    ],
-)
-def test_a_fact_in_a_few_words(name: str, value: str, text: str) -> None:
-    assert describe(name, value) == text

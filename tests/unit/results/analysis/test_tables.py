@@ -14,49 +14,11 @@ def points(count: int, name: str = "loss", rank: int = 0) -> list[MetricPoint]:
     return [MetricPoint("demo", 2, rank, float(index), name, float(index)) for index in range(count)]
 
 
-def test_summarizing_takes_means_of_equal_groups_and_drops_the_incomplete_one() -> None:
-    table = MetricTable(points(10)).select(summarize=4)
-    assert [(point.time, point.value) for point in table] == [(0.0, 1.0), (3.0, 4.0), (6.0, 7.0)]
-
-
-def test_a_short_curve_is_not_summarized() -> None:
-    assert len(MetricTable(points(4)).select(summarize=4)) == 4
-
-
-def test_the_last_points_are_those_of_each_curve_after_summarizing() -> None:
-    table = MetricTable([*points(10), *points(3, rank=1)]).select(summarize=4, last=1)
-    assert [(point.rank, point.value) for point in table] == [(1, 2.0), (0, 7.0)]
-
-
-def test_zero_means_no_limit() -> None:
-    assert len(MetricTable(points(10)).select(summarize=0, last=0)) == 10
-
-
-@pytest.mark.parametrize(("last", "summarize"), [(-1, None), (None, -3)])
-def test_a_negative_limit_is_refused(last: int | None, summarize: int | None) -> None:
-    with pytest.raises(UsageError, match="0 or more"):
-        MetricTable(points(3)).select(last=last, summarize=summarize)
-
-
-def test_names_and_times_choose() -> None:
-    table = MetricTable([*points(3), *points(3, "accuracy")]).select(["loss"], since=1.0)
-    assert [(point.name, point.time) for point in table] == [("loss", 1.0), ("loss", 2.0)]
-
-
 def test_values_that_json_cannot_hold_become_numbers() -> None:
     row = {"time": "2026-01-01T00:00:00Z", "rank": 0, "name": "loss", "value": "inf"}
     parsed = MetricPoint.parse("demo", 1, row)
     assert parsed is not None
     assert parsed.value == math.inf
-
-
-@pytest.mark.parametrize(
-    "change", [{"value": "much"}, {"value": None}, {"name": 3}, {"time": "yesterday"}, {"time": None}]
-)
-def test_a_malformed_row_is_passed_over(change: dict[str, object]) -> None:
-    row = {"time": 1.0, "rank": 0, "name": "loss", "value": 1.0}
-    assert MetricPoint.parse("demo", 1, row) is not None
-    assert MetricPoint.parse("demo", 1, {**row, **change}) is None
 
 
 def test_samples_of_a_running_and_of_a_finished_run_are_the_same() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mlbench_cli.results.archive.conditions import RARE, Condition, Conditions, assess_conditions
+from mlbench_cli.results.archive.conditions import Condition, Conditions, assess_conditions
 from mlbench_cli.results.archive.documents import LABELS
 from tests.unit.results.runs import spec
 
@@ -57,23 +57,9 @@ def test_ranks_that_share_a_gpu_are_crowded() -> None:
     assert assess_conditions(two, {"machine": {"cores": 16}}, rows(cores=16)).labels == ()
 
 
-def test_more_cpus_than_cores_are_crowded() -> None:
-    found = assess_conditions(spec(workers=2, cpus=3.0), None, rows(cores=4))
-    assert found.phrase == "crowded: 6 CPUs for 2 ranks on 4 cores"
-    assert assess_conditions(spec(workers=2, cpus=2.0), None, rows(cores=4)).labels == ()
-
-
 @pytest.mark.parametrize(("other", "labels"), [(0.3, ()), (0.39, ()), (0.41, ("contended",)), (2.0, ("contended",))])
 def test_other_load_above_a_tenth_of_the_cpus_is_contention(other: float, labels: tuple[str, ...]) -> None:
     assert assess_conditions(spec(), None, rows(cores=4, other=other)).labels == labels
-
-
-def test_the_reason_of_contention_has_the_figures() -> None:
-    found = assess_conditions(spec(), None, rows(cores=2, own=1.0, other=0.9)).contended
-    assert found is not None
-    assert found.reason == "other processes used 0.9 of 2 CPUs on average"
-    assert found.figures["other_cpus"] == pytest.approx(0.9)
-    assert found.figures["peak_other_cpus"] == pytest.approx(0.9)
 
 
 def test_a_burst_shows_in_the_peak_and_not_in_the_label() -> None:
@@ -140,16 +126,6 @@ def test_workers_that_share_a_node_are_no_contention_of_others() -> None:
     found = assess_conditions(spec(engine="kubernetes"), None, rows(cores=4, other=3.0), is_alone=False)
     assert found.contended is None
     assert found.measured
-
-
-def test_documents_hold_all_of_it() -> None:
-    found = assess_conditions(spec(workers=8, share_machine=True), None, rows(other=2.0))
-    assert found.labels == ("crowded", "contended", "shared")
-    assert Conditions.from_dict(found.to_dict()) == found
-    assert list(found.to_dict()) == ["measured", "labels", *(label for label in LABELS if label not in RARE)]
-    for bad in ({}, {"crowded": 3}, dict.fromkeys(LABELS, 3)):
-        with pytest.raises((KeyError, TypeError)):
-            Conditions.from_dict(bad)
 
 
 def test_a_long_run_takes_no_more_memory() -> None:

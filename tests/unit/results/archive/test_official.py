@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.model.goals import goal_wording
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.judge import (
     official_line,
     official_text,
-    result_wording,
 )
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
@@ -92,14 +90,6 @@ def test_accuracy_after_time_has_a_line_of_its_own() -> None:
     assert official_line({**spent, "goal": None}) is None
 
 
-def test_the_open_division_is_told() -> None:
-    division = {"word": "open", "reason": "rate 0.5 instead of 0.02"}
-    assert official_text(result(division=division)).splitlines()[1] == (
-        "Division: open (rate 0.5 instead of 0.02), comparable with results of the open division only."
-    )
-    assert len(official_text(result(division={"word": "closed", "reason": None})).splitlines()) == 1
-
-
 def test_another_method_than_the_tasks_own_is_named(tmp_path: Path) -> None:
     folder = sealed_run(tmp_path / "run", method=describe(find_class("eftopk")()))
     assert Archive.open(folder).result["method"] == "eftopk"
@@ -107,26 +97,6 @@ def test_another_method_than_the_tasks_own_is_named(tmp_path: Path) -> None:
     text = (folder / "official_result.txt").read_text("utf-8")
     assert "\nMethod of communication: eftopk, not the task's own.\n" in text
     assert "method" not in Archive.open(sealed_run(tmp_path / "own")).result
-
-
-def test_parts_that_took_no_time_are_left_out() -> None:
-    timings = {"forward": {"rank0": 5.0}, "communication": {"rank0": 0.0}}
-    assert official_line(result(timings=timings)) == (
-        "80% Top 1 Validation Accuracy reached in 150.000 seconds (training steps: 106.912), Compute: 5.000 seconds"
-    )
-
-
-@pytest.mark.parametrize(
-    ("template", "threshold", "wording"),
-    [
-        ("{threshold}% Top 1 Validation Accuracy", 80.0, "80% Top 1 Validation Accuracy"),
-        ("Validation Perplexity of {threshold}", 70, "Validation Perplexity of 70"),
-        ("Validation BLEU-Score of {threshold}", 24.5, "Validation BLEU-Score of 24.5"),
-        (None, 0.2828, "Prec@1 >= 0.2828"),
-    ],
-)
-def test_wording(template: str | None, threshold: float, wording: str) -> None:
-    assert goal_wording({"metric": "Prec@1", "comparison": ">=", "threshold": threshold}, template) == wording
 
 
 @pytest.mark.parametrize(
@@ -176,72 +146,6 @@ def test_wording_of_the_catalog(tmp_path: Path) -> None:
 
 # --- the parts of the line --------------------------------------------------------------------------------------------
 
-HEAD = "80% Top 1 Validation Accuracy reached in "
-
-
-def timed(wall: float | None, training: float | None, **changes: Any) -> dict[str, Any]:
-    goal = {**result()["goal"], "seconds": {"wall": wall, "training": training}}
-    return result(**{"goal": goal, "timings": {}, **changes})
-
-
-@pytest.mark.parametrize(
-    ("wall", "training", "line"),
-    [
-        (150.0, 106.912, "150.000 seconds (training steps: 106.912)"),
-        (150.0, None, "150.000 seconds"),
-        (None, 106.9124, "106.912 seconds (training steps: 106.912)"),
-        (0.0, 0.0, "0.000 seconds (training steps: 0.000)"),
-        (0.0, 5.0, "0.000 seconds (training steps: 5.000)"),
-    ],
-)
-def test_the_seconds_are_those_that_were_measured(wall: float | None, training: float | None, line: str) -> None:
-    assert official_line(timed(wall, training)) == HEAD + line
-
-
-@pytest.mark.parametrize(
-    ("timings", "parts"),
-    [
-        ({"communication": 45.4828772}, ", Communication: 45.483 seconds"),
-        ({"communication": 0.0004}, ""),
-        ({"communication": 0.0006}, ", Communication: 0.001 seconds"),
-        (
-            {"forward": 1.0, "loss": 2.0, "backward": 4.0, "optimizer": 8.0, "data_wait": 16.0, "validation": 32.0},
-            ", Compute: 15.000 seconds",
-        ),
-        (
-            {"preprocessing": 1.0, "metrics": 2.0, "communication": 3.0, "forward": 4.0},
-            ", Compute: 4.000 seconds, Communication: 3.000 seconds, Metrics Computation: 2.000 seconds, "
-            "Pre-processing: 1.000 seconds",
-        ),
-    ],
-)
-def test_the_line_lists_the_parts_of_rank_0(timings: dict[str, float], parts: str) -> None:
-    spreads = {name: {"min": 0.0, "mean": 99.0, "max": 99.0, "rank0": value} for name, value in timings.items()}
-    assert official_line(timed(100.0, None, timings=spreads)) == f"{HEAD}100.000 seconds{parts}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, f"81.25% Top 1 Validation Accuracy after 7200.125 seconds {SPENT}"),
-        ({"budget_seconds": None}, "81.25% Top 1 Validation Accuracy after 7200.125 seconds"),
-        (
-            {"budget_seconds": 0.5},
-            "81.25% Top 1 Validation Accuracy after 7200.125 seconds " + SPENT.replace("7200", "0.5"),
-        ),
-        (
-            {"task_seconds": {"wall": None}},
-            f"81.25% Top 1 Validation Accuracy after 0.000 seconds {SPENT}",
-        ),
-        ({"goal": {**result()["goal"], "last": None}}, None),
-        ({"goal": None}, None),
-        ({"doubts": ["clock_stepped"]}, None),
-    ],
-)
-def test_a_spent_budget_gives_the_accuracy_at_its_end(changes: dict[str, Any], line: str | None) -> None:
-    spent = result(outcome="budget_spent", budget_seconds=7200.0, timings={})
-    assert official_line({**spent, **changes}) == line
-
 
 @pytest.mark.parametrize(
     "changes",
@@ -255,65 +159,3 @@ def test_a_spent_budget_gives_the_accuracy_at_its_end(changes: dict[str, Any], l
 )
 def test_there_is_no_line_unless_the_goal_was_reached_beyond_doubt(changes: dict[str, Any]) -> None:
     assert official_line(result(**changes)) is None
-
-
-@pytest.mark.parametrize(
-    ("wording", "threshold", "value", "words"),
-    [
-        ("80% Top 1 Validation Accuracy", 80.0, 81.25, "81.25% Top 1 Validation Accuracy"),
-        ("Validation Perplexity of 70", 70.0, 69.123456, "Validation Perplexity of 69.1235"),
-        ("80% of 80 images", 80.0, 82.0, "82% of 80 images"),
-        ("Prec@1 >= 80", 80.0, 81.25, "Prec@1 of 81.25"),
-        ("Prec@1 >= 0.3", 0.3, 1234567.0, "Prec@1 of 1.23457e+06"),
-    ],
-)
-def test_a_value_takes_the_place_of_the_threshold(wording: str, threshold: float, value: float, words: str) -> None:
-    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": threshold, "wording": wording}
-    assert result_wording(goal, value) == words
-
-
-# --- notes ------------------------------------------------------------------------------------------------------------
-
-OTHER_DATA = {"official": False, "reason": "a part"}
-SYNTHETIC = "The data were synthetic (digits): not comparable with figures on real data."
-OPEN = "Division: open (rate 0.5), comparable with results of the open division only."
-NO_DIVISION = "Division: none (no rules), not comparable with official results."
-
-
-@pytest.mark.parametrize(
-    ("changes", "notes"),
-    [
-        ({}, []),
-        ({"synthetic": True}, [SYNTHETIC]),
-        (
-            {"synthetic": True, "data": None},
-            ["The data were synthetic (unnamed): not comparable with figures on real data."],
-        ),
-        ({"synthetic": True, "data_identity": OTHER_DATA}, [SYNTHETIC]),
-        (
-            {"data_identity": OTHER_DATA},
-            ["The data were not the official ones (a part): not comparable with official results."],
-        ),
-        ({"data_identity": {"official": None, "reason": None}}, []),
-        ({"data_identity": {"official": True, "reason": None}}, []),
-        ({"data_identity": None}, []),
-        ({"division": {"word": "open", "reason": "rate 0.5"}}, [OPEN]),
-        ({"division": {"word": None, "reason": "no rules"}}, [NO_DIVISION]),
-        ({"division": {"word": None, "reason": "no rules"}, "goal": None, "outcome": "completed"}, []),
-        ({"division": {"word": None, "reason": "no rules"}, "task": "custom"}, []),
-        ({"division": {"word": None, "reason": "no rules"}, "synthetic": True}, [SYNTHETIC]),
-        ({"division": {"word": None, "reason": "no rules"}, "data_identity": {"official": True}}, [NO_DIVISION]),
-        (
-            {"label": {"word": "functional", "reason": "one machine"}},
-            ["The result is functional, not a performance measurement: one machine."],
-        ),
-        ({"method": "eftopk"}, ["Method of communication: eftopk, not the task's own."]),
-        ({"network": None}, []),
-        ({"conditions": None}, []),
-        ({"conditions": {"labels": [], "measured": True}}, []),
-    ],
-)
-def test_every_restriction_of_a_result_is_a_note_after_the_line(changes: dict[str, Any], notes: list[str]) -> None:
-    text = official_text(result(**{"task": "digits", **changes}))
-    assert text.endswith("\n")
-    assert text.splitlines()[1:] == notes

@@ -175,18 +175,6 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
     assert [text for text in texts(found, "speedup")["speedup"] if "have no speed-up" in text]
 
 
-@pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per rank"), (2.0, "2 CPUs per rank"), (None, "")])
-def test_cpus_in_words(tmp_path: Path, cpus: float | None, words: str) -> None:
-    found = series(tmp_path, {"cpus": cpus, "environment": {"env": {}}})
-    [subtitle] = [
-        text.partition("\n")[0]
-        for text in texts(found, "total_time")["total_time"]
-        if text.startswith("unknown-task ·")
-    ]
-    assert ("CPU" in subtitle) == bool(words)
-    assert subtitle.endswith(words)
-
-
 def test_settings_that_differ_make_groups_and_labels(tmp_path: Path) -> None:
     parameters = {"goal_full": 80.0, "goal_light": 70.0, "batch_size": 32}
     found = series(

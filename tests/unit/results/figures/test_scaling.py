@@ -67,22 +67,3 @@ def test_groups_of_one_job_may_differ_in_how_but_not_in_what_they_train(
     measured: Measurement, change: dict[str, Any], count: int
 ) -> None:
     assert len(jobs(run(measured, "a", 1, 100.0), run(measured, "b", 1, 100.0, **change))) == count
-
-
-@pytest.mark.parametrize(
-    ("changes", "labels"),
-    [
-        ([{"method": "bsp"}, {"method": "wfbp"}], ["bsp", "wfbp"]),
-        (
-            [{"method": "bsp", "network": "a"}, {"method": "bsp", "network": "b"}, {"method": "wfbp", "network": "a"}],
-            ["bsp, a", "bsp, b", "wfbp, a"],
-        ),
-        ([{"method": "bsp", "machine": "m"}, {"method": "wfbp", "machine": "n"}], ["bsp", "wfbp"]),
-        ([{"machine": "m", "code": "c"}, {"machine": "n", "code": "c"}], ["m", "n"]),
-    ],
-)
-def test_groups_are_named_by_the_fewest_settings_that_tell_them_apart(
-    measured: Measurement, changes: list[dict[str, Any]], labels: list[str]
-) -> None:
-    [job] = jobs(*(run(measured, str(number), 1, 100.0, **each) for number, each in enumerate(changes)))
-    assert sorted(group.label for group in job.groups) == labels
