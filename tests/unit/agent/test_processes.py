@@ -58,14 +58,3 @@ def test_memory_ran_out_where_a_count_of_kills_has_risen(
     before: dict[str, int], after: dict[str, int], kind: str | None
 ) -> None:
     assert machine.risen(before, after) == kind
-
-
-@pytest.mark.parametrize(
-    ("worker", "count", "expected"),
-    [(0, 2, ["0", "1"]), (1, 2, ["2", "3"]), (2, 2, ["0", "1"]), (1, 3, ["3", "0", "1"]), (0, 6, ["0", "1", "2", "3"])],
-)
-def test_workers_share_gpus_if_there_are_too_few(worker: int, count: int, expected: list[str]) -> None:
-    assert machine.gpus_of_worker(worker, count, ["0", "1", "2", "3"]) == expected
-
-
-# --- clocks ---------------------------------------------------------------------------------------------------------

@@ -61,39 +61,6 @@ def test_a_size_has_a_unit_that_kubernetes_knows(server: KubeApi) -> None:
         ensure_claim(api, "default", "data", "200 gigabytes")
 
 
-@pytest.mark.parametrize(
-    ("size", "is_valid"),
-    [
-        ("1Gi", True),
-        ("1.5Ti", True),
-        ("500", True),
-        ("2M", True),
-        ("0Gi", False),
-        ("Gi", False),
-        ("", False),
-        ("1gi", False),
-    ],
-)
-def test_a_size_is_a_quantity_above_zero(server: KubeApi, size: str, is_valid: bool) -> None:
-    add_class(server, "files", "nfs.csi.k8s.io")
-    with server.access.client() as api:
-        if is_valid:
-            assert ensure_claim(api, "default", "data", size).size == size
-            return
-        with pytest.raises(UsageError, match="such as 200Gi"):
-            ensure_claim(api, "default", "data", size)
-
-
-@pytest.mark.parametrize(
-    ("mode", "is_shared"), [("ReadWriteMany", True), ("ReadOnlyMany", True), ("ReadWriteOnce", False)]
-)
-def test_a_claim_that_many_nodes_may_read_is_shared(server: KubeApi, mode: str, is_shared: bool) -> None:
-    """The access modes of Kubernetes' API reference that allow several nodes."""
-    spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
-    server.put("persistentvolumeclaims", {"metadata": {"name": "data"}, "spec": spec})
-    assert ensure(server).is_shared is is_shared
-
-
 # --- documents, without a server ----------------------------------------------------------------------------------
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import LOCAL, Experiment, ExperimentState, Member, Outcome, Run, RunState
+from mlbench_cli.model.run import LOCAL, Experiment, Member, Outcome, Run, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.experiment import (
     Candidate,
     MemberRow,
     Plan,
     expand,
-    find_differences,
     make_plan,
     next_attempt,
     request_of,
@@ -171,29 +170,9 @@ def test_a_recorded_request_gives_the_same_runs_again() -> None:
 
 # --- state -----------------------------------------------------------------------------------------------------------
 
-CREATED, RUNNING = (RunState.QUEUED, None), (RunState.RUNNING, None)
 DONE, FAILED, CANCELLED = (
     (RunState.FINISHED, outcome) for outcome in (Outcome.GOAL_MISSED, Outcome.FAILED, Outcome.CANCELLED)
 )
-
-
-@pytest.mark.parametrize(
-    ("members", "is_queued", "state"),
-    [
-        ([CREATED, CREATED], True, "pending"),
-        ([CREATED, CREATED], False, "stopped"),
-        ([DONE, CREATED], True, "running"),
-        ([DONE, CREATED], False, "stopped"),
-        ([DONE, RUNNING, CREATED], False, "running"),
-        ([DONE, DONE], False, "completed"),
-        ([DONE, DONE], True, "completed"),
-        ([DONE, FAILED], False, "failed"),
-        ([FAILED, CANCELLED], False, "stopped"),
-    ],
-)
-def test_the_state_follows_from_the_members(members: list[Any], is_queued: bool, state: str) -> None:
-    assert ExperimentState.derive(members, is_queued=is_queued) == state
-    assert ExperimentState(state).is_over == (state in ("completed", "failed"))
 
 
 def test_a_member_is_what_its_run_computes() -> None:
@@ -201,24 +180,3 @@ def test_a_member_is_what_its_run_computes() -> None:
     assert replace(spec, name="other-1", price={"per_hour": 3}).content_hash == spec.content_hash
     assert replace(spec, seed=43).content_hash != spec.content_hash
     assert Member(0, "a", spec.content_hash).point == {}
-
-
-# --- differences -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "found"),
-    [
-        ({}, {}, []),
-        ({"a": 1}, {"a": 1}, []),
-        ({"a": 1, "b": "x"}, {"a": 2, "b": "y"}, ["a was 1, now 2", 'b was "x", now "y"']),
-        ({"a": 1}, {}, ["a was 1, now not given"]),
-        ({}, {"a": None, "b": False}, ["b was not given, now no"]),
-        ({"p": {"x": 1, "y": 2}}, {"p": {"x": 1, "y": 3}}, ["p.y was 2, now 3"]),
-        ({"p": {"q": {"x": 1}}}, {"p": {"q": {}}}, ["p.q.x was 1, now not given"]),
-        ({"p": {"x": 1}}, {"p": 3}, ["p was {'x': 1}, now 3"]),
-        ({"a": "x" * 99}, {"a": ""}, [f'a was "{"x" * 58}…, now ""']),
-    ],
-)
-def test_differences_of_two_specs_in_words(before: dict[str, Any], after: dict[str, Any], found: list[str]) -> None:
-    assert find_differences(before, after) == found

@@ -34,6 +34,3 @@ def test_a_loss_is_said_once_by_who_knows_why(tmp_path: Path, findings: tuple[Fi
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
-
-
-# --- by the agent of a local run ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.errors import NeverStartedError, NotFoundError, Terminated, UsageError
+from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
@@ -159,28 +159,3 @@ def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, mon
     descriptor = folder.acquire()
     assert descriptor is not None
     os.close(descriptor)
-
-
-# --- how a queue ends ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (Terminated("SIGTERM"), "it was stopped by SIGTERM"),
-        (KeyboardInterrupt(), "Ctrl-C stopped it"),
-        (UsageError("The disk is full."), "The disk is full"),
-        (OSError("no space"), "OSError: no space"),
-    ],
-)
-def test_why_a_queue_ended_in_words(store: Store, error: BaseException, words: str) -> None:
-    experiment, _ = experiment_of(store, 1)
-    with pytest.raises(type(error)), queue.hold(experiment, store):
-        raise error
-    assert QueueFolder.of(store.folder, experiment.id).explain_end() == words
-
-
-# --- a process of its own --------------------------------------------------------------------------------------------
-
-
-# --- signals ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from mlbench_cli.model.run import LOCAL
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import (
     Request,
-    apply_point,
     equivalent_command,
     merge,
     parse_file,
@@ -115,69 +113,3 @@ def test_the_equivalent_command() -> None:
     assert words[:4] == ["mlbench", "run", "run", "2"]
     assert words[words.index("--command") + 1] == request.command
     assert {"--light", "--no-gpu", "a=1,2", "LEVEL=x y", "pool=spot"} <= set(words)
-
-
-# --- values of files, flags and matrices -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("workers: 3", {"workers": (3,)}),
-        ("workers: [1, 2]", {"workers": (1, 2)}),
-        ("num-cpus: 2", {"num_cpus": 2}),
-        ("num_cpus: 9223372036854775807", {"num_cpus": 2**63 - 1}),
-        ("gpu: true\nlight: false", {"gpu": True, "light": False}),
-        ("timeout: 90", {"timeout": "90"}),
-        ("timeout: 1:30", {"timeout": "1:30"}),  # no number, so that it is refused as a duration
-        ("env: {A: 1, B: x}", {"env": {"A": "1", "B": "x"}}),
-        ("set: {a: 1.5, b: [1, 2], c: true}", {"set": {"a": 1.5, "b": [1, 2], "c": True}}),
-        ("command: python a.py", {"command": "python a.py"}),
-        ("task: null\nseed:", {}),
-        (
-            "matrix: {backend: [gloo, mpi], num-cpus: 2, set.a: [[1, 2], 3]}",
-            {"matrix": {"backend": ("gloo", "mpi"), "num_cpus": (2,), "set.a": ((1, 2), 3)}},
-        ),
-        (
-            "matrix: {gpu: [true, false], include: [{gpu: true, seed: 7}], exclude: [{gpu: false}]}",
-            {"matrix": {"gpu": (True, False)}, "include": ({"gpu": True, "seed": 7},), "exclude": ({"gpu": False},)},
-        ),
-    ],
-)
-def test_values_of_a_spec_file(text: str, options: dict[str, Any]) -> None:
-    assert parse_file(text) == Request(**options)
-
-
-@pytest.mark.parametrize(
-    ("point", "changes"),
-    [
-        ({"num_cpus": "3"}, {"num_cpus": 3}),
-        ({"num_cpus": 3}, {"num_cpus": 3}),
-        ({"seed": "-3"}, {"seed": -3}),
-        ({"gpu": "true"}, {"gpu": True}),
-        ({"gpu": "false"}, {"gpu": False}),
-        ({"timeout": 90}, {"timeout": "90"}),
-        ({"set.b": 2, "set.c": "3"}, {"set": {"a": 1, "b": 2, "c": "3"}}),
-        ({"env.B": 2}, {"env": {"A": "x", "B": "2"}}),
-    ],
-)
-def test_a_point_changes_the_request(point: dict[str, Any], changes: dict[str, Any]) -> None:
-    base = Request(name="run", set={"a": 1}, env={"A": "x"}, matrix={"seed": (1,)}, exclude=({"seed": 1},), parallel=3)
-    assert apply_point(base, point) == replace(
-        base, **{"matrix": {}, "include": (), "exclude": (), "parallel": None, **changes}
-    )
-
-
-@pytest.mark.parametrize(
-    ("point", "words"),
-    [
-        ({"num_cpus": "3.5"}, "\"num_cpus\" is '3.5', not a whole number."),
-        ({"num_cpus": "1" * 19}, "not a whole number."),
-        ({"gpu": "yes"}, "\"gpu\" is 'yes', not true or false."),
-        ({"env.A": 1.5}, '"env.A" is 1.5, not a text.'),
-    ],
-)
-def test_a_point_with_a_value_of_the_wrong_kind_is_refused(point: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        apply_point(Request(), point)
-    assert words in caught.value.message

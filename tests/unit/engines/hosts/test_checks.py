@@ -89,19 +89,3 @@ GIB = 1 << 30
 def host(name: str = "m1", clock: float = 0.0, free: int = 9 * GIB, **changes: object) -> HostFacts:
     facts = {**HOST.facts, "free_bytes": free}
     return replace(HOST, name=name, clock_seconds=clock, facts=facts, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("addresses", "connection", "chosen"),
-    [
-        (ADDRESSES[:1], "", ("lo", "127.0.0.1")),  # better than none
-        (ADDRESSES, "1.2.3.4 5000 10.0.0.77 22", ("eth0", "10.0.0.77")),  # an alias in its network
-        (ADDRESSES, "1.2.3.4 5000 10.0.1.77 22", ("eth0", "10.0.0.5")),  # outside of it
-        (ADDRESSES, "10.0.0.5 22", ("eth0", "10.0.0.5")),
-        ([{**ADDRESSES[2], "mask": "x"}], "1.2.3.4 5000 172.16.0.9 22", ("ib0", "172.16.0.5")),
-    ],
-)
-def test_an_address_is_that_of_the_connection_or_the_first_that_others_can_reach(
-    addresses: list[dict[str, str]], connection: str, chosen: tuple[str, str]
-) -> None:
-    assert choose_address(addresses, connection, None, "m1") == chosen

@@ -68,36 +68,3 @@ def test_an_environment_file_gives_variables_and_leaves_the_engines_own() -> Non
 def test_a_bad_environment_file_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_environment(text)
-
-
-@pytest.mark.parametrize(
-    ("line", "entry"),
-    [
-        ("m1 slots=64", HostEntry("m1", 64)),
-        ("m1:1", HostEntry("m1", 1)),
-        ("m1:2 slots=3", HostEntry("m1", 3)),
-        ("m1 max_slots=9 slots=2", HostEntry("m1", 2)),
-        ("m1 max-slots=9 cpu=4", HostEntry("m1", 1)),
-        ("me.you-1_2@m1.example-site.org", HostEntry("me.you-1_2@m1.example-site.org")),
-        ("a" * 255, HostEntry("a" * 255)),
-    ],
-)
-def test_lines_of_a_host_file(line: str, entry: HostEntry) -> None:
-    assert parse_file(line) == [entry]
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("A=1", {"A": "1"}),
-        (" export  A = 1 ", {"A": "1"}),
-        ("A=", {"A": ""}),
-        ('A="1"', {"A": "1"}),
-        ("A=b=c", {"A": "b=c"}),
-        ("RANKS=3", {"RANKS": "3"}),
-        *((f"{name}=3", {}) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")),
-        *((f"{name}=3", {}) for name in ("MASTER_ADDR", "MASTER_PORT", "MLBENCH_X")),
-    ],
-)
-def test_lines_of_an_environment_file(line: str, found: dict[str, str]) -> None:
-    assert parse_environment(line) == found

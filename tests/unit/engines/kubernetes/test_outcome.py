@@ -8,9 +8,6 @@ from mlbench_cli.engines.kubernetes.ending import (
     SETTLE_SECONDS,
     STOP_SECONDS,
     decide_ending,
-    is_over,
-    is_stopped,
-    is_unreleased,
 )
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
@@ -99,41 +96,3 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         workers=1,
     )  # fmt: skip
     assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "found"),
-    [
-        ("Complete", "True", True),
-        ("Failed", "True", True),
-        ("Complete", "False", False),
-        ("Failed", "Unknown", False),
-        ("FailureTarget", "True", False),  # the controller is still deleting pods
-        ("SuccessCriteriaMet", "True", False),
-        ("Suspended", "True", False),
-    ],
-)
-def test_a_job_is_over_with_the_terminal_conditions_of_kubernetes(kind: str, status: str, found: bool) -> None:
-    assert is_over({"status": {"conditions": [{"type": kind, "status": status}]}}) is found
-
-
-STOPPED = {STOPPED_ANNOTATION: "cancelled 2027"}
-
-
-@pytest.mark.parametrize(
-    ("suspend", "annotations", "labels", "stopped", "unreleased"),
-    [
-        (True, None, None, False, True),
-        (True, {}, {}, False, True),
-        (False, {}, {}, False, False),
-        (None, {}, {}, False, False),
-        (True, STOPPED, {}, True, False),
-        (False, STOPPED, {}, True, False),
-    ],
-)
-def test_a_suspended_job_waits_for_its_client_unless_it_was_stopped_or_queued(
-    suspend: bool | None, annotations: Any, labels: Any, stopped: bool, unreleased: bool
-) -> None:
-    job = {"metadata": {"annotations": annotations, "labels": labels}, "spec": {"suspend": suspend}}
-    assert is_stopped(job) is stopped
-    assert is_unreleased(job) is unreleased

@@ -1,21 +1,17 @@
 """What findings on a trouble say: whole sentences with numbers, hints and evidence, and when they become permanent."""
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, when
-from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.model.run import Finding
 from tests.unit.engines.kubernetes.test_diagnose import (
-    INITIALIZING,
     NOW,
     a_job,
     a_node,
     a_pod,
-    a_sidecar,
     an_event,
     unscheduled_pod,
     waiting,
@@ -51,19 +47,6 @@ def before(seconds: float) -> str:
 def test_why_an_image_does_not_come_is_in_the_events_of_its_pull(events: list[Any], words: str) -> None:
     found = only(a_pod(state=waiting("ImagePullBackOff", "Back-off")), events=events)
     assert found.summary.endswith(f"was not pulled by n0: {words}")
-
-
-@pytest.mark.parametrize(
-    "sidecar",
-    [
-        a_sidecar(),
-        a_sidecar(None, 1),
-        [{**a_sidecar(None, 1, exitCode=1)[0], "started": True}],
-        a_sidecar(waiting("ErrImagePull", "i/o timeout")),
-    ],
-)
-def test_a_container_that_may_yet_run_is_no_finding(sidecar: list[dict[str, Any]]) -> None:
-    assert diagnose(a_job(1), [a_pod(state=INITIALIZING, initContainerStatuses=sidecar)], now=NOW) == []
 
 
 # --- pods without a node ---------------------------------------------------------------------------------------------
@@ -146,54 +129,7 @@ def test_taints_and_tolerations_as_kubernetes_defines_them(
     assert found.permanent is not is_tolerated
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("500m", "0.5"),
-        ("2", "2"),
-        ("1.5k", "1500"),
-        ("1Ki", "1024"),
-        ("1Mi", "1048576"),
-        ("1Gi", "1073741824"),
-        ("1Ti", "1099511627776"),
-        ("1Pi", "1125899906842624"),
-        ("2M", "2000000"),
-        ("2G", "2000000000"),
-        ("2T", "2000000000000"),
-        ("2P", "2000000000000000"),
-        ("1e3", "1000"),
-        ("x", "0"),
-        ("", "0"),
-    ],
-)
-def test_quantities_of_kubernetes(text: str, number: str) -> None:
-    assert quantity(text) == Decimal(number)
-
-
-# --- workers that failed ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("count", "words"), [(1, ""), (2, " (Also 1 other worker.)"), (3, " (Also 2 other workers.)")])
-def test_what_concerns_many_workers_alike_is_one_finding(count: int, words: str) -> None:
-    found = only(*(a_pod(index, phase="Failed", reason="Shutdown") for index in range(count)))
-    assert found.summary == f"The node n0 of worker 0 was shut down.{words}"
-    assert found.evidence.get("workers") == (list(range(count)) if count > 1 else None)
-
-
 # --- facts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("event", "moment"),
-    [
-        ({"lastTimestamp": "2027-01-15T08:00:00Z", "eventTime": "2026-01-01T00:00:00Z"}, NOW),
-        ({"series": {"lastObservedTime": "2027-01-15T08:00:00Z"}, "lastTimestamp": "2026-01-01T00:00:00Z"}, NOW),
-        ({"lastTimestamp": None, "eventTime": "2027-01-15T08:00:00Z"}, NOW),
-        ({}, 0.0),
-    ],
-)
-def test_when_an_event_happened_last(event: dict[str, Any], moment: float) -> None:
-    assert when(event) == moment
 
 
 @pytest.mark.parametrize(

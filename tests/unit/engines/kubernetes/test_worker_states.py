@@ -6,15 +6,7 @@ import pytest
 
 from mlbench_cli.engines.kubernetes import workers
 from mlbench_cli.engines.kubernetes.workers import (
-    failure_of,
     first_failed,
-    has_ended,
-    has_started,
-    is_cut_off,
-    is_on_silent_node,
-    memory_limit,
-    reason,
-    seconds,
     was_stopped,
     worker_state,
 )
@@ -22,7 +14,6 @@ from mlbench_cli.kube.pods import GONE
 from mlbench_cli.model.run import WorkerState
 
 START, END = "2027-01-15T08:00:00Z", "2027-01-15T08:00:50.5Z"
-MOMENT = 1_800_000_000.0  # of START: date -d 2027-01-15T08:00:00Z +%s
 RUNNING = {"running": {"startedAt": START}}
 
 
@@ -56,8 +47,6 @@ def is_(kind: str, value: str = "True", why: str = "") -> dict[str, str]:
 
 SCHEDULED = is_("PodScheduled")
 CUT_OFF = is_("DisruptionTarget", why="DeletionByTaintManager")
-
-# --- which pod is which worker ---------------------------------------------------------------------------------------
 
 
 # --- the state of a worker -------------------------------------------------------------------------------------------
@@ -102,95 +91,11 @@ def test_the_digest_of_an_image_is_read_in_all_forms_of_the_kubelet(image: str |
     assert worker_state(0, a_pod(RUNNING, container={"imageID": image})).image_digest == digest
 
 
-@pytest.mark.parametrize(
-    ("pod", "word"),
-    [
-        (a_pod(RUNNING), None),
-        (a_pod(ended(0), "Succeeded"), None),  # "Completed" explains nothing
-        (a_pod(ended(137, "OOMKilled"), status={"reason": "Evicted"}), "OOMKilled"),
-        (a_pod(ended(0), status={"reason": "Evicted"}), "Evicted"),
-        (a_pod(RUNNING, gone=True, deletionTimestamp=END), "Deleted"),
-        (a_pod(RUNNING, deletionTimestamp=END), "Terminating"),
-        (a_pod({"waiting": {"reason": "ImagePullBackOff"}}), "ImagePullBackOff"),
-        (a_pod({"waiting": {"reason": "ImagePullBackOff"}}, deletionTimestamp=END), "Terminating"),
-        (a_pod(None, conditions=(is_("PodScheduled", "False", "Unschedulable"),)), "Unschedulable"),
-        (a_pod(None, conditions=(is_("PodScheduled", "True", "Scheduled"),)), None),
-    ],
-)
-def test_the_reason_is_the_most_telling_word(pod: dict[str, Any], word: str | None) -> None:
-    assert reason(pod) == word
-
-
-# --- whether it has started or ended ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pod", "started", "over"),
-    [
-        ({"metadata": {}}, False, False),
-        (a_pod({"waiting": {"reason": "ContainerCreating"}}), False, False),
-        (a_pod(RUNNING), True, False),
-        (a_pod(ended(0)), True, True),
-        (a_pod({"terminated": {"exitCode": 128, "startedAt": None}}), False, True),
-        (a_pod(None, "Succeeded"), False, True),
-        (a_pod(None, "Failed"), False, True),
-        (a_pod(RUNNING, gone=True), True, True),
-        (a_pod(RUNNING, conditions=(CUT_OFF,)), True, True),
-    ],
-)
-def test_whether_a_worker_has_started_and_ended(pod: dict[str, Any], started: bool, over: bool) -> None:
-    assert (has_started(pod), has_ended(pod)) == (started, over)
-
-
-@pytest.mark.parametrize(
-    ("target", "given_up"),
-    [
-        (CUT_OFF, True),
-        (is_("DisruptionTarget", why="DeletionByPodGC"), True),
-        (is_("DisruptionTarget", "False", "DeletionByTaintManager"), False),
-        (is_("DisruptionTarget", why="PreemptionByScheduler"), False),  # its node still answers
-        (is_("DisruptionTarget", why="EvictionByEvictionAPI"), False),
-    ],
-)
-def test_only_pods_whose_node_is_gone_are_given_up(target: dict[str, str], given_up: bool) -> None:
-    assert is_cut_off(a_pod(RUNNING, conditions=(target,))) is given_up
-
-
-@pytest.mark.parametrize(
-    ("pod", "silent"),
-    [
-        (a_pod(RUNNING, conditions=(is_("Ready", "False"),)), True),
-        (a_pod(RUNNING, conditions=(is_("Ready"),)), False),
-        (a_pod(RUNNING), False),
-        (a_pod(RUNNING, "Pending", conditions=(is_("Ready", "False"),)), False),
-        (a_pod({"waiting": {}}, conditions=(is_("Ready", "False"),)), False),
-        (a_pod(RUNNING, conditions=(is_("Ready", "False"), CUT_OFF)), False),
-        (a_pod(RUNNING, gone=True, conditions=(is_("Ready", "False"),)), False),
-    ],
-)
-def test_a_running_pod_that_is_not_ready_is_on_a_silent_node(pod: dict[str, Any], silent: bool) -> None:
-    assert is_on_silent_node(pod) is silent
-
-
 # --- who failed ------------------------------------------------------------------------------------------------------
 
 
 def job(kind: str = "", why: str = "", value: str = "True") -> dict[str, Any]:
     return {"status": {"conditions": [is_(kind, value, why)] if kind else []}}
-
-
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        (job(), None),
-        (job("Failed", "PodFailurePolicy"), "PodFailurePolicy"),
-        (job("FailureTarget", "BackoffLimitExceeded"), "BackoffLimitExceeded"),
-        (job("Failed", "PodFailurePolicy", "False"), None),
-        (job("Complete", "CompletionsReached"), None),
-    ],
-)
-def test_why_a_job_failed(found: dict[str, Any], why: str | None) -> None:
-    assert failure_of(found) == why
 
 
 @pytest.mark.parametrize(
@@ -241,39 +146,3 @@ def test_the_worker_that_failed_first(
     found: dict[str, Any], states: list[WorkerState], summaries: dict[int, Any], worker: int | None
 ) -> None:
     assert first_failed(found, states, {}, summaries) == worker
-
-
-# --- small things ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        (START, MOMENT),
-        ("2027-01-15T09:00:00+01:00", MOMENT),
-        (END, MOMENT + 50.5),
-        ("", None),
-        (None, None),
-        ("x", None),
-    ],
-)
-def test_times_of_kubernetes(text: str | None, moment: float | None) -> None:
-    assert seconds(text) == moment
-
-
-@pytest.mark.parametrize(
-    ("asked", "given", "limit"),
-    [
-        ({"memory": "64Mi"}, {"memory": "128Mi"}, "64Mi"),
-        ({"cpu": "1"}, {"memory": "128Mi"}, "128Mi"),
-        (None, None, None),
-    ],
-)
-def test_the_memory_limit_is_that_of_the_container_with_the_command(
-    asked: dict[str, str] | None, given: dict[str, str] | None, limit: str | None
-) -> None:
-    pod = a_pod(RUNNING, container={"resources": {"limits": given}})
-    other = {"name": "sidecar", "resources": {"limits": {"memory": "1Gi"}}}
-    pod["spec"]["containers"] = [other, {"name": "main", "resources": {"limits": asked}}]
-    assert memory_limit(pod) == limit
-    assert memory_limit(None) is None

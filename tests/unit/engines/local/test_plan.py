@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.environment import plan_faults, plan_rank, thread_variables
-from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.engines.environment import plan_faults, plan_rank
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec(
@@ -17,41 +16,7 @@ SPEC = RunSpec(
 )
 
 
-def plan_of(**changes: Any) -> dict[str, Any]:
-    (document,) = LocalEngine().render(replace(SPEC, **changes)).documents
-    return dict(document)
-
-
-# --- the whole plan --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("backend", "defaults"),
-    [("gloo", {"GLOO_SOCKET_IFNAME": "lo"}), ("nccl", {"NCCL_SOCKET_IFNAME": "lo"}), ("mpi", {}), ("ucc", {})],
-)
-def test_ranks_of_this_machine_communicate_through_its_loopback(backend: str, defaults: dict[str, str]) -> None:
-    assert plan_of(backend=backend, cpus=4.0)["defaults"] == defaults
-
-
-@pytest.mark.parametrize("changes", [{"network": "model:1gbit"}, {"network": "1gbit", "workers": 1}, {}])
-def test_other_runs_have_no_shaped_network(changes: dict[str, Any]) -> None:
-    plan = plan_of(**changes)
-    assert not {"network", "workers"} & set(plan)
-    assert plan["environment"]["MASTER_ADDR"] == "127.0.0.1"
-
-
 # --- parts that all engines share ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cpus", "processes", "threads"), [(None, 1, None), (4.0, 1, "4"), (4.0, 2, "2"), (5.5, 2, "2"), (1.0, 4, "1")]
-)
-def test_threads_of_a_rank_are_its_share_of_the_cpus(cpus: float | None, processes: int, threads: str | None) -> None:
-    spec = replace(SPEC, cpus=cpus, processes_per_worker=processes)
-    assert thread_variables(spec) == ({} if threads is None else {"OMP_NUM_THREADS": threads})
-    plan = plan_of(cpus=cpus, processes_per_worker=processes)
-    assert plan["environment"].get("OMP_NUM_THREADS") == threads
-    assert ("OMP_NUM_THREADS" in plan["defaults"]) is (threads is None)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +44,3 @@ def test_faults_of_a_training_count_from_its_first_update(changes: dict[str, Any
     plan = plan_faults(replace(SPEC, faults="at 9s kill rank 1", **changes))
     assert plan is not None
     assert plan["from_start"] is from_start
-
-
-# --- waiting for the machine -----------------------------------------------------------------------------------------

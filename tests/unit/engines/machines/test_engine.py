@@ -43,9 +43,6 @@ def answer(exists: bool = True, cancel: bool = False, **nodes: Any) -> dict[str,
     }
 
 
-# --- runs of others --------------------------------------------------------------------------------------------------
-
-
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 DETAILS = MachineDetails(folder="/f", python="/opt/python", interface="ib0", env={"A": "details", "B": "details"})

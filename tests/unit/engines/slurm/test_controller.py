@@ -73,9 +73,6 @@ def test_configuration_keeps_values_with_blanks() -> None:
     assert controller.parse_config(text)["KillWait"] == "5 sec"
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
-
-
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
@@ -95,32 +92,3 @@ def test_configuration_keeps_values_with_blanks() -> None:
 def test_states_of_slurms_manual(state: str, ended: bool, pending: bool) -> None:
     job = JobReport("1", state)
     assert (job.has_ended, job.is_pending) == (ended, pending)
-
-
-@pytest.mark.parametrize(
-    ("line", "report"),
-    [
-        ("27|CANCELLED+|1.5|x|n1| why \n", JobReport("27", "CANCELLED", "why", "n1", 1.5, None)),
-        ("27|RUNNING|1|2|n1|a|b\n", JobReport("27", "RUNNING", "a|b", "n1", 1.0, 2.0)),
-        ("27|A|1|2|n1|x\n27|B|1|2|n1|x\n", JobReport("27", "B", "x", "n1", 1.0, 2.0)),
-        ("27||1|2|n1|x\n", None),
-        ("27|A|1|2|n1\n", None),
-    ],
-)
-def test_lines_of_jobs(line: str, report: JobReport | None) -> None:
-    assert controller.parse_jobs(line) == ({} if report is None else {"27": report})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "gpu|infinite|3|(null)\n", "gpu|infinite|x|(null)|gpu\n", "gpu|infinite|3|(null)|gpu|more\n"]
-)
-def test_lines_that_describe_no_partition_are_skipped(text: str) -> None:
-    assert controller.parse_partitions(text) == {}
-
-
-@pytest.mark.parametrize(
-    ("gres", "gpus"),
-    [("gpu:4", 4), ("gpu:a100:2,gpu:v100:3", 5), ("gpu:a100:8(S:0-1),nic:2", 8), ("nic:2", 0), ("(null)", 0)],
-)
-def test_gpus_of_a_node_in_slurms_words(gres: str, gpus: int) -> None:
-    assert controller.parse_partitions(f"p|infinite|1|{gres}|p\n")["p"]["gpus_per_node"] == gpus

@@ -129,28 +129,6 @@ def test_a_container_gets_the_libraries_of_the_gpus_of_its_node(tmp_path: Path, 
     assert done.stdout == f"exec {flag} --bind /s docker://me/image:1 python a b\n"
 
 
-@pytest.mark.parametrize(("kill_wait", "grace"), [(30, 5.0), (10, 5.0), (9, 4.5), (2, 1.0), (1, 1.0), (0, 1.0)])
-def test_agents_have_half_of_slurms_patience_between_one_and_five_seconds(kill_wait: int, grace: float) -> None:
-    assert make_slurm_plan(SPEC, replace(DETAILS, kill_wait=kill_wait))["grace"] == grace
-
-
-@pytest.mark.parametrize(
-    ("workers", "timeout", "seconds"),
-    [(1, 600.0, 660), (2, 600.0, 960), (1, 3540.0, 3600), (1, 3541.0, 3600), (2, 3600.0, 3600)],
-)
-def test_a_job_has_time_to_meet_and_to_pack(workers: int, timeout: float, seconds: int) -> None:
-    """A minute to stop and pack, five for several nodes to meet, and at most the partition's limit of an hour."""
-    assert wall_seconds(replace(SPEC, workers=workers, timeout=timeout), DETAILS) == seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(60, "0-00:01:00"), (61, "0-00:02:00"), (3600, "0-01:00:00"), (86399, "1-00:00:00"), (90000, "1-01:00:00")],
-)
-def test_times_are_rounded_up_to_minutes(seconds: int, text: str) -> None:
-    assert format_time(seconds) == text
-
-
 @pytest.mark.parametrize("change", [{"workers": 4}, {"timeout": 3600.0}, {"device": "gpu", "gpus_per_worker": 8}])
 def test_what_a_partition_just_has_is_not_refused(change: dict[str, Any]) -> None:
     check_request(replace(SPEC, **change), DETAILS)
