@@ -2,9 +2,9 @@
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from providers.aks.api import BUSY_WORDS, error_from_answer, register_command
-from providers.base import BusyError, RightsError, TransientError
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
+from providers.aks.api import BUSY_WORDS, error_from_answer
+from providers.base import BusyError
 
 
 def answer(status: int, code: str = "Conflict", message: str = "words") -> MlbenchError:
@@ -21,24 +21,6 @@ def test_another_operation_in_progress_is_busy_only_as_a_conflict(words: str, st
 @pytest.mark.parametrize("code", ["EtagMismatch", "ResourceGroupBeingDeleted", "PrincipalNotFound"])
 def test_codes_of_something_that_ends_first_are_busy_with_any_status(code: str) -> None:
     assert isinstance(answer(400, code), BusyError)
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (429, TransientError),
-        (500, TransientError),
-        (503, TransientError),
-        (499, MlbenchError),
-        (400, UsageError),
-        (409, UsageError),
-        (401, CredentialError),
-        (403, RightsError),
-        (404, NotFoundError),
-    ],
-)
-def test_the_status_decides_what_no_code_does(status: int, kind: type[MlbenchError]) -> None:
-    assert type(answer(status, "Unheard")) is kind
 
 
 def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
@@ -86,39 +68,3 @@ def test_the_cause_is_told_from_the_words(
     error = answer(status, code, said)
     assert type(error) is kind
     assert hint in (error.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "said", "kind", "hint"),
-    [
-        (404, "SubscriptionNotFound", "words", UsageError, "az account list -o table   shows yours"),
-        (404, "Other", "The subscription 'x' could not be found.", UsageError, "--subscription ID chooses one"),
-        (409, "MissingSubscriptionRegistration", "namespace 'Microsoft.Network'", UsageError, "az provider register"),
-        (409, "ReadOnlyDisabledSubscription", "words", UsageError, "state of your subscriptions"),
-        (403, "LinkedAuthorizationFailed", "words", RightsError, "Managed Identity Operator"),
-        (400, "InvalidLocation", "words", UsageError, "az account list-locations"),
-        (401, "InvalidAuthenticationToken", "words", CredentialError, "az login"),
-        (403, "AuthorizationFailed", "words", RightsError, "Contributor on the subscription sub"),
-        (0, "InternalOperationError", "words", MlbenchError, "Repeat the create-cluster command"),
-    ],
-)
-def test_what_lasts_has_a_command_that_ends_it(
-    status: int, code: str, said: str, kind: type[MlbenchError], hint: str
-) -> None:
-    error = answer(status, code, said)
-    assert type(error) is kind
-    assert hint in (error.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("said", "namespace"),
-    [
-        ("not registered to use namespace 'Microsoft.Network'. See x", "Microsoft.Network"),
-        ("register Microsoft.Compute/disks first", "Microsoft.Compute"),
-        ("register Microsoft.Quota.", "Microsoft.Quota"),
-        ("it names none", "Microsoft.ContainerService"),
-    ],
-)
-def test_the_provider_that_an_answer_names_is_the_one_to_register(said: str, namespace: str) -> None:
-    command = f"az provider register --namespace {namespace} --wait --subscription sub"
-    assert register_command(said, "sub") == command

@@ -1,16 +1,12 @@
 """Which VM sizes the options choose on AKS, Azure's limits and quotas, and what Azure's refusals become."""
 
-from typing import Any
-
 import pytest
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model.run import Cluster
 from providers.aks.api import Message, error_from_answer
-from providers.aks.options import GPU_MACHINES, AksOptions, choose_machine
-from providers.aks.provider import AksProvider, disk_of
+from providers.aks.options import GPU_MACHINES, choose_machine
 from providers.aks.quota import read_price
-from providers.base import BusyError, RightsError, TransientError, identity_options
+from providers.base import BusyError, RightsError, TransientError
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 
@@ -45,13 +41,6 @@ def test_every_size_of_the_table_is_found_by_its_gpu_and_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "disk"), [(30, "disk-p4"), (64, "disk-p6"), (128, "disk-p10"), (129, "disk-p15"), (2048, "disk-p40")]
-)
-def test_disks_are_priced_by_the_next_larger_size(gigabytes: int, disk: str) -> None:
-    assert disk_of(gigabytes) == disk
-
-
-@pytest.mark.parametrize(
     ("status", "document", "kind"),
     [
         (409, {"code": "OperationNotAllowed", "message": "Another operation is in progress"}, BusyError),
@@ -71,31 +60,6 @@ def test_disks_are_priced_by_the_next_larger_size(gigabytes: int, disk: str) -> 
 )
 def test_refusals_are_read_in_every_form(status: int, document: Message | None, kind: type[MlbenchError]) -> None:
     assert type(error_from_answer("create it", status, document, SUBSCRIPTION)) is kind
-
-
-def test_commands_name_the_subscription_of_a_cluster() -> None:
-    cluster = Cluster("rel-2", "aks", account=SUBSCRIPTION, location="eastus")
-    assert identity_options(cluster) == f" --subscription {SUBSCRIPTION} --region eastus"
-
-
-# --- limits ---------------------------------------------------------------------------------------------------------
-
-
-def new_cluster(nodes: int = 2, **options: Any) -> Cluster:
-    return AksProvider().new_cluster("demo-2", nodes, AksOptions(subscription=SUBSCRIPTION, **options))
-
-
-@pytest.mark.parametrize(("size", "is_allowed"), [(29, False), (30, True), (2048, True), (2049, False)])
-def test_disks_of_nodes_have_30_to_2048_gb(size: int, is_allowed: bool) -> None:
-    """The limits of `osDiskSizeGB` in AKS' API reference."""
-    if is_allowed:
-        assert new_cluster(disk_size=size).details["options"]["disk_size"] == size
-    else:
-        with pytest.raises(UsageError, match="from 30 to 2048 GB"):
-            new_cluster(disk_size=size)
-
-
-# --- offers and quotas ----------------------------------------------------------------------------------------------
 
 
 # --- prices ---------------------------------------------------------------------------------------------------------
@@ -124,6 +88,3 @@ def test_only_the_hourly_price_of_linux_machines_is_read(more: Message, price: f
         "retailPrice": 0.5,
     }
     assert read_price({**item, **more}) == price
-
-
-# --- requests -------------------------------------------------------------------------------------------------------
