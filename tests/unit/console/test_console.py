@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from mlbench_cli import console
-from mlbench_cli.errors import CapacityError, Interrupted, MlbenchError, Stopped, UsageError, did_you_mean
+from mlbench_cli.errors import CapacityError, Interrupted, MlbenchError, Stopped, UsageError
 
 ROWS = [["demo-1", 1, "goal_reached", 0.61234, None], ["demo-16", 16, "failed", 123.0, True]]
 HEADERS = ["RUN", "WORKERS", "OUTCOME", "SECONDS", "KEPT"]
@@ -114,74 +114,6 @@ def test_colors_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dic
     assert "goal_reached" in terminal.getvalue()
 
 
-def test_a_wanted_stop_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
-    console.show_error(Interrupted("Cancelled.", hint="mlbench status x"))
-    assert terminal.getvalue() == "Cancelled.\nNext: mlbench status x\n"
-
-
-# --- parts of a line -------------------------------------------------------------------------------------------------
-
-PARTS = [("training", 1), ("epoch 3/10", 2), ("loss 0.21", 4), ("elapsed 9 s", 3), ("about 2 min left", 0)]
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (None, "training, epoch 3/10, loss 0.21, elapsed 9 s, about 2 min left"),
-        (62, "training, epoch 3/10, loss 0.21, elapsed 9 s, about 2 min left"),
-        (61, "training, epoch 3/10, elapsed 9 s, about 2 min left"),
-        (50, "training, epoch 3/10, about 2 min left"),
-        (30, "training, about 2 min left"),
-        (25, "about 2 min left"),
-        (10, "about 2 m…"),
-    ],
-)
-def test_the_least_telling_parts_go_first(width: int | None, line: str) -> None:
-    assert console.fit_parts(PARTS, width) == line
-
-
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (None, "-"),
-        (0.05, "50 ms"),
-        (12.34, "12.3 s"),
-        (59.99, "1 min"),
-        (65, "1 min 5 s"),
-        (3599.9, "1 h"),
-        (7800, "2 h 10 min"),
-        (86400, "24 h"),
-        (100_000, "27 h 47 min"),
-        (200_000, "2 d 8 h"),
-    ],
-)
-def test_durations(seconds: float | None, words: str) -> None:
-    assert console.duration(seconds) == words
-
-
-def test_sizes() -> None:
-    assert [console.size(count) for count in (980, 1536, 5 << 30, 3 << 40)] == [
-        "980 B",
-        "1.5 KiB",
-        "5.0 GiB",
-        "3.0 TiB",
-    ]
-
-
-def test_moments() -> None:
-    assert console.ago("2020-01-01T00:00:00.000Z").endswith(" d ago")
-    assert console.ago("2999-01-01T00:00:00.000Z") == "just now"
-
-
-def test_near_words() -> None:
-    assert did_you_mean("glo", ("gloo", "nccl")) == ' Did you mean "gloo"?'
-    assert did_you_mean("xyz", ("gloo", "nccl")) == ""
-
-
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -208,11 +140,6 @@ def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
     tree = {kind.exit_code: kind.code for kind in kinds}
     assert set(tree) | {0, 141} == set(EXIT_CODES)  # 141: SIGPIPE, which is no error
     assert len(tree) == len(set(tree.values())) == 13
-
-
-def test_json_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
-    console.out_json({"runs": []})
-    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "runs": []}
 
 
 # --- progress --------------------------------------------------------------------------------------------------------
@@ -320,20 +247,3 @@ def test_the_default_is_no(answer: str, agreed: bool, monkeypatch: pytest.Monkey
         return
     with pytest.raises(Interrupted, match="nothing was done"):
         console.confirm("Remove it?", yes=False)
-
-
-# --- terminals -------------------------------------------------------------------------------------------------------
-
-
-def test_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "123")
-    assert console.terminal_width(io.StringIO()) == 123
-    for wrong in ("wide", "0", "-5", ""):
-        monkeypatch.setenv("COLUMNS", wrong)
-        assert console.terminal_width(io.StringIO()) == console.DEFAULT_WIDTH == 80
-    leader, follower = os.openpty()
-    with os.fdopen(follower, "w") as stream:
-        assert console.is_terminal(stream)
-        assert console.terminal_width(stream) == console.DEFAULT_WIDTH  # a new one says 0
-    os.close(leader)
-    assert not console.is_terminal(stream)

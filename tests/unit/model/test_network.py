@@ -10,9 +10,6 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import (
     NetworkShape,
     find_deviations,
-    format_rate,
-    format_seconds,
-    network_phrase,
     parse_network,
 )
 from mlbench_cli.model.spec import RunSpec
@@ -102,119 +99,6 @@ def test_a_slow_link_takes_milliseconds_for_a_ping() -> None:
 def test_a_network_that_was_not_measured_does_not_hold() -> None:
     assert find_deviations(NetworkShape(1e9), {"links": []}) == ["it could not be measured: no links"]
     assert find_deviations(NetworkShape(1e9), {"error": "refused"}) == ["it could not be measured: refused"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "phrase"),
-    [
-        ({"networks": 1}, ""),
-        ({}, "9.4 Gbit/s, RTT 210 us"),
-        (
-            {"asked": "10gbit", "held": True, "method": "packet"},
-            "emulated 10gbit (got 9.4 Gbit/s, RTT 210 us)",
-        ),
-        (
-            {"asked": "10gbit", "held": False, "method": "packet", "problems": ["it was slow"]},
-            "emulated 10gbit (got 9.4 Gbit/s, RTT 210 us), which did not hold: it was slow",
-        ),
-        (
-            {"asked": "model:10gbit", "method": "model"},
-            "modeled 10gbit, computed by a formula and not measured",
-        ),
-    ],
-)
-def test_a_phrase_says_what_the_network_was(changes: Mapping[str, Any], phrase: str) -> None:
-    summary: Mapping[str, Any] = {
-        "asked": None,
-        "method": "none",
-        "networks": 2,
-        "held": None,
-        "problems": [],
-        "rtt_seconds": 0.00021,
-    }
-    figures = {"together_bits_per_second": 9.4e9, "alone_bits_per_second": 9.5e9}
-    assert network_phrase({**summary, **figures, **changes}) == phrase
-
-
-@pytest.mark.parametrize(
-    ("changes", "phrase"),
-    [
-        ({"networks": 2}, ""),
-        ({"networks": 2, "alone_bits_per_second": 5e8}, "500 Mbit/s"),
-        ({"networks": 2, "alone_bits_per_second": 5e8, "together_bits_per_second": 1e8}, "100 Mbit/s"),
-        ({"networks": 2, "rtt_seconds": 0.002}, "RTT 2 ms"),
-        ({"asked": "1gbit", "held": True}, "emulated 1gbit (not measured)"),
-        (
-            {"asked": "1gbit", "held": False, "problems": ["a", "b"]},
-            "emulated 1gbit (not measured), which did not hold: a; b",
-        ),
-    ],
-)
-def test_a_phrase_leaves_out_what_was_not_measured(changes: Mapping[str, Any], phrase: str) -> None:
-    names = ("asked", "method", "held", "problems", "rtt_seconds", "together_bits_per_second", "alone_bits_per_second")
-    assert network_phrase({**dict.fromkeys(names), **changes}) == phrase
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (1.0, "0.001 Kbit/s"),
-        (100e3, "100 Kbit/s"),
-        (999.4e3, "999 Kbit/s"),
-        (999.6e3, "1 Mbit/s"),
-        (940.4e6, "940 Mbit/s"),
-        (8 / 8e-9, "1 Gbit/s"),  # 999999999.9999999
-        (9.414e9, "9.41 Gbit/s"),
-        (1e12, "1 Tbit/s"),
-        (2.5e13, "25 Tbit/s"),
-    ],
-)
-def test_rates_have_three_digits_and_the_largest_unit(rate: float, text: str) -> None:
-    assert format_rate(rate) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 us"),
-        (5e-8, "0.05 us"),
-        (5e-5, "50 us"),
-        (0.0009994, "999 us"),
-        (0.0009996, "1 ms"),
-        (0.01042, "10.4 ms"),
-        (0.9996, "1 s"),
-        (1.0, "1 s"),
-        (12.34, "12.3 s"),
-    ],
-)
-def test_seconds_have_three_digits_and_the_largest_unit(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize("text", ["100kbit", "100tbit", "1gbit,10s", "1gbit,10000ms"])
-def test_the_ends_of_the_range_of_networks_are_allowed(text: str) -> None:
-    parse_network(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("99.9kbit", "from 100kbit to 100tbit"),
-        ("100.1tbit", "from 100kbit to 100tbit"),
-        ("1gbit,10.001s", "at most 10s"),
-        ("1gbit,1ms,reorder=1", "reorder is not supported"),
-        ("1gbit,duplicate", "duplicate is not supported"),
-        ("1gbit,corrupt=1%", "corrupt is not supported"),
-        ("1gbit,burst=3000", "burst is not supported"),
-        ("-1gbit", 'the rate "-1gbit"'),
-        ("1gbit,", 'the delay ""'),
-        ("1234567890kbit", 'the rate "1234567890kbit"'),
-    ],
-)
-def test_a_network_just_outside_is_refused_in_the_name_of_its_option(text: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason) as caught:
-        parse_network(text, "network:")
-    assert caught.value.message.startswith("network: ")
 
 
 @pytest.mark.parametrize(

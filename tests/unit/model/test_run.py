@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import (
-    Cluster,
-    ClusterIdentity,
     ExperimentState,
     Observation,
     Outcome,
@@ -75,50 +72,3 @@ def test_a_damaged_observation_is_refused(changes: dict[str, Any]) -> None:
         Observation.from_dict({**document, **changes})
     with pytest.raises(KeyError):
         Observation.from_dict({key: value for key, value in document.items() if key != "workers"})
-
-
-# --- clusters ---------------------------------------------------------------------------------------------------------
-
-ONE = ClusterIdentity("gke", "p", "europe-west1-b", "c")
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        (ONE, True),
-        (ClusterIdentity("gke", "", "europe-west1-b", "c"), True),
-        (ClusterIdentity("gke", "q", "europe-west1-b", "c"), False),
-        (ClusterIdentity("eks", "p", "europe-west1-b", "c"), False),
-        (ClusterIdentity("gke", "p", "europe-west1-c", "c"), False),
-        (ClusterIdentity("gke", "p", "europe-west1-b", "d"), False),
-        (ClusterIdentity("gke", "", "europe-west1-b", "d"), False),
-    ],
-)
-def test_an_unknown_account_may_be_any(other: ClusterIdentity, same: bool) -> None:
-    assert ONE.matches(other) is other.matches(ONE) is same
-
-
-def details(**facts: Any) -> ClusterDetails:
-    return ClusterDetails.of(Cluster("c", "gke", details=facts))
-
-
-def line(what: str, count: int, price: float | None) -> dict[str, Any]:
-    return {"what": what, "count": count, "price_per_hour": price, "as_of": None}
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({}, ""),
-        ({"lines": [line("worker m5", 2, 0.1), line("GPU L4", 2, 0.5)]}, ""),
-        ({"lines": [line("worker m5", 2, 0.1), line("control plane", 1, 0.1)]}, " and cost up to 0.10 USD/h"),
-        (
-            {"lines": [line("disk", 3, 0.25), line("control plane", 1, 0.1)], "currency": "EUR"},
-            " and cost up to 0.85 EUR/h",
-        ),
-        ({"lines": [line("disk", 3, None), line("control plane", 1, 0.1)]}, ""),
-        ({"lines": [line("worker m5", 3, None), line("control plane", 1, 0.0)]}, " and cost up to 0.00 USD/h"),
-    ],
-)
-def test_what_remains_without_workers_has_a_price_if_all_of_it_is_known(plan: dict[str, Any], words: str) -> None:
-    assert details(plan=plan).describe_rest() == words

@@ -116,46 +116,6 @@ def test_the_content_hash_leaves_out_the_name_and_what_is_only_known_of_the_clus
     assert replace(SPEC, seed=43).content_hash != SPEC.content_hash
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"workers": count} for count in (1, 4096)),
-        *({"processes_per_worker": count} for count in (1, 64)),
-        *({"gpus_per_worker": count} for count in (0, 64)),
-        *({"cpus": count} for count in (0.1, 4096)),
-        *({"seed": seed} for seed in (0, 2**32 - 1)),
-        *({"timeout": seconds} for seconds in (0.5, 30 * 86400)),
-        {"device": "gpu"},
-        {"goal": "light"},
-        {"network": "1gbit,5ms"},
-        {"argv": ("x", "\ud7ff\ue000")},
-    ],
-)
-def test_the_ends_of_every_range_are_allowed(change: Change) -> None:
-    assert RunSpec.from_dict(json.loads(canonical_json(replace(SPEC, **change).to_dict()))) == replace(SPEC, **change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"processes_per_worker": 0},
-        {"gpus_per_worker": 65},
-        {"cpus": 0},
-        {"cpus": 4097},
-        {"seed": -1},
-        {"seed": 2**32},
-        {"timeout": 30 * 86400 + 0.5},
-        {"argv": ("",)},
-        {"network": "fast"},
-        {"argv": ("x", chr(0xD800))},
-        {"argv": ("x", chr(0xDFFF))},
-    ],
-)
-def test_what_is_just_outside_is_refused(change: Change) -> None:
-    with pytest.raises(UsageError):
-        replace(SPEC, **change)
-
-
 @pytest.mark.parametrize("key", ["name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"])
 def test_a_spec_without_a_required_key_names_it(key: str) -> None:
     document = SPEC.to_dict()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.tasks.catalog import OWN, Parameter, load_catalog, load_task, parse_task, read_entries, short
+from mlbench_cli.tasks.catalog import OWN, load_catalog, load_task, parse_task, read_entries
 from mlbench_cli.util.yaml_text import read_yaml
 from task_images.describe import describe_folder
 from task_images.parameters import SgdSettings, describe, parameter
@@ -184,73 +184,11 @@ def test_a_damaged_catalog_is_refused_with_what_writes_it(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [
-        ("int", "12", 12),
-        ("int", "-1", -1),
-        ("float", "1e-3", 0.001),  # a text in YAML 1.1
-        ("float", "2", 2.0),
-        ("str", "no", "no"),  # a boolean in YAML 1.1
-        ("str", "1:30", "1:30"),  # ninety in YAML 1.1
-        ("bool", "true", True),
-        ("bool", "No", False),
-        ("list", "1,2, 4", [1, 2, 4]),
-        ("list", "[fp32, fp16]", ["fp32", "fp16"]),
-        ("list", "0.5", [0.5]),
-        ("list", "", []),
-    ],
-)
-def test_texts_are_read_by_their_type(kind: str, text: str, value: Any) -> None:
-    read = Parameter("x", kind, "help").check(text)
-    assert read == value
-    assert type(read) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("int", "1.5"),
-        ("int", True),
-        ("int", 2**63),
-        ("float", "inf"),
-        ("float", float("nan")),
-        ("float", 10**400),
-        ("str", 3),
-        ("bool", "maybe"),
-        ("bool", 1),
-        ("list", [[1]]),
-        ("list", {"a": 1}),
-    ],
-)
-def test_values_of_another_type(kind: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"not of type {kind}"):
-        Parameter("x", kind, "help").check(value)
-
-
-def test_choices() -> None:
-    with pytest.raises(UsageError, match=r'not one of sgd, adam\. Did you mean "adam"\?'):
-        Parameter("x", "str", "help", choices=("sgd", "adam")).check("adan")
-
-
-@pytest.mark.parametrize(
     "text", ["!!float ''", "!!bool x", "2001-99-99", "[" * 5000, "- " * 200_000, "{a: " * 200_000, "\0", "a: b: c"]
 )
 def test_wrong_yaml(text: str) -> None:
     with pytest.raises(UsageError, match="Not valid YAML"):
         read_yaml(text)
-
-
-def test_giants_are_shown_short() -> None:
-    assert len(short(["x" * 1000] * 1000)) < 300
-    assert short(10**5000) == "a giant number"
-    laughs = read_yaml(
-        "a: &a [x,x,x,x,x,x,x,x,x]\n"
-        + "".join(
-            f"{name}: &{name} [{','.join(['*' + before] * 9)}]\n"
-            for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-        )
-    )
-    assert len(short(laughs)) < 1000
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,3 @@ LEAST = {"wanted": [["a"]], "instead": "--set data=made"}
 @pytest.mark.parametrize("value", [False, None, "yes", 1])
 def test_only_true_lets_the_cache_be_searched(value: object) -> None:
     assert parse_data_files("t/task.yaml", {**LEAST, "default_folder": value}).default_folder is False
-
-
-# --- looking for them -------------------------------------------------------------------------------------------------

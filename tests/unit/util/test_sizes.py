@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.tasks.catalog import Parameter, load_task
+from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util.sizes import parse_sizes
 
 
@@ -76,20 +76,6 @@ def test_as_a_parameter_they_are_checked_before_anything_runs() -> None:
         assert words in caught.value.message
 
 
-def test_a_list_with_choices_holds_only_these() -> None:
-    several = Parameter("kinds", "list", "help", choices=("one", "two"))
-    assert several.check("two,one,two") == ["two", "one"]
-    assert several.check("all") == ["one", "two"]
-    for wrong, words in (
-        ("one,tow", "has 'tow', not one of one, two. Did you mean \"two\"?"),
-        ("", "has ''"),
-        ("3", "has 3"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            several.check(wrong)
-        assert words in caught.value.message
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -101,11 +87,3 @@ def test_a_list_with_choices_holds_only_these() -> None:
 def test_units_of_sizes(text: str, size: int) -> None:
     """KiB is a power of two and KB one of ten (IEC 80000-13); K alone is a power of two, as in most tools."""
     assert parse_sizes(text) == [size]
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("1000:1001:x1.001", [1000, 1001]), ("1:1099511627776:x1099511627776", [1, 2**40]), ("1:2:x2", [1, 2])],
-)
-def test_factors_at_their_bounds(text: str, sizes: list[int]) -> None:
-    assert parse_sizes(text) == sizes

@@ -8,18 +8,6 @@ from mlbench_cli.util import text
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0"), (1234, "1234"), (999.6, "1000"), (99.96, "100"), (99.94, "99.9"), (9.996, "10.0"), (1.005, "1.00"),
-        (0.012345, "0.0123"), (1e-6, "0.000001"), (1e-9, "0.000000"), (-3.14159, "-3.14"), (float("inf"), "inf"),
-        (float("nan"), "nan"),
-    ],
-)  # fmt: skip
-def test_three_significant_digits(value: float, shown: str) -> None:
-    assert text.significant(value) == shown
-
-
-@pytest.mark.parametrize(
     ("seconds", "shown"),
     [
         (None, "-"), (0, "0 ms"), (0.85, "850 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (1, "1.0 s"),
@@ -60,13 +48,6 @@ def test_sizes(count: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "columns"), [("abc", 3), ("日本", 4), ("ｗ", 2), ("e\u0301", 1), ("é", 1), ("", 0), ("…", 1)]
-)
-def test_columns_on_a_terminal(words: str, columns: int) -> None:
-    assert text.display_width(words) == columns
-
-
-@pytest.mark.parametrize(
     ("given", "keep", "shown"),
     [
         ("a\nb\n", "\n", "a\nb\n"), ("a\nb\tc", "\n", "a\nb c"), ("a\nb\tc", "\n\t", "a\nb\tc"),
@@ -87,25 +68,3 @@ def test_only_characters_that_are_to_stay_do(given: str, keep: str, shown: str) 
 )  # fmt: skip
 def test_commands_of_a_runner_are_disarmed(said: str, safe: str) -> None:
     assert text.disarm_commands(said) == safe
-
-
-@pytest.mark.parametrize(("limit", "shown"), [(5, "12345"), (4, "123…"), (1, "…")])
-def test_an_ellipsis_marks_what_is_cut(limit: int, shown: str) -> None:
-    assert text.shorten("12345", limit) == shown
-    assert text.cut("12345", limit) == shown
-    assert text.shorten_line(" 12345 ", limit) == shown
-
-
-@pytest.mark.parametrize(
-    ("count", "plural", "shown"),
-    [
-        (1, "", "1 run"),
-        (2, "", "2 runs"),
-        (0, "", "0 runs"),
-        (1.5, "", "1.5 runs"),
-        (1.0, "", "1 run"),
-        (3, "R", "3 R"),
-    ],
-)
-def test_a_number_and_its_noun(count: float, plural: str, shown: str) -> None:
-    assert text.counted(count, "run", plural) == shown
