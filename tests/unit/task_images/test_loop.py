@@ -186,6 +186,3 @@ def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="the training has diverged"), np.errstate(all="ignore"):
         train(tmp_path, Plan(200, loss_every=4), rate=1e200)
-
-
-# --- what is reported, and when -------------------------------------------------------------------------------------

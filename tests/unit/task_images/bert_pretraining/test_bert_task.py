@@ -38,9 +38,6 @@ def make(rank: int = 0, size: int = 1, **changes: Any) -> BertPretraining:
     return task
 
 
-# --- losses and scores ----------------------------------------------------------------------------------------------
-
-
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
@@ -49,12 +46,6 @@ def test_validation_has_the_wanted_samples_of_its_own_text(most: int, counted: f
     batches = list(make(validation_sequences=most).validation())
     assert sum(float(batch.weights.sum()) for batch in batches) == counted  # 120 tokens are six samples
     assert max(int(batch.labels.max()) for batch in batches) < 130  # tokens of the validation text only
-
-
-# --- where texts come from ------------------------------------------------------------------------------------------
-
-
-# --- the program ----------------------------------------------------------------------------------------------------
 
 
 # --- the model ------------------------------------------------------------------------------------------------------

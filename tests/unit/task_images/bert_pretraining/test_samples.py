@@ -73,6 +73,3 @@ def test_validation_has_the_first_samples_of_epoch_0_once(most: int, micro: int,
                 rows[at] = row.tolist()
     assert passes == {-(-count // (micro * ranks))}
     assert [rows[at] for at in range(count)] == wanted.tolist()
-
-
-# --- texts ----------------------------------------------------------------------------------------------------------

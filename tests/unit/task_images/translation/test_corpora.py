@@ -5,7 +5,6 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sacrebleu
 
@@ -14,12 +13,10 @@ from task_images.translation.bleu import (
     corpus_bleu,
     international_bleu,
     mean_of_batches,
-    tokenized_bleu,
 )
 from task_images.translation.corpora import Part, join_parts
 from task_images.translation.pairs import (
     Encoded,
-    read_prepacked,
 )
 
 
@@ -74,16 +71,6 @@ def test_scores_are_those_of_sacrebleus_functions() -> None:
     assert international_bleu(HYPOTHESES, REFERENCES) == pytest.approx(wanted.score)
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_tokenized_scores_have_a_floor_for_orders_without_a_match(floor: float) -> None:
-    wanted = sacrebleu.corpus_bleu(
-        HYPOTHESES[1:], [REFERENCES[1:]], tokenize="none", smooth_method="floor", smooth_value=floor, force=True,
-        use_effective_order=True,
-    )  # fmt: skip
-    assert tokenized_bleu(HYPOTHESES[1:], REFERENCES[1:], floor) == pytest.approx(wanted.score)
-    assert tokenized_bleu(["a b"], ["a c"], 0.1) > tokenized_bleu(["a b"], ["a c"])
-
-
 def test_a_mean_of_batches_weighs_the_last_batch_by_its_sentences() -> None:
     sizes: list[int] = []
 
@@ -104,20 +91,3 @@ def test_a_mean_of_batches_weighs_the_last_batch_by_its_sentences() -> None:
 def test_a_damaged_journal_begins_anew(tmp_path: Path, stored: str) -> None:
     (tmp_path / ".journal.json").write_text(stored)
     assert Encoded.read(tmp_path) == Encoded(0, {"too long": 0, "empty": 0}, [(0, 0), (0, 0)])
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "fits"), [((1, 3), (3, 1), True), ((0, 3), (3, 1), False), ((1, 3), (4, 1), False)]
-)
-def test_lengths_of_a_prepacked_corpus_are_from_1_to_its_width(
-    tmp_path: Path, source: tuple[int, int], target: tuple[int, int], fits: bool
-) -> None:
-    head = np.array([2, 32_767, 1, 3, *source, *target, 9 * 8], "<i8").tobytes()
-    (tmp_path / "x").write_bytes(head + np.arange(12, dtype="<i2").tobytes())
-    if fits:
-        pairs = read_prepacked(tmp_path / "x", 32_767)
-        assert pairs.source.sentence(1) == [6, 7, 8]
-        assert pairs.target.sentence(0) == [3, 4, 5]
-        return
-    with pytest.raises(EnvironmentUnfitError, match=r"lengths outside of 1 \.\.\. 3"):
-        read_prepacked(tmp_path / "x", 32_767)
