@@ -126,6 +126,3 @@ def test_no_terminal_obeys_what_strangers_wrote(
         out, err = capsys.readouterr()
         assert "\x1b" not in out + err, words
         assert "\u202e" not in out + err, words
-
-
-# --- the list -------------------------------------------------------------------------------------------------------
