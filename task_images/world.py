@@ -227,10 +227,7 @@ def sample_gpu(world: World) -> AbstractContextManager["gpu.GpuSampler | None"]:
     """A context that samples this rank's GPU; does nothing on a CPU."""
     if world.device.type != "cuda":
         return nullcontext()
-    properties: Any = torch.cuda.get_device_properties(world.device)
-    address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    is_amd = torch.version.hip is not None
-    return gpu.GpuSampler(address, Path(world.contract.output_dir), is_amd=is_amd)
+    return gpu.GpuSampler(world.device, Path(world.contract.output_dir))
 
 
 class CudaMarks:

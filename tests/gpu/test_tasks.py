@@ -27,7 +27,7 @@ def test_a_task_reaches_its_goal(train: Train, tmp_path: Path, task: str, ranks:
 
 
 def check_facts(result: Record, output: Path) -> None:
-    """Device times add up to the wall time; memory, power and energy are those of a GPU."""
+    """Device times add up to the wall time; memory and power are those of a GPU."""
     wall = result["wall_seconds"]
     assert sum(times["rank0"] for times in result["timings"].values()) == pytest.approx(wall, rel=0.02)
     details, total = result["details"], torch.cuda.get_device_properties(0).total_memory
@@ -35,7 +35,6 @@ def check_facts(result: Record, output: Path) -> None:
     pytest.importorskip("pynvml")
     assert 20 < details["gpu"]["power_watts"] < 1500
     assert 0 < details["gpu"]["peak_memory_bytes"] <= total
-    assert details["gpu"]["energy_joules"] > 0
     samples = [json.loads(line) for line in (output / "gpu.jsonl").read_text().splitlines()]
     assert len(samples) >= details["gpu"]["samples"] - 1  # and one when the result was written
 

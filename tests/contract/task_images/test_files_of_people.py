@@ -1,22 +1,22 @@
 """Data sets as people have them: half extracted, renamed, with byte order marks, or cut off."""
 
 import gzip
+import json
 import pickle
 import struct
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images import gpu as gpu_sampler
 from task_images import gpu as nccl
 from task_images.bert_pretraining.wordpiece import split_words
 from task_images.cifar10_resnet20 import data as cifar
@@ -139,62 +139,28 @@ def test_words_are_split_as_bert_splits_them(text: str) -> None:
 # --- machines ---------------------------------------------------------------------------------------------------------
 
 
-class Nvml(ModuleType):
-    """NVIDIA's library, and a GPU that lacks some counters, as partitions (MIG), unified memory and old drivers do."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, lacks: set[str], fails_after: int = 99) -> None:
-        super().__init__("pynvml")
-        self.lacks, self.left, self.joules = lacks, fails_after, 0.0
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetHandleByPciBusId(self, address: str) -> str:
-        return address
-
-    def _read(self, name: str, value: object) -> object:
-        if name in self.lacks:
-            raise self.NVMLError
-        return value
-
-    def nvmlDeviceGetUtilizationRates(self, handle: object) -> object:
-        return self._read("utilization_percent", type("Rates", (), {"gpu": 50})())
-
-    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:
-        return self._read("memory_bytes", type("Memory", (), {"used": 1000})())
-
-    def nvmlDeviceGetPowerUsage(self, handle: object) -> object:
-        return self._read("power_watts", 100_000)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> object:
-        self.left -= 1
-        self.joules += 5000
-        return self._read("energy_joules" if self.left >= 0 else "", self.joules) if self.left >= 0 else self._fail()
-
-    def _fail(self) -> object:
-        raise self.NVMLError
-
-
-@pytest.mark.parametrize("lacks", [set(), *({name} for name in gpu_sampler.COUNTERS)])
+@pytest.mark.parametrize("missing", ["", "utilization", "device_memory_used", "power_draw"])
 def test_one_missing_counter_of_a_gpu_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(lacks))
-    with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
-        until(lambda: len(sampler._samples) >= 3)
-    names = {"memory_bytes": "peak_memory_bytes"}
-    counted = {names.get(each, each) for each in gpu_sampler.COUNTERS if each not in lacks}
-    assert set(sampler.facts()) - {"samples"} == counted
+    """Partitions (MIG), unified memory and old drivers lack some."""
 
+    def fail(_: object) -> int:
+        raise RuntimeError("Not Supported")
 
-def test_energy_that_fails_once_is_that_of_the_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(set(), fails_after=3))
-    with gpu_sampler.GpuSampler("0000:01:00.0", tmp_path, seconds=0.01) as sampler:
-        until(lambda: len(sampler._samples) >= 5)
-    assert sampler.facts()["energy_joules"] == 10.0
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=1, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    names = {"utilization": "utilization_percent", "power_draw": "power_watts"}
+    names["device_memory_used"] = "peak_memory_bytes"
+    for name in names:
+        monkeypatch.setattr(torch.cuda, name, fail if name == missing else lambda _: 100_000)
+    with nccl.GpuSampler(torch.device("cuda", 0), tmp_path, seconds=0.01) as sampler:
+        until(lambda: bool(sampler.facts()))
+    found = sampler.facts()
+    assert set(found) - {"samples"} == {each for name, each in names.items() if name != missing}
+    assert found.get("power_watts", 100.0) == 100.0
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert {row["address"] for row in rows} == {"00000000:01:00.0"}
 
 
 def test_channels_and_transport_of_nccl_s_own_lines() -> None:
