@@ -17,7 +17,6 @@ import ctypes
 import hashlib
 import random
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -210,29 +209,6 @@ def _find_openmp() -> tuple[ctypes.CDLL, ...]:
     return tuple(ctypes.CDLL(path) for path in paths)
 
 
-class BufferPool:
-    """Memory for batches, reused: the kernel zeroes the pages of each new array, which for 256 images takes more than
-    1 % of a step.
-
-    CPU tensors backed by arrays of one shape and type, created by `make`. A tensor returns to the pool when nothing
-    references it or a view of it. Threads may share a pool."""
-
-    def __init__(self, make: Callable[[], npt.NDArray[np.generic]]) -> None:
-        self._make = make
-        self._free: list[npt.NDArray[np.generic]] = []
-
-    def take(self) -> Tensor:
-        """A tensor with arbitrary contents."""
-        try:
-            whole = self._free.pop()
-        except IndexError:
-            whole = self._make()
-        # This view is referenced only by the tensor's storage, which all views of the tensor share.
-        view = whole[:]
-        weakref.finalize(view, self._free.append, whole).atexit = False
-        return torch.from_numpy(view)
-
-
 def pin(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` in pinned memory if `device` is a GPU and the tensor is not there yet, so that the transfer is
     asynchronous; torch reuses pinned memory only after its transfers."""
@@ -309,12 +285,8 @@ class ArrayData:
         self._prepare = {True: prepare_training, False: prepare_validation}
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
-        inputs = training[0]
-        batch_bytes = batch_size * inputs[:1].nbytes
+        batch_bytes = batch_size * training[0][:1].nbytes
         self._together = min(MAX_TOGETHER, max(1, TOGETHER_BYTES // max(1, batch_bytes))) if loaders else 1
-        self._most = self._together * batch_size
-        self._shape = (self._most, *inputs.shape[1:])
-        self._buffers = BufferPool(partial(np.empty, self._shape, inputs.dtype))
 
     def training(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch (from 0) for this rank, in the order of steps."""
@@ -329,22 +301,16 @@ class ArrayData:
         # Sorted indices read a mapped file sequentially; the order within a batch does not matter.
         order = [np.sort(share.indices) for share in shares]
         rows = np.concatenate(order)
-        if len(rows) > self._most:  # the last batch of an epoch may be larger
-            gathered = pin(torch.from_numpy(inputs[rows]), self._world.device)
-        else:
-            gathered = self._take_memory(inputs)[: len(rows)]
-            np.take(inputs, rows, axis=0, out=gathered.numpy(), mode="clip")  # mode="raise" would make another copy
+        gathered = torch.empty(
+            (len(rows), *inputs.shape[1:]),
+            dtype=torch.from_numpy(np.empty(0, inputs.dtype)).dtype,
+            pin_memory=self._world.device.type == "cuda",
+        )
+        np.take(inputs, rows, axis=0, out=gathered.numpy(), mode="clip")  # mode="raise" would make another copy
         labels = pin(torch.from_numpy(targets[rows]), self._world.device)
         sizes = [len(one) for one in order]
         parts = zip(torch.split(gathered, sizes), torch.split(labels, sizes), shares, strict=True)
         return [Batch(samples, labels, share.total) for samples, labels, share in parts]
-
-    def _take_memory(self, inputs: npt.NDArray[np.generic]) -> Tensor:
-        """Memory for the samples of several steps; for a GPU pinned, which torch itself reuses."""
-        if self._world.device.type != "cuda":
-            return self._buffers.take()
-        kind = torch.from_numpy(np.empty(0, inputs.dtype)).dtype
-        return torch.empty(self._shape, dtype=kind, pin_memory=True)
 
     def validation(self) -> Iterator[Batch]:
         """This rank's part of the validation set, in batches; each sample belongs to exactly one rank."""
