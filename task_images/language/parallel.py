@@ -5,7 +5,6 @@ optimizer must be created last: otherwise it would have outdated parameters, and
 """
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from task_images.clock import Tracker
 from task_images.data import generator
 from task_images.language.layout import Layout
-from task_images.methods.base import MakeOptimizer, NormWatch, set_rate
-from task_images.methods.fsdp import Sharded, shard
+from task_images.methods.fsdp import shard
 from task_images.speed import require_compiler
 from task_images.world import World, require_sharding
 
@@ -211,22 +208,6 @@ def find_part(parameter: Tensor) -> list[tuple[int, int]]:
     return part
 
 
-# --- gradients ------------------------------------------------------------------------------------------------------
-
-
-def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale all gradients so that their total norm is at most `limit`; returns the norm before (a scalar).
-
-    Gradients may be plain or sharded tensors. Collective; all ranks get the same number.
-    """
-    members = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
-    total: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if math.isfinite(limit):
-        nn.utils.clip_grads_with_norm_(members, limit, total)
-    return total
-
-
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raises RuntimeError unless the optimizer has exactly the model's parameters: otherwise they would not be
     trained."""
@@ -234,43 +215,3 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if set(held) != own or len(held) != len(own):
         raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
-
-
-class ShardedUpdate(Sharded):
-    """The method for a model that `spread` has distributed over the ranks: FSDP2 exchanges gradients within the
-    backward pass; this does the rest, the mean, the norm over all shards, the optimizer.
-
-    Gradients are means over the ranks; `begin` gives the wanted divisor.
-    """
-
-    def attach(
-        self,
-        world: World,
-        model: nn.Module,
-        make_optimizer: MakeOptimizer,
-        tracker: Tracker | None = None,
-    ) -> nn.Module:
-        """Create the optimizer; all ranks already have their parts of the same initial values."""
-        self.world, self.model, self._tracker = world, model, tracker
-        if tracker is not None and world.size > 1:
-            tracker.mix(self.mixed)
-        self.update = self._updates = 0
-        self.share = 1.0
-        self._norms = NormWatch(world.device)
-        self.optimizer = make_optimizer(model)
-        return model
-
-    def step(self, rate: float, clip: float | None = None) -> bool:
-        """Clip by the norm over all shards of all ranks, and update. There is no loss scale, because fp16 is not
-        supported."""
-        self.enter("optimizer")
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = self.share * self.world.size
-        torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
-        is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
-        if is_finite:
-            set_rate(self.optimizer, rate)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        self._updates += 1
-        return is_finite

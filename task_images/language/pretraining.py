@@ -24,10 +24,11 @@ from task_images.data import pin, seed_all, stream_ahead
 from task_images.language import PretrainingSettings
 from task_images.language.attention import choose_attention
 from task_images.language.layout import Layout, LayoutError, PretrainingPlan
-from task_images.language.parallel import ShardedUpdate, SpreadOptions, check_optimizer, choose_runner, spread
+from task_images.language.parallel import SpreadOptions, check_optimizer, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
+from task_images.methods.fsdp import Sharded
 from task_images.metrics import Mean, collect
 from task_images.parameters import read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
@@ -308,7 +309,7 @@ class Pretraining(ABC, Generic[S, P, B]):
                     "Leave out --method, or --set parallel=ddp.",
                 )
             report.say(f"method: as in parallel={layout.name}")
-            return ShardedUpdate()
+            return Sharded()
         method = prepare_method(self.world, Ddp)
         if self.settings.clip and method.gates:
             raise TaskUsageError(

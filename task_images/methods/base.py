@@ -272,7 +272,7 @@ class Method:
         self.overflowed = False
         if tracker is not None and world.size > 1:
             tracker.mix(self.mixed)
-        replicas.broadcast_state(world, model)
+        self.share_model()
         if world.size > 1:
             self.link = links.Link(world, self.values.get("delay"))
             wrapped = self.wrap(model)
@@ -373,6 +373,10 @@ class Method:
 
     # --- what a method overrides --------------------------------------------------------------------------------------
 
+    def share_model(self) -> None:
+        """Give all ranks rank 0's model."""
+        replicas.broadcast_state(self.world, self.model)
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap or change the model before the optimizer is created."""
         return model
@@ -467,7 +471,9 @@ class Method:
             torch._foreach_mul_(gradients, 1 / self.divisor)
         finite = True
         if clip is not None or scale is not None:
-            norm = nn.utils.get_total_norm(gradients)
+            norm: Any = nn.utils.get_total_norm(gradients)
+            if hasattr(norm, "full_tensor"):  # of shards
+                norm = norm.full_tensor()
             if clip is not None and math.isfinite(clip):
                 nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             finite = self._norms.add(norm) if scale is None else math.isfinite(float(norm)) and not self.overflowed

@@ -22,13 +22,38 @@ else:
     distributed, layout = Lazy("task_images.world"), Lazy("task_images.language.layout")
 
 
-class Sharded(Method):
-    """Base of methods whose model is sharded, by `wrap` or before it comes here: torch exchanges gradients within the
-    backward pass of the last pass, and nothing is replicated."""
+class Fsdp2(Method):
+    """torch exchanges gradients within the backward pass of the last pass, as means over ranks; unequal batches are
+    weighted at the start of the backward pass. Nothing is replicated."""
 
+    name = "fsdp2"
+    summary = "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)"
+    source = "Zhao et al. 2023, arXiv:2304.11277"
+    formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
+    exact = True
     wraps = True
     replays = False
     mixed = ("forward", "backward")
+    in_groups: ClassVar[bool] = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Shard the blocks of the model, then the rest."""
+        distributed.require_sharding(self.world)
+        kind, size = self.world.device.type, self.world.size
+        count = layout.count_nodes(size, self.world.contract.local_world_size) if self.in_groups else 1
+        if count == 1:
+            mesh = device_mesh.init_device_mesh(kind, (size,))
+        else:
+            mesh = device_mesh.init_device_mesh(kind, (count, size // count), mesh_dim_names=("replicate", "shard"))
+        for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
+            parameter.data = parameter.data.contiguous()
+        shard(model, _list_blocks(model), mesh)
+        return self.weigh(model)
+
+    def weigh(self, model: nn.Module) -> nn.Module:
+        """Have this rank's share of the update multiplied into the gradients of the model's outputs."""
+        model.register_forward_hook(self._weigh_outputs)
+        return model
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update; only its last pass reduces gradients."""
@@ -53,32 +78,6 @@ class Sharded(Method):
     def check_replicas(self) -> float | None:
         """None: the ranks hold shards of one model."""
         return None
-
-
-class Fsdp2(Sharded):
-    """Gradients are means over ranks; unequal batches are weighted at the start of the backward pass."""
-
-    name = "fsdp2"
-    summary = "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)"
-    source = "Zhao et al. 2023, arXiv:2304.11277"
-    formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
-    exact = True
-    in_groups: ClassVar[bool] = False
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Shard the blocks of the model, then the rest."""
-        distributed.require_sharding(self.world)
-        kind, size = self.world.device.type, self.world.size
-        count = layout.count_nodes(size, self.world.contract.local_world_size) if self.in_groups else 1
-        if count == 1:
-            mesh = device_mesh.init_device_mesh(kind, (size,))
-        else:
-            mesh = device_mesh.init_device_mesh(kind, (count, size // count), mesh_dim_names=("replicate", "shard"))
-        for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
-            parameter.data = parameter.data.contiguous()
-        shard(model, _list_blocks(model), mesh)
-        model.register_forward_hook(self._weigh_outputs)
-        return model
 
     def start(self) -> None:
         """torch has no fused SGD for sharded parameters."""
@@ -132,6 +131,19 @@ class Hsdp(Fsdp2):
             raise MethodError(
                 f"hsdp needs two groups of ranks: an even number of at least 4, not {ranks}", "--method fsdp2"
             )
+
+
+class Sharded(Fsdp2):
+    """For a model that is sharded before it comes here, each rank with its parts of the same initial values."""
+
+    name = "sharded"
+
+    def share_model(self) -> None:
+        """All ranks have their parts."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Only the shares are left to do."""
+        return self.weigh(model)
 
 
 def shard(
