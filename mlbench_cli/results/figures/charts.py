@@ -5,6 +5,7 @@ the report.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
@@ -22,6 +23,7 @@ from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
 from mlbench_cli.results.figures.files import Sheet, write_sheets
 from mlbench_cli.results.figures.scaling import KINDS, phase_chart, published_phase_charts, scaling_chart
+from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import counted, list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest first
@@ -63,7 +65,9 @@ def draw(
         curves += (collectives.find_published if has_others else collectives.select_published)(curves)
     together = collectives.label_curves(curves)
     sheets = list_sheets(series, [RunData(archive) for archive in opened], together, published=published)
-    return write_sheets(sheets, folder, {"summary.csv": series.to_csv()})
+    written = write_sheets(sheets, folder)
+    write_atomically(folder / "summary.csv", series.to_csv().encode())
+    return [*written, folder / "summary.csv"]
 
 
 def list_sheets(
@@ -86,7 +90,7 @@ def list_sheets(
     order = {run.source: number for number, run in enumerate(_measured(series))}
     runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
     metrics = [
-        chart
+        chart if len(jobs) == 1 else replace(chart, title=f"{chart.title}: {job.name}")
         for job in jobs
         for chart in metric_charts([run for run in runs if str(run.archive.path) in job.sources], "", job.sources)
     ]

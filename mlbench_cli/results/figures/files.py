@@ -8,10 +8,11 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.figures.chart import (
     FIT,
     GUIDE,
-    MAX_DRAWN,
     Axis,
     Chart,
     Kind,
@@ -42,7 +42,6 @@ STYLE = Path(__file__).with_name("figures.css")
 MAX_MARKS = 60  # points of a line with marks
 MAX_NOTES = 24  # points of a chart with notes
 MAX_LINES = 40  # of a message
-MAX_KEY_WIDTH = 90  # characters that fit beside each other below a chart
 _MARKERS = "osD^vP"
 _STYLE: dict[str, Any] = {
     **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
@@ -78,11 +77,8 @@ class Sheet:
     message: str = ""
 
 
-def write_sheets(sheets: Iterable[Sheet], folder: Path, tables: Mapping[str, str] | None = None) -> list[Path]:
-    """Write each sheet as NAME.png, .svg and .csv into `folder`, which is made, and the texts of `tables` beside them.
-
-    Returns the paths. Raises MlbenchError.
-    """
+def write_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
+    """Write each sheet as NAME.png, .svg and .csv into `folder`. Returns the paths. Raises MlbenchError."""
     written = []
     with naming_file_on_os_error(folder, "written"), _style():
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,9 +93,6 @@ def write_sheets(sheets: Iterable[Sheet], folder: Path, tables: Mapping[str, str
                 path = folder / f"{sheet.name}.csv"
                 files.write_atomically(path, to_csv(sheet.charts).encode())
                 written.append(path)
-        for name, text in (tables or {}).items():
-            files.write_atomically(folder / name, text.encode())
-            written.append(folder / name)
     return written
 
 
@@ -132,25 +125,23 @@ def draw(sheet: Sheet) -> "Picture":
 
     columns = 2 if len(sheet.charts) > 1 else 1
     starts = range(0, len(sheet.charts), columns)
-    heights = [max(map(_height, sheet.charts[start : start + columns])) for start in starts]
+    heights = [max(map(_height, sheet.charts[start : start + columns])) for start in starts] or [1.5]
     width = 5.5 * columns + 2
     note = [line for text in (sheet.subtitle, sheet.footnote) for line in textwrap.wrap(text, int(width * 15))]
-    size = width, sum(heights) + 0.8 + 0.15 * len(note) + (0 if heights else 1.5)
-    picture = Picture(figsize=size, layout="constrained")
+    picture = Picture(figsize=(width, sum(heights) + 0.8 + 0.15 * len(note)), layout="constrained")
     title = "   ".join((shorten(sheet.title, 150), *sheet.marks))
-    heading = picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    if sheet.marks:
-        heading.set_color(read_colors()["second"])
+    color = read_colors()["second" if sheet.marks else "ink"]
+    picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=color)
     picture.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8, color=read_colors()["quiet"])
-    panels = picture.subplots(max(1, len(heights)), columns, squeeze=False, height_ratios=heights or [1])
-    for place, axes in enumerate(panels.flat):
-        if place < len(sheet.charts):
-            _panel(axes, sheet.charts[place], is_alone=len(sheet.charts) == 1)
-        else:
+    panels = picture.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flat
+    for axes, chart in zip_longest(panels, sheet.charts):
+        if chart is None:
             axes.set_axis_off()
+        else:
+            _draw_panel(axes, chart, chart.title if len(sheet.charts) > 1 else "")
     if not sheet.charts:
         lines = [shorten(line, 90) for line in sheet.message.splitlines()[:MAX_LINES]]
-        panels.flat[0].text(0, 1, "\n".join(lines), va="top")
+        picture.axes[0].text(0, 1, "\n".join(lines), va="top")
     picture.draw_without_rendering()
     picture.draw_without_rendering()  # the first one finds how wide the labels of bars are
     picture.set_layout_engine("none")  # one layout for both formats
@@ -159,37 +150,27 @@ def draw(sheet: Sheet) -> "Picture":
 
 
 def _height(chart: Chart) -> float:
-    """The height of a chart in inches."""
-    rows = 0.3 * max(3, len({row["x"] for row in chart.rows})) if chart.kind in (Kind.BARS, Kind.SPANS) else 2.7
-    return rows + 0.9 + 0.17 * math.ceil(len(chart.named) / _key_columns(chart))
+    """The height of a chart and its key in inches."""
+    rows = 0.3 * max(3, len({row["x"] for row in chart.rows})) if chart.kind is Kind.BARS else 2.7
+    return rows + 0.9 + 0.17 * len(chart.named)
 
 
-def _key_columns(chart: Chart) -> int:
-    """The columns of the key: several if all names are short."""
-    longest = max(map(len, chart.named.values()), default=1)
-    return max(1, min(4, len(chart.named), MAX_KEY_WIDTH // (longest + 8)))
-
-
-def _panel(axes: "Axes", chart: Chart, *, is_alone: bool) -> None:
-    """Draw a chart. One that is alone has the title of its sheet."""
-    if not is_alone:
-        axes.set_title("\n".join(textwrap.wrap(shorten(chart.title, 150), 60)))
-    is_row = chart.kind in (Kind.BARS, Kind.SPANS)
-    handles = _draw_bars(axes, chart) if is_row else _draw_plot(axes, chart)
+def _draw_panel(axes: "Axes", chart: Chart, title: str) -> None:
+    axes.set_title("\n".join(textwrap.wrap(shorten(title, 150), 60)))
+    handles = _draw_bars(axes, chart) if chart.kind is Kind.BARS else _draw_plot(axes, chart)
     if chart.needs_key:
         names = {name: textwrap.fill(shorten(words, 150), 70) for name, words in chart.named.items()}
-        shown, place = [handles[name] for name in names], (-0.02, -0.62 / _height(chart))
-        axes.legend(shown, [*names.values()], loc="upper left", bbox_to_anchor=place, ncols=_key_columns(chart))
+        place = (-0.02, -0.62 / _height(chart))
+        axes.legend([handles[name] for name in names], [*names.values()], loc="upper left", bbox_to_anchor=place)
 
 
 def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
     colors, handles = read_colors(), dict[str, Any]()
-    scales = chart.scales()
-    for direction, axis, scale in zip("xy", (chart.x, chart.y), scales, strict=True):
-        names = [format_tick(tick, axis.unit) for tick in scale.ticks]
-        axes.set(**{f"{direction}scale": "log" if scale.is_log else "linear"})
-        axes.set(**{f"{direction}lim": (scale.low, scale.high)})
-        axes.set(**{f"{direction}ticks": scale.ticks, f"{direction}ticklabels": names})
+    x, y = chart.scales()
+    axes.set(xscale="log" if x.is_log else "linear", yscale="log" if y.is_log else "linear")
+    axes.set(xlim=(x.low, x.high), ylim=(y.low, y.high))
+    axes.set_xticks(x.ticks, [format_tick(tick, chart.x.unit) for tick in x.ticks])
+    axes.set_yticks(y.ticks, [format_tick(tick, chart.y.unit) for tick in y.ticks])
     axes.minorticks_off()
     axes.set_xlabel(_wrap(chart.x), loc="right")
     axes.set_ylabel(_wrap(chart.y))
@@ -197,60 +178,63 @@ def _draw_plot(axes: "Axes", chart: Chart) -> dict[str, Any]:
         style, name = line[0].get("style", ""), line[0]["series"]
         color, number = colors[chart.looks[name][0]], chart.looks[name][1]
         is_marked = chart.kind is not Kind.STEPS and style not in (GUIDE, FIT) and len(line) <= MAX_MARKS
-        (drawn,) = axes.plot(
-            [_at(scales[0], row["x"]) for row in line],
-            [_at(scales[1], row["y"]) for row in line],
-            color=color,
+        look: dict[str, Any] = {
+            "color": color,
+            "marker": _MARKERS[number % len(_MARKERS)] if is_marked else "",
+            "markersize": 5.5,
+        }
+        drawn = axes.errorbar(
+            [_at(x, row["x"]) for row in line],
+            [_at(y, row["y"]) for row in line],
+            [[_reach(y, row, "low") for row in line], [_reach(y, row, "high") for row in line]],
             linestyle="None" if chart.kind is Kind.DOTS and not style else (0, (3, 3)) if style else "-",
             linewidth=1.3 if style or chart.kind is Kind.STEPS else 1.8,
-            marker=_MARKERS[number % len(_MARKERS)] if is_marked else None,
-            markersize=5.5,
+            elinewidth=1.3,
+            capsize=3,
+            **look,
         )
-        handles.setdefault(name, drawn)
+        handles.setdefault(name, drawn.lines[0])
         for row in line:
-            _draw_point(axes, row, drawn, scales[1], has_note=len(chart.rows) <= MAX_NOTES)
+            if row.get("few"):
+                axes.plot(_at(x, row["x"]), _at(y, row["y"]), **look, markerfacecolor="white")
+            if row.get("note") and len(chart.rows) <= MAX_NOTES:
+                place = _at(x, row["x"]), _at(y, row["y"])
+                axes.annotate(row["note"], place, xytext=(5, 5), textcoords="offset points", fontsize=7.5)
     return handles
 
 
-def _draw_point(axes: "Axes", row: Row, line: Any, y: Scale, *, has_note: bool) -> None:
-    """The interval, the hollow mark and the note of a point."""
-    if row["y"] is None or y.share(row["y"]) is None:
-        return
-    if row.get("low") is not None:
-        reach = [[row["y"] - max(row["low"], y.low)], [min(row["high"], 2 * y.high) - row["y"]]]
-        axes.errorbar(row["x"], row["y"], reach, color=line.get_color(), linewidth=1.3, capsize=3)
-    elif row.get("few"):
-        axes.plot(row["x"], row["y"], color=line.get_color(), marker=line.get_marker(), markerfacecolor="white")
-    if row.get("note") and has_note:
-        axes.annotate(row["note"], (row["x"], row["y"]), xytext=(5, 5), textcoords="offset points", fontsize=7.5)
-
-
-def _at(scale: Scale, value: float | None) -> float:
+def _at(scale: Scale, value: Any) -> float:
     """The value, or NaN, which matplotlib leaves out, if it has no place on the axis."""
-    return float("nan") if value is None or scale.share(value) is None else value
+    return math.nan if value is None or scale.share(value) is None else float(value)
+
+
+def _reach(scale: Scale, row: Row, end: str) -> float:
+    """From the value to an end of its interval, which may lie outside of the axis; NaN without an interval."""
+    if row.get(end) is None:
+        return math.nan
+    return abs(min(max(float(row[end]), scale.low), 2 * scale.high) - _at(scale, row["y"]))
 
 
 def _draw_bars(axes: "Axes", chart: Chart) -> dict[str, Any]:
     colors, handles = read_colors(), dict[str, Any]()
     names = list(dict.fromkeys(row["x"] for row in chart.rows))
-    ends, notes = dict.fromkeys(names, 0.0), dict.fromkeys(names, "")
+    longest = chart.longest()
+    ends, tops, notes = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0), dict.fromkeys(names, "")
     for row in chart.rows:
-        at, length = names.index(row["x"]), min(MAX_DRAWN, max(0.0, row["y"] or 0.0))
-        start = row["low"] if chart.kind is Kind.SPANS else ends[row["x"]]
+        name, at, length = row["x"], names.index(row["x"]), min(longest, max(0.0, row["y"] or 0.0))
         color = colors[chart.looks[row["series"]][0]]
-        bars = axes.barh(at, length, 0.62, start, color=color, edgecolor="white", linewidth=0.5)
+        bars = axes.barh(at, length, 0.62, ends[name], color=color, edgecolor="white", linewidth=0.5)
         handles.setdefault(row["series"], bars)
-        ends[row["x"]] += length
-        notes[row["x"]] = row.get("note") or notes[row["x"]]
-        if chart.kind is Kind.BARS and row.get("low") is not None:
-            reach = [[length - max(0.0, min(row["low"], length))], [min(row["high"], chart.longest()) - length]]
-            axes.errorbar(length, at, xerr=reach, color=colors["ink"], linewidth=1, capsize=3)
-    scale = make_scale(chart.y, [0.0, chart.longest()])
+        ends[name] += length
+        tops[name] = max(tops[name], ends[name])
+        notes[name] = row.get("note") or notes[name]
+        if row.get("low") is not None:
+            tops[name] = max(tops[name], min(row["high"], longest))
+            axes.plot([max(0.0, row["low"]), tops[name]], [at, at], color=colors["ink"], linewidth=1, marker="|")
     for at, name in enumerate(names):
         text = "  ".join(filter(None, (format_value(ends[name], chart.y.unit), notes[name])))
-        tops = (min(row["high"], chart.longest()) for row in chart.rows if row["x"] == name and row.get("high"))
-        place = max([ends[name], *tops])
-        axes.annotate(text, (place, at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(text, (tops[name], at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+    scale = make_scale(chart.y, [0.0, longest])
     axes.set_yticks(range(len(names)), [textwrap.fill(shorten(name, 60), 40) for name in names], fontsize=8)
     axes.set_ylim(max(len(names), 2) - 0.4, -0.6)
     axes.set_xlim(0, 1.2 * scale.high)

@@ -89,10 +89,10 @@ KINDS = (
 
 
 def scaling_chart(job: Job, kind: _Kind, published: Sequence[PublishedValue] = ()) -> Chart | None:
-    """The chart of a job; None if it has no value, or a single one, which is said in a sentence."""
+    """The chart of a job; None if it has no value, zeros alone, or a single one, which is said in a sentence."""
     rows = [row for group in job.groups for row in _rows(job, group, kind)]
     rows += [row for each in published if (row := _published(each, kind)) is not None]
-    if sum("style" not in row for row in rows) == 0 or len(rows) < 2:
+    if not any(row["y"] for row in rows if "style" not in row) or len(rows) < 2:
         return None
     axis = kind.axis
     if kind.key == "total_time":
