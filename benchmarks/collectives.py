@@ -15,8 +15,8 @@ import _ranks
 import torch
 import torch.distributed as dist
 
-from task_images.allreduce.measure import time_samples
-from task_images.allreduce.operations import COLLECTIVES, Buffers
+from task_images.allreduce.operations import COLLECTIVES, Buffers, make_call
+from task_images.allreduce.task import time_samples
 from task_images.clock import Tracker
 from task_images.contract import Contract
 from task_images.world import World, open_world
@@ -41,9 +41,9 @@ def main() -> None:
 
 def compare(world: World, collective: str, elements: int, samples: int) -> float:
     """The task's time over that of both bare loops, lower quartiles."""
-    tracker, kind = Tracker(), COLLECTIVES[collective]
+    tracker = Tracker()
     buffers = Buffers.of(world, "fp32")
-    call = kind.make(buffers, elements, kind.places[0])
+    call = make_call(collective, buffers, elements, COLLECTIVES[collective].places[0])
     # Each with buffers of its own, which are as cold as the others' when its turn comes.
     bare = {name: bare_call(buffers, collective, elements) for name in ("bare", "again")}
     times: dict[str, list[float]] = {"task": [], "bare": [], "again": []}

@@ -154,71 +154,6 @@ class Buffers:
         return torch.full((elements,), _NOTHING, dtype=self.dtype, device=self.world.device)
 
 
-def all_reduce(buffers: Buffers, elements: int, place: str) -> Call:
-    """All-reduce (sum) of `elements` numbers, in place or into another tensor."""
-    pattern, send = buffers.pattern, buffers.allocate(elements)
-    if place == IN_PLACE:
-        return Call(lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send))
-    result = buffers.allocate(elements)
-    return Call(
-        lambda: _fill_both(pattern.own.fill, send, result),
-        lambda: dist.all_reduce(result),
-        lambda: pattern.total.wrong(result) + pattern.own.wrong(send),
-    )
-
-
-def broadcast(buffers: Buffers, elements: int, place: str) -> Call:
-    """Broadcast of `elements` numbers from rank 0."""
-    pattern, rank, send = buffers.pattern, buffers.world.rank, buffers.allocate(elements)
-    own, wanted = pattern.place(rank), pattern.place(0)
-    if place == IN_PLACE:
-        return Call(
-            lambda: pattern.moved.fill(send, own),
-            lambda: dist.broadcast(send, 0),
-            lambda: pattern.moved.wrong(send, wanted),
-        )
-    result = buffers.allocate(elements)
-
-    def fill() -> None:
-        pattern.moved.fill(send, own)
-        result.copy_(send) if rank == 0 else result.fill_(_NOTHING)
-
-    return Call(fill, lambda: dist.broadcast(result, 0), lambda: pattern.moved.wrong(result, wanted))
-
-
-def reduce(buffers: Buffers, elements: int, place: str) -> Call:
-    """Reduce (sum) of `elements` numbers to rank 0."""
-    pattern, send = buffers.pattern, buffers.allocate(elements)
-    is_root = buffers.world.rank == 0
-    if place == IN_PLACE:
-        return Call(
-            lambda: pattern.own.fill(send),
-            lambda: dist.reduce(send, 0),
-            lambda: pattern.total.wrong(send) if is_root else 0,
-        )
-    result = buffers.allocate(elements)
-    return Call(
-        lambda: _fill_both(pattern.own.fill, send, result),
-        lambda: dist.reduce(result, 0),
-        lambda: pattern.own.wrong(send) + (pattern.total.wrong(result) if is_root else 0),
-    )
-
-
-def all_gather(buffers: Buffers, elements: int, place: str) -> Call:
-    """All-gather to `elements` numbers in all, elements / ranks from each."""
-    return _transfer("all_gather", dist.all_gather_into_tensor, buffers, elements, place)
-
-
-def reduce_scatter(buffers: Buffers, elements: int, place: str) -> Call:
-    """Reduce-scatter (sum) of `elements` numbers; each rank gets elements / ranks."""
-    return _transfer("reduce_scatter", dist.reduce_scatter_tensor, buffers, elements, place)
-
-
-def all_to_all(buffers: Buffers, elements: int, place: str) -> Call:
-    """All-to-all of `elements` numbers, elements / ranks to each rank."""
-    return _transfer("all_to_all", dist.all_to_all_single, buffers, elements, place)
-
-
 class Content(NamedTuple):
     """What a rank sends and receives in a collective, whatever library moves it: how many numbers, what puts them into
     a buffer, and what counts the wrong ones that arrived."""
@@ -233,41 +168,70 @@ def describe(collective: str, buffers: Buffers, elements: int) -> Content:
     """The content of a collective with a larger side of `elements` numbers."""
     pattern, rank = buffers.pattern, buffers.world.rank
     part = elements // buffers.world.size
-    if collective == "all_reduce":
+    if collective == "all_reduce" or (collective == "reduce" and rank == 0):
         return Content(elements, elements, pattern.own.fill, pattern.total.wrong)
+    if collective == "reduce":
+        return Content(elements, elements, pattern.own.fill, lambda _: 0)
     if collective == "reduce_scatter":
         return Content(elements, part, pattern.own.fill, lambda result: pattern.total.wrong(result, rank * part))
+
+    def fill(send: Tensor) -> None:
+        pattern.moved.fill(send, pattern.place(rank))
+
+    if collective == "broadcast":
+        return Content(elements, elements, fill, lambda result: pattern.moved.wrong(result, pattern.place(0)))
     begin = rank * part if collective == "all_to_all" else 0
 
     def wrong(result: Tensor) -> int:
         rows = enumerate(torch.split(result, part))
         return sum(pattern.moved.wrong(row, pattern.place(source, begin)) for source, row in rows)
 
-    sent = elements if collective == "all_to_all" else part
-    return Content(sent, elements, lambda send: pattern.moved.fill(send, pattern.place(rank)), wrong)
+    return Content(elements if collective == "all_to_all" else part, elements, fill, wrong)
 
 
-def _transfer(
-    collective: str, operate: Callable[[Tensor, Tensor], object], buffers: Buffers, elements: int, place: str
-) -> Call:
-    """The call from one buffer to another; in place, the smaller one is this rank's part of the larger."""
+def make_call(collective: str, buffers: Buffers, elements: int, place: str) -> Call:
+    """A collective on `elements` numbers, which are of its larger side."""
+    if COLLECTIVES[collective].is_pair:
+        return ping_pong(buffers, elements) if collective == "ping_pong" else bidirectional(buffers, elements)
     content, rank = describe(collective, buffers, elements), buffers.world.rank
+    changes: dict[str, Callable[[Tensor], object]] = {
+        "all_reduce": dist.all_reduce,
+        "broadcast": lambda result: dist.broadcast(result, 0),
+        "reduce": lambda result: dist.reduce(result, 0),
+    }
+    if collective in changes:
+        send = buffers.allocate(elements)
+        result = send if place == IN_PLACE else buffers.allocate(elements)
+
+        def fill() -> None:
+            content.fill(send)
+            if result is not send:
+                result.copy_(send)
+
+        change = changes[collective]
+        return Call(fill, lambda: change(result), lambda: content.wrong(result))
+    transfers: dict[str, Callable[[Tensor, Tensor], object]] = {
+        "all_gather": dist.all_gather_into_tensor,
+        "reduce_scatter": dist.reduce_scatter_tensor,
+        "all_to_all": dist.all_to_all_single,
+    }
     if place == OUT_OF_PLACE:
         send, result = buffers.allocate(content.sent), buffers.allocate(content.received)
-    else:
+    else:  # the smaller one is this rank's part of the larger
         larger = buffers.allocate(max(content.sent, content.received))
         part = min(content.sent, content.received)
         own = larger[rank * part : (rank + 1) * part]
         send, result = (own, larger) if content.sent < content.received else (larger, own)
 
-    def fill() -> None:
+    def fill_both() -> None:
         result.fill_(_NOTHING)
         content.fill(send)
 
-    return Call(fill, lambda: operate(result, send), lambda: content.wrong(result))
+    transfer = transfers[collective]
+    return Call(fill_both, lambda: transfer(result, send), lambda: content.wrong(result))
 
 
-def ping_pong(buffers: Buffers, elements: int, place: str) -> Call:
+def ping_pong(buffers: Buffers, elements: int) -> Call:
     """`elements` numbers there and back between partners; a rank without a partner is idle."""
     partner, is_first = _partner(buffers.world)
     if partner is None:
@@ -286,7 +250,7 @@ def ping_pong(buffers: Buffers, elements: int, place: str) -> Call:
     return _exchange(buffers, partner, send, result, call, counts=is_first, trips=2)
 
 
-def bidirectional(buffers: Buffers, elements: int, place: str) -> Call:
+def bidirectional(buffers: Buffers, elements: int) -> Call:
     """`elements` numbers both ways at once between partners; a rank without a partner is idle."""
     partner, _ = _partner(buffers.world)
     if partner is None:
@@ -304,7 +268,6 @@ class Collective:
     formula   of busbw from algbw, computed by `factor(k)`
     """
 
-    make: Callable[[Buffers, int, str], Call]
     size: str
     formula: str
     factor: Callable[[int], float]
@@ -324,22 +287,17 @@ def _one(k: int) -> float:
 _PARTS = "algbw * (k - 1) / k"
 _OUT = (OUT_OF_PLACE,)
 COLLECTIVES = {
-    "all_reduce": Collective(all_reduce, "the buffer", "algbw * 2 (k - 1) / k", lambda k: 2 * _share(k)),
-    "broadcast": Collective(broadcast, "the buffer", "algbw", _one),
-    "reduce": Collective(reduce, "the buffer", "algbw", _one),
-    "all_gather": Collective(all_gather, "the gathered data, k parts", _PARTS, _share, divided=True),
-    "reduce_scatter": Collective(reduce_scatter, "the reduced data, k parts", _PARTS, _share, divided=True),
-    "all_to_all": Collective(all_to_all, "data sent by a rank, k parts", _PARTS, _share, _OUT, divided=True),
-    "ping_pong": Collective(ping_pong, "one message; time is half the round trip", "algbw", _one, _OUT, is_pair=True),
+    "all_reduce": Collective("the buffer", "algbw * 2 (k - 1) / k", lambda k: 2 * _share(k)),
+    "broadcast": Collective("the buffer", "algbw", _one),
+    "reduce": Collective("the buffer", "algbw", _one),
+    "all_gather": Collective("the gathered data, k parts", _PARTS, _share, divided=True),
+    "reduce_scatter": Collective("the reduced data, k parts", _PARTS, _share, divided=True),
+    "all_to_all": Collective("data sent by a rank, k parts", _PARTS, _share, _OUT, divided=True),
+    "ping_pong": Collective("one message; time is half the round trip", "algbw", _one, _OUT, is_pair=True),
     "bidirectional": Collective(
-        bidirectional, "the message of each side, both at once", "algbw * 2", lambda k: 2.0, _OUT, is_pair=True
+        "the message of each side, both at once", "algbw * 2", lambda k: 2.0, _OUT, is_pair=True
     ),
 }
-
-
-def _fill_both(fill: Callable[[Tensor], None], send: Tensor, result: Tensor) -> None:
-    fill(send)
-    result.copy_(send)
 
 
 def _partner(world: World) -> tuple[int | None, bool]:

@@ -1,38 +1,91 @@
-"""Collectives over a range of sizes and data types, with a time budget; no goal, outcome `completed`."""
+"""Collectives over a range of sizes and data types, with a time budget; no goal, outcome `completed`.
+
+A size is timed by the protocol of today (`measure`), or by that of the original benchmark for comparison with its
+figures (`measure_as_original`).
+"""
 
 import csv
 import json
+import math
+import statistics
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from task_images.allreduce import Settings, table
-from task_images.allreduce.measure import (
-    BANDWIDTH,
-    CLOCK,
-    COLUMNS,
-    MIN_SAMPLES,
-    Row,
-    Series,
-    check,
-    check_sum,
-    make,
-    measure,
-    measure_as_original,
-    time_samples,
-)
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
-from task_images.allreduce.table import Fit, fit
+import numpy as np
+import torch
+
+from task_images import Lazy
+from task_images.allreduce import Settings
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers, Call, make_call
 from task_images.clock import Tracker
-from task_images.contract import Contract, TaskUsageError, emit
+from task_images.contract import Contract, TaskUsageError, WrongResultError, emit
 from task_images.parameters import read_parameters
 from task_images.report import Reporter
 from task_images.run import tells_of_lost_peer
-from task_images.world import World, open_world
+from task_images.world import TENSORFLOW, World, open_world
 
+if TYPE_CHECKING:
+    from task_images.allreduce import tensorflow_operations
+else:
+    tensorflow_operations = Lazy("task_images.allreduce.tensorflow_operations")
+
+CLOCK = (
+    "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a sample is the "
+    "maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)"
+)
+BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
+MIN_SAMPLES = 3
+LEAST_SIZES = 3  # of a fit
+# A percentile of fewer samples would be their maximum.
+LEAST_FOR_P95, LEAST_FOR_P99 = 20, 100
+_WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 # The original measured MPI in single precision only. Today halves are converted, and the result says so.
 ONLY_FP32 = ("mpi",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size. Microseconds over samples, percentiles by nearest rank (p50: the median), bandwidths in GB/s.
+
+    `bytes` is S, the larger side, and `elements` its numbers. p95 and p99 need 20 and 100 samples. `rank_p50_min_us`
+    and `rank_p50_max_us` are the least and the greatest median of a single rank's own times: how far ranks are apart.
+    The legacy protocol knows only the mean of rank 0, from which its bandwidths are.
+    """
+
+    collective: str
+    dtype: str
+    place: str
+    bytes: int
+    elements: int
+    samples: int
+    min_us: float | None
+    mean_us: float
+    p50_us: float | None = None
+    p95_us: float | None = None
+    p99_us: float | None = None
+    max_us: float | None = None
+    algbw: float | None = None
+    busbw: float | None = None
+    rank_p50_min_us: float | None = None
+    rank_p50_max_us: float | None = None
+
+
+COLUMNS = tuple(item.name for item in fields(Row))
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is measured over sizes."""
+
+    collective: str
+    dtype: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.collective}, {self.dtype}, {self.place.replace('_', ' ')}"
 
 
 @dataclass
@@ -47,7 +100,7 @@ class Measured:
     element_size: int
     rows: list[Row] = field(default_factory=list)
     why: str = ""
-    fit: Fit | None = None
+    fit: "Fit | None" = None
 
     @property
     def left_out(self) -> list[int]:
@@ -79,7 +132,7 @@ class Measured:
             "left_out": {"bytes": self.left_out, "why": self.why} if self.left_out else None,
             "peak_busbw": peak.busbw if peak else None,
             "peak_bytes": peak.bytes if peak else None,
-            "fit": self.fit.to_dict() if self.fit else None,
+            "fit": self.fit._asdict() if self.fit else None,
         }
 
 
@@ -102,7 +155,7 @@ def main(contract: Contract) -> None:
     else:
         measured, refused = _all(world, tracker, report, settings)
 
-    rows = [row.to_dict() for one in measured for row in one.rows]
+    rows = [asdict(row) for one in measured for row in one.rows]
     details = {
         "protocol": settings.protocol,
         "ranks": world.size,
@@ -230,7 +283,7 @@ def _report(report: Reporter, series: Series, row: Row) -> None:
     assert row.busbw is not None
     report.metric(f"{name}_p50", row.p50_us, step=row.bytes, unit="us")
     report.metric(f"{name}_busbw", row.busbw, step=row.bytes, unit="GB/s")
-    report.say(f"{table.size(row.bytes):>9}  {series}: {row.p50_us:.1f} us, busbw {row.busbw:.3g} GB/s")
+    report.say(f"{format_size(row.bytes):>9}  {series}: {row.p50_us:.1f} us, busbw {row.busbw:.3g} GB/s")
 
 
 def _all_as_original(
@@ -265,48 +318,152 @@ def _all_as_original(
     return measured, {series[dtype]: why for dtype in asked if dtype not in dtypes}
 
 
-# --- telling --------------------------------------------------------------------------------------------------------
+# --- one size ---
 
 
-def _formulas(collectives: set[str]) -> dict[str, object]:
-    return {
-        "bandwidth": BANDWIDTH,
-        "fit": "t = alpha + S * beta by relative least squares; outliers weigh less",
-        **{name: {"S": kind.size, "busbw": kind.formula} for name, kind in COLLECTIVES.items() if name in collectives},
-    }
+def measure(
+    world: World,
+    tracker: Tracker,
+    buffers: Buffers,
+    series: Series,
+    elements: int,
+    samples: int,
+    warmup: int,
+    seconds: float,
+) -> Row:
+    """Time `samples` calls on buffers of `elements` numbers.
+
+    Fewer samples (MIN_SAMPLES at least) and warm-ups (one at least) if they would take longer than `seconds` (0: no
+    limit). The results of one call before and of the last call are checked: WrongResultError if one is wrong.
+    MemoryError on every rank if one has no room.
+    """
+    call = make(world, buffers, series, elements)
+    first = world.max([_wall(world, tracker, call, 1)])[0]
+    check(world, series, elements, call)
+    if seconds:
+        warmup = min(warmup, 1 + int(_WARMUP_SHARE * seconds / max(first, 1e-9)))
+    per_sample = first
+    if warmup > 1:
+        per_sample = world.max([_wall(world, tracker, call, warmup - 1) / (warmup - 1)])[0]
+    if seconds:
+        samples = max(MIN_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
+    own = time_samples(world, tracker, call, samples)
+    check(world, series, elements, call)
+    medians = [row[0] for row in world.gather([statistics.median(own)]) if row[0]]
+    row = _row(series, elements, buffers.element_size, world.max(own), world.size)
+    return replace(
+        row,
+        rank_p50_min_us=1e6 * min(medians, default=0.0),
+        rank_p50_max_us=1e6 * max(medians, default=0.0),
+    )
 
 
-def _conclude(
-    report: Reporter,
-    measured: Sequence[Measured],
-    refused: dict[Series, str],
-    facts: dict[str, Any],
-    ranks: int,
-) -> None:
-    """The tables, and under them what is not in them."""
-    for one in measured:
-        report.say(table.header(one.series, ranks))
-        for row in one.rows:
-            report.say(table.line(row))
-        report.say(table.describe_fit(one.fit))
-        if one.left_out:
-            report.say(f"left out: {', '.join(map(table.size, one.left_out))}: {one.why}")
-    report.say("")
-    for series, why in refused.items():
-        report.say(f"not supported: {series}: {why}")
-    for detour in facts.get("detours", ()):
-        report.say(f"done by the backend: {detour}")
-    report.say(f"{CLOCK}; {BANDWIDTH}")
+def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
+    """The call with its buffers. MemoryError on every rank if one has no room for them."""
+    call = None
+    try:
+        if world.backend == TENSORFLOW:
+            call = tensorflow_operations.make(series.collective, buffers, elements, series.place)
+        else:
+            call = make_call(series.collective, buffers, elements, series.place)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator's error has no class
+        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
+            raise
+    if world.max([call is None])[0] or call is None:
+        raise MemoryError
+    return call
 
 
-def _write(folder: Path, document: dict[str, Any]) -> None:
-    """collectives.csv, a line per size and series, and collectives.json, the same with everything around it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "collectives.json").write_text(json.dumps(document, indent=1) + "\n")
-    with open(folder / "collectives.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(document["rows"])
+def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
+    """This rank's seconds for each of `samples` calls, 0 if its clock does not count. All of it is booked as
+    communication: a border per sample would be felt in collectives of some hundred microseconds."""
+    times = []
+    on_device = world.device.type == "cuda"
+    clock, fill, barrier, timed = time.perf_counter, call.fill, world.barrier, call.call
+    tracker.enter("communication")
+    for _ in range(samples):
+        fill()
+        barrier()
+        if on_device:
+            world.synchronize()
+        begin = clock()
+        timed()
+        if on_device:
+            world.synchronize()
+        times.append(clock() - begin)
+    tracker.enter("other")
+    return [one / call.trips if call.counts else 0.0 for one in times]
+
+
+def check(world: World, series: Series, elements: int, call: Call) -> None:
+    """Raises WrongResultError on every rank if the last result is wrong on one."""
+    wrong = world.gather([call.wrong()])
+    bad = {rank: int(count) for rank, [count] in enumerate(wrong) if count}
+    if bad:
+        ranks = ", ".join(f"{count} on rank {rank}" for rank, count in list(bad.items())[:8])
+        raise WrongResultError(
+            f"{series} of {elements} numbers gave a wrong result: wrong elements: {ranks}",
+            "Do not trust this backend's figures until the cause is known.",
+        )
+
+
+def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: str, samples: int) -> Row:
+    """The original protocol: a new random tensor for every sample, made by each rank for itself; no warm-up, no
+    barrier, the arithmetic mean of this rank's samples. So waiting for the slowest generator counts as communication.
+    """
+    times = []
+    for _ in range(samples):
+        tracker.enter("preprocessing")
+        tensor = torch.rand(elements).to(DTYPES[dtype]).to(world.device)
+        tracker.enter("communication")
+        begin = time.perf_counter()
+        world.all_reduce(tensor)
+        world.synchronize()
+        times.append(time.perf_counter() - begin)
+        tracker.enter("other")
+    mean, moved = 1e6 * statistics.fmean(times), elements * tensor.element_size()
+    bandwidth = moved / mean / 1e3, moved / mean / 1e3 * COLLECTIVES["all_reduce"].factor(world.size)
+    return Row("all_reduce", dtype, IN_PLACE, moved, elements, samples, None, mean, None, None, None, None, *bandwidth)
+
+
+def check_sum(world: World) -> None:
+    """The original's only check: the sum of one 1 per rank is the number of ranks. Raises WrongResultError."""
+    one = torch.ones(1, dtype=torch.int64, device=world.device)
+    if int(world.all_reduce(one)) != world.size:
+        raise WrongResultError(f"an all-reduce of ones over {world.size} ranks gives {int(one)}")
+
+
+def _wall(world: World, tracker: Tracker, call: Call, samples: int) -> float:
+    begin = time.perf_counter()
+    time_samples(world, tracker, call, samples)
+    return time.perf_counter() - begin
+
+
+def _row(series: Series, elements: int, element_size: int, times: Sequence[float], ranks: int) -> Row:
+    ordered = sorted(1e6 * one for one in times)
+    median, moved = statistics.median(ordered), elements * element_size
+    algbw = moved / median / 1e3
+    return Row(
+        series.collective,
+        series.dtype,
+        series.place,
+        moved,
+        elements,
+        len(ordered),
+        min_us=ordered[0],
+        mean_us=statistics.fmean(ordered),
+        p50_us=median,
+        p95_us=_percentile(ordered, 0.95) if len(ordered) >= LEAST_FOR_P95 else None,
+        p99_us=_percentile(ordered, 0.99) if len(ordered) >= LEAST_FOR_P99 else None,
+        max_us=ordered[-1],
+        algbw=algbw,
+        busbw=algbw * COLLECTIVES[series.collective].factor(ranks),
+    )
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Nearest rank, as nccl-tests does."""
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def grid(min_exponent: float, max_exponent: float, count: int, *, duplicates: bool = False) -> list[int]:
@@ -328,3 +485,137 @@ def from_bytes(sizes: Iterable[int], element_size: int) -> list[int]:
 def in_parts(elements: Iterable[int], ranks: int) -> list[int]:
     """The nearest numbers below that `ranks` equal parts make up (one element in each at least)."""
     return sorted({max(1, number // ranks) * ranks for number in elements})
+
+
+# --- telling --------------------------------------------------------------------------------------------------------
+
+
+def _formulas(collectives: set[str]) -> dict[str, object]:
+    return {
+        "bandwidth": BANDWIDTH,
+        "fit": "t = alpha + S * beta by relative least squares",
+        **{name: {"S": kind.size, "busbw": kind.formula} for name, kind in COLLECTIVES.items() if name in collectives},
+    }
+
+
+def _conclude(
+    report: Reporter,
+    measured: Sequence[Measured],
+    refused: dict[Series, str],
+    facts: dict[str, Any],
+    ranks: int,
+) -> None:
+    """The tables, and under them what is not in them."""
+    for one in measured:
+        report.say(make_header(one.series, ranks))
+        for row in one.rows:
+            report.say(make_line(row))
+        report.say(describe_fit(one.fit))
+        if one.left_out:
+            report.say(f"left out: {', '.join(map(format_size, one.left_out))}: {one.why}")
+    report.say("")
+    for series, why in refused.items():
+        report.say(f"not supported: {series}: {why}")
+    for detour in facts.get("detours", ()):
+        report.say(f"done by the backend: {detour}")
+    report.say(f"{CLOCK}; {BANDWIDTH}")
+
+
+def _write(folder: Path, document: dict[str, Any]) -> None:
+    """collectives.csv, a line per size and series, and collectives.json, the same with everything around it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "collectives.json").write_text(json.dumps(document, indent=1) + "\n")
+    with open(folder / "collectives.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(document["rows"])
+
+
+class Fit(NamedTuple):
+    """Latency and bandwidth: t = alpha + S * beta, alpha in microseconds; beta as bandwidth in GB/s, None if no size
+    was large enough to tell it from nothing.
+
+    `off_mean` says how far measured times are from the line, as a share of it, root of the mean square over sizes: a
+    collective that changes its algorithm with the size is no straight line.
+    """
+
+    alpha_us: float
+    algbw: float | None
+    off_mean: float
+
+
+def fit(sizes: Sequence[int], times: Sequence[float]) -> Fit | None:
+    """The line through `times` (microseconds) over `sizes` (bytes). None with fewer than LEAST_SIZES different sizes.
+
+    Residuals are relative, so that a microsecond counts as much at a small size as a millisecond at a large one;
+    neither alpha nor beta is negative.
+    """
+    if len(set(sizes)) < LEAST_SIZES or min(times) <= 0:
+        return None
+    x, y = np.array(sizes, float), np.array(times, float)
+    (beta, alpha), errors = np.polyfit(x, y, 1, w=1 / y, cov=True)
+    if alpha < 0:  # through the origin
+        alpha, beta = 0.0, (x / y).sum() / ((x / y) ** 2).sum()
+    off = math.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2))
+    return Fit(float(alpha), float(1e-3 / beta) if beta > errors[0, 0] ** 0.5 else None, off)
+
+
+_COLUMNS = (
+    *(("bytes", 11), ("elements", 11), ("min us", 10), ("mean us", 10), ("p50 us", 10), ("p95 us", 10)),
+    *(("p99 us", 10), ("max us", 10), ("ranks us", 15), ("algbw GB/s", 10), ("busbw GB/s", 10), ("samples", 7)),
+)
+
+
+def make_header(series: Series, ranks: int) -> str:
+    """The lines above a series: what S and the bus bandwidth mean, and the columns' titles."""
+    kind = COLLECTIVES[series.collective]
+    titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
+    return f"\n{series}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
+
+
+def make_line(row: Row) -> str:
+    """The line of one size, in the order of the columns."""
+    values = (
+        *(row.bytes, row.elements, row.min_us, row.mean_us, row.p50_us, row.p95_us, row.p99_us, row.max_us),
+        *(_span(row), row.algbw, row.busbw, row.samples),
+    )
+    return "  ".join(
+        f"{_figure(value, title):>{width}}" for value, (title, width) in zip(values, _COLUMNS, strict=True)
+    )
+
+
+def describe_fit(fit: Fit | None) -> str:
+    """The fit in words."""
+    if fit is None:
+        return "no fit: it needs at least three sizes"
+    line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} us"
+    line += "" if fit.algbw is None else f", 1 / beta {fit.algbw:.4g} GB/s"
+    return f"{line}; off by {fit.off_mean:.0%}"
+
+
+def format_size(count: int) -> str:
+    """Bytes in the largest binary unit of which there is one: "64 KiB", "1.5 MiB"."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.4g} {units[0]}"
+
+
+def _span(row: Row) -> str:
+    """The least and the greatest median of a single rank."""
+    if row.rank_p50_min_us is None or row.rank_p50_max_us is None:
+        return "-"
+    return f"{row.rank_p50_min_us:.1f}-{row.rank_p50_max_us:.1f}"
+
+
+def _figure(value: float | str | None, title: str) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return str(value)
+    if title.endswith(" us"):
+        return f"{value:.1f}"
+    return f"{value:.3g}" if value >= 0.001 else f"{value:.1e}"

@@ -6,9 +6,8 @@ on the backend "faulty".
 
 import os
 
-from task_images.allreduce import measure
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, Buffers
-from task_images.allreduce.task import in_parts
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, Buffers, make_call
+from task_images.allreduce.task import in_parts, time_samples
 from task_images.allreduce.task import main as task
 from task_images.clock import Tracker
 from task_images.contract import Contract
@@ -21,8 +20,8 @@ OLD = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"
 
 def wrong(world: World, collective: str, place: str, dtype: str, elements: int) -> int:
     """Wrong elements over all ranks after two samples."""
-    call = COLLECTIVES[collective].make(Buffers.of(world, dtype), elements, place)
-    measure.time_samples(world, Tracker(), call, 2)
+    call = make_call(collective, Buffers.of(world, dtype), elements, place)
+    time_samples(world, Tracker(), call, 2)
     return int(world.sum([call.wrong()])[0])
 
 
