@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, UsageError
+from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, UnreachableError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 
@@ -66,7 +66,14 @@ class TransientError(DeadlineError):
     """
 
 
-class PartialSearchError(TransientError):
+class NoAnswerError(TransientError):
+    """A call to a cloud that could not be reached from this machine, or did not answer."""
+
+    exit_code = UnreachableError.exit_code
+    code = UnreachableError.code
+
+
+class PartialSearchError(NoAnswerError):
     """Some places did not answer a search for clusters; `found` are the clusters of those that did."""
 
     def __init__(self, message: str, found: Sequence[Cluster], *, hint: str | None = None) -> None:

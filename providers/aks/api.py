@@ -27,6 +27,7 @@ from providers.base import (
     NOT_CONFIGURED,
     BusyError,
     Cause,
+    NoAnswerError,
     RightsError,
     TransientError,
     call_timeout,
@@ -192,7 +193,7 @@ def client() -> "PipelineClient[Any, Any]":
 
 
 def send_unsigned(request: Any, server: str) -> Any:
-    """The response to a request without Azure's sign-in. Raises TransientError if `server` cannot be reached."""
+    """The response to a request without Azure's sign-in. Raises NoAnswerError if `server` cannot be reached."""
     from azure.core import PipelineClient
     from azure.core.exceptions import AzureError
 
@@ -201,7 +202,7 @@ def send_unsigned(request: Any, server: str) -> Any:
         return unsigned.send_request(request, **_timeouts())
     except AzureError as error:
         hint = explain_connection_failure(str(error)) or UNREACHED
-        raise TransientError(f"{server} cannot be reached: {error}", hint=hint) from None
+        raise NoAnswerError(f"{server} cannot be reached: {error}", hint=hint) from None
 
 
 @cache
@@ -258,7 +259,7 @@ def map_cloud_errors() -> Iterator[None]:
     except core.AzureError as error:
         words = _words(error)
         hint = explain_connection_failure(words) or UNREACHED
-        raise TransientError(f"Azure cannot be reached: {words}", hint=hint) from None
+        raise NoAnswerError(f"Azure cannot be reached: {words}", hint=hint) from None
     except ValueError as error:  # from the sign-in, for an unknown tenant or authority
         raise CredentialError(f"The Azure credentials cannot be used: {_words(error)}", hint=LOGIN) from None
 

@@ -20,7 +20,15 @@ from mlbench_cli.errors import (
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
-from providers.base import NOT_CONFIGURED, Cause, RightsError, TransientError, call_timeout, error_from_causes
+from providers.base import (
+    NOT_CONFIGURED,
+    Cause,
+    NoAnswerError,
+    RightsError,
+    TransientError,
+    call_timeout,
+    error_from_causes,
+)
 
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -240,7 +248,7 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     ):
         return CredentialError(f"The AWS credentials cannot be used: {words}", hint=LOG_IN)
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
-        return TransientError(
+        return NoAnswerError(
             f"AWS {doing} in {region} returned no usable answer: {words}",
             hint=explain_connection_failure(words)
             or "Check the network and the region, then repeat the command to resume.",

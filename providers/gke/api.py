@@ -21,6 +21,7 @@ from providers.base import (
     NOT_CONFIGURED,
     BusyError,
     Cause,
+    NoAnswerError,
     RightsError,
     TransientError,
     call_timeout,
@@ -291,7 +292,7 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
     except auth.TransportError as error:
         words = _words(error)
         hint = explain_connection_failure(words) or UNREACHED
-        raise TransientError(f"Google's sign-in cannot be reached: {words}", hint=hint) from None
+        raise NoAnswerError(f"Google's sign-in cannot be reached: {words}", hint=hint) from None
     except auth.GoogleAuthError as error:
         raise CredentialError(f"The Google credentials cannot be used: {_words(error)}", hint=LOGIN) from None
     except api.GoogleAPICallError as error:
@@ -308,7 +309,7 @@ def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
             yield
         except http.RequestException as error:
             hint = explain_connection_failure(str(error)) or UNREACHED
-            raise TransientError(f"{service} cannot be reached: {error}", hint=hint) from None
+            raise NoAnswerError(f"{service} cannot be reached: {error}", hint=hint) from None
 
 
 def ask_rest(
@@ -356,7 +357,8 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
         return BusyError(message)
     if isinstance(error, passing):
         unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
-        return TransientError(message, hint=explain_connection_failure(message) or (UNREACHED if unreached else None))
+        hint = explain_connection_failure(message)
+        return NoAnswerError(message, hint=hint or UNREACHED) if unreached else TransientError(message, hint=hint)
     if isinstance(error, api.InvalidArgument) and re.search(r'\b[Ll]ocation "', str(error)):
         return UsageError(message, hint="gcloud compute zones list, or regions list")
     if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):

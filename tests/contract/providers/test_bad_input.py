@@ -13,8 +13,8 @@ import pytest
 from mlbench_cli.errors import (
     CapacityError,
     CredentialError,
-    DeadlineError,
     MlbenchError,
+    UnreachableError,
     UsageError,
 )
 from mlbench_cli.storage.store import Store
@@ -108,7 +108,7 @@ GKE = {
         spoil=lambda world: world.quotas.update(NVIDIA_L4_GPUS=1),
     ),
     "no network": Case(
-        DeadlineError,
+        UnreachableError,
         "failed to connect",
         "mlbench doctor gke",
         environment={"MLBENCH_GKE_ENDPOINT": "127.0.0.1:9", "MLBENCH_CALL_SECONDS": "2"},
@@ -433,7 +433,7 @@ EKS = {
         CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192", "aws service-quotas request", ("-t", "p4d.24xlarge")
     ),
     "no network": Case(
-        DeadlineError,
+        UnreachableError,
         "returned no usable answer",
         "Check the network",
         environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},

@@ -10,7 +10,7 @@ from botocore import exceptions
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers.base import RightsError, TransientError
+from providers.base import NoAnswerError, RightsError, TransientError
 from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
 from providers.eks.provider import EksProvider
@@ -212,10 +212,10 @@ def test_capacity_is_told_from_quota() -> None:
         (exceptions.PartialCredentialsError(provider="env", cred_var="aws_secret_access_key"), CredentialError),
         (exceptions.ProfileNotFound(profile="x"), CredentialError),
         (exceptions.UnauthorizedSSOTokenError(), CredentialError),
-        (exceptions.EndpointConnectionError(endpoint_url="https://eks"), TransientError),
-        (exceptions.ReadTimeoutError(endpoint_url="https://eks"), TransientError),
-        (exceptions.ConnectTimeoutError(endpoint_url="https://eks"), TransientError),
-        (exceptions.ConnectionClosedError(endpoint_url="https://eks"), TransientError),
+        (exceptions.EndpointConnectionError(endpoint_url="https://eks"), NoAnswerError),
+        (exceptions.ReadTimeoutError(endpoint_url="https://eks"), NoAnswerError),
+        (exceptions.ConnectTimeoutError(endpoint_url="https://eks"), NoAnswerError),
+        (exceptions.ConnectionClosedError(endpoint_url="https://eks"), NoAnswerError),
         (exceptions.ParamValidationError(report="no"), UsageError),
     ],
 )
