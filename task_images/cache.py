@@ -29,7 +29,6 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 Say = Callable[[str], None]
 
 _IDENTITY = "identity.json"
-_ORIGIN = ".origin.json"
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,12 @@ def cached_folder(
     sources: Callable[[], Sequence[Path]],
     build: Callable[[Path], None],
     say: Say = print,
-    *,
-    resumable: bool = False,
 ) -> Entry:
     """The entry `name` in `folder` or, if that is not writable, in mlbench's own folder. The first caller builds it.
 
     It is rebuilt when `key` (a JSON value: version and parameters of `build`) or the files that `sources` lists have
-    changed. Without source files (e.g. deleted after conversion) the entry stays valid. `resumable`: `build` may find
-    partial results of an interrupted build with the same key and files. Raises EnvironmentUnfitError for errors of the
-    file system, and whatever `build` raises.
+    changed. Without source files (e.g. deleted after conversion) the entry stays valid. Raises EnvironmentUnfitError
+    for errors of the file system, and whatever `build` raises.
     """
     with as_task_error(folder / name):
         for place in (folder, data_folder(Contract({}))):
@@ -86,7 +82,7 @@ def cached_folder(
     target = place / f"{name}.cache"
     with hold_lock(place / f"{name}.lock", say), as_task_error(target):
         # Another process may have built it meanwhile.
-        return _find(target, key, sources) or _build(target, key, sources, build, resumable)
+        return _find(target, key, sources) or _build(target, key, sources, build)
 
 
 def cached_arrays(
@@ -152,38 +148,24 @@ def _find(target: Path, key: object, sources: Callable[[], Sequence[Path]]) -> E
     return Entry(target, str(digest))
 
 
-def _build(
-    target: Path, key: object, sources: Callable[[], Sequence[Path]], build: Callable[[Path], None], resumable: bool
-) -> Entry:
+def _build(target: Path, key: object, sources: Callable[[], Sequence[Path]], build: Callable[[Path], None]) -> Entry:
     partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     origin = {"key": key, "sources": [_state(path) for path in sources()]}
-    if not resumable or _read_origin(partial) != json.dumps(origin):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        (partial / _ORIGIN).write_text(json.dumps(origin), "utf-8")
     try:
         build(partial)
-        (partial / _ORIGIN).unlink()
         digest = digest_folder(partial)
         (partial / _IDENTITY).write_text(json.dumps({**origin, "digest": digest}), "utf-8")
         for path in partial.rglob("*"):
             if path.is_file():
                 _flush(path)
-    except BaseException as error:
-        if not resumable or isinstance(error, EnvironmentUnfitError):  # retrying does not fix bad data
-            shutil.rmtree(partial, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return Entry(target, digest)
-
-
-def _read_origin(partial: Path) -> str | None:
-    """The recorded key and sources of an interrupted build."""
-    try:
-        return (partial / _ORIGIN).read_text("utf-8")
-    except OSError:
-        return None
 
 
 def _flush(path: Path) -> None:

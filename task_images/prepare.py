@@ -2,7 +2,7 @@
 
 Does in advance what the first run would do: official archives are fetched if their license allows it, or taken from the
 folder, then checked, converted and cached. Progress goes to standard error, the result as one JSON object to standard
-output. After an interruption, it resumes where it stopped.
+output. After an interruption, downloads resume where they stopped.
 
 Files at URLs (https://, s3://, gs://) are copied into the folder first.
 

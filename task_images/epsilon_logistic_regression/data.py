@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,21 +60,16 @@ def load_with_digest(source: Path, features: int) -> tuple[Dense, str]:
         _convert(source, place, features)
 
     key = [FORMAT, features]
-    entry = cached_folder(source.parent, source.name, key, lambda: [source], build, resumable=True)
+    entry = cached_folder(source.parent, source.name, key, lambda: [source], build)
     rows = np.memmap(entry.folder / "rows.f32", np.float32, "r").reshape(-1, features)
     return Dense(np.asarray(rows), np.fromfile(entry.folder / "labels.f32", np.float32)), entry.digest
 
 
 def _convert(source: Path, place: Path, features: int) -> None:
-    """Write rows and labels, behind those that an interrupted conversion left in `place`."""
-    paths = place / "rows.f32", place / "labels.f32"
-    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
-    count = min(sizes[0] // (4 * features), sizes[1] // 4)
-    progress = ProgressLines(f"converting {source.name}", source.stat().st_size, print)
-    with open(paths[0], "ab") as rows, open(paths[1], "ab") as labels:
-        rows.truncate(4 * features * count)
-        labels.truncate(4 * count)
-        for block in read_blocks(source, features, count, progress.reach):
+    """Write rows and labels."""
+    progress, count = ProgressLines(f"converting {source.name}", source.stat().st_size, print), 0
+    with open(place / "rows.f32", "wb") as rows, open(place / "labels.f32", "wb") as labels:
+        for block in read_blocks(source, features, progress.reach):
             block.rows.tofile(rows)
             block.labels.tofile(labels)
             count += len(block.labels)
@@ -83,15 +77,13 @@ def _convert(source: Path, place: Path, features: int) -> None:
         raise EnvironmentUnfitError(f"{source} holds no sample")
 
 
-def read_blocks(
-    source: Path, features: int, skipped: int = 0, reach: Callable[[int], None] = lambda place: None
-) -> Iterator[Dense]:
-    """The samples of `source` in its order but for the first `skipped`, in blocks of some megabytes. Errors as `load`.
-    `reach` gets the number of bytes of the file that were read, after each block."""
+def read_blocks(source: Path, features: int, reach: Callable[[int], None] = lambda place: None) -> Iterator[Dense]:
+    """The samples of `source` in its order, in blocks of some megabytes. Errors as `load`. `reach` gets the number of
+    bytes of the file that were read, after each block."""
     size = max(1, _BLOCK_BYTES // (4 * features))
     rows, labels, filled = np.zeros((size, features), np.float32), np.zeros(size, np.float32), 0
     with open(source, "rb") as raw, bz2.open(raw) if source.suffix == ".bz2" else nullcontext(raw) as file:
-        for number, line in islice(_lines(source, file), skipped, None):
+        for number, line in _lines(source, file):
             labels[filled] = _parse(source, number, line, rows[filled])
             filled += 1
             if filled == size:

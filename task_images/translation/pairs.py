@@ -12,12 +12,12 @@ There are two official formats:
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ Encode = Callable[[str], list[int]]
 
 _SIDES = ("source", "target")
 _LEFT_OUT = "left_out.json"
-_JOURNAL = ".journal.json"
-KEEP_EVERY = 100_000  # lines
 _DIGEST_BLOCK = 100_000  # sentences
 _MAGIC = b"TNTIDX\x00\x00"
 _TYPES: dict[int, type[np.integer]] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64}
@@ -176,105 +174,50 @@ def read_prepacked(path: Path, vocabulary: int) -> Pairs:
 
 
 class IndexedWriter:
-    """Writes one language in the indexed format, sentence by sentence. Lengths are in a hidden file until `finish`.
+    """Writes one language in the indexed format, sentence by sentence."""
 
-    `kept`: sentences and bytes written by an interrupted writer, after which to continue.
-    """
-
-    def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack, kept: tuple[int, int] = (0, 0)) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack) -> None:
+        self._prefix, self._lengths = prefix, array("q")
         self._code = 3 if vocabulary <= np.iinfo(np.int16).max else 4
-        self._lengths_path = prefix.with_name(f".{prefix.name}.lengths")
-        self._lengths = _open_behind(self._lengths_path, 8 * kept[0], stack)
-        self._file = _open_behind(prefix.with_name(f"{prefix.name}.bin"), kept[1], stack)
+        self._file = stack.enter_context(prefix.with_name(f"{prefix.name}.bin").open("wb"))
 
     def add(self, numbers: list[int]) -> None:
         """Append a sentence."""
-        self._lengths.write(len(numbers).to_bytes(8, "little"))
+        self._lengths.append(len(numbers))
         self._file.write(np.asarray(numbers, _TYPES[self._code]).tobytes())
-
-    def flush(self) -> tuple[int, int]:
-        """Write buffered data; returns the number of sentences and bytes written."""
-        self._lengths.flush()
-        self._file.flush()
-        return self._lengths.tell() // 8, self._file.tell()
 
     def finish(self) -> None:
         """Write the index, without which the data cannot be read."""
-        count, _ = self.flush()
-        lengths = np.fromfile(self._lengths_path, "<i8")
+        count, lengths = len(self._lengths), np.array(self._lengths, "<i8")
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
         width = np.dtype(_TYPES[self._code]).itemsize
         with self._prefix.with_name(f"{self._prefix.name}.idx").open("wb") as index:
             index.write(_MAGIC + struct.pack("<5Q", 1, self._code, width, count, count))
             index.write(np.arange(count + 1, dtype="<i8").tobytes() + starts.tobytes() + lengths.tobytes())
-        self._lengths_path.unlink()
-
-
-def _open_behind(path: Path, size: int, stack: ExitStack) -> BinaryIO:
-    """The file, truncated to `size` bytes and opened for appending."""
-    file: BinaryIO = stack.enter_context(path.open("r+b" if size else "wb"))
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-@dataclass
-class Encoded:
-    """Progress of an encoding: lines read, lines excluded, and for each language sentences and bytes written."""
-
-    lines: int = 0
-    left_out: dict[str, int] = field(default_factory=lambda: {"too long": 0, "empty": 0})
-    written: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
-
-    @classmethod
-    def read(cls, folder: Path) -> "Encoded":
-        """The progress of an interrupted encoding in `folder`; zero if there is none."""
-        try:
-            stored = json.loads((folder / _JOURNAL).read_text(encoding="utf-8"))
-            return cls(stored["lines"], stored["left_out"], [(count, size) for count, size in stored["written"]])
-        except (OSError, ValueError, LookupError, TypeError):
-            return cls()
-
-    def keep(self, folder: Path, writers: Sequence[IndexedWriter]) -> None:
-        """Record that everything so far is written."""
-        self.written = [writer.flush() for writer in writers]
-        new = folder / f"{_JOURNAL}.new"
-        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        new.replace(folder / _JOURNAL)
 
 
 def encode_text(texts: tuple[Path, Path], encode: Encode, folder: Path, vocabulary: int, longest: int) -> None:
     """Encode two parallel text files into `folder` (see `read_encoded`), in one pass, one pair of lines in memory.
 
     `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are excluded and
-    counted. `longest` = 0: for evaluation, nothing is excluded. Resumes an interrupted call, whose progress is recorded
-    every KEEP_EVERY lines. Raises EnvironmentUnfitError if a file is missing, is not UTF-8, or has more lines than the
-    other.
+    counted. `longest` = 0: for evaluation, nothing is excluded. Raises EnvironmentUnfitError if a file is missing, is
+    not UTF-8, or has more lines than the other.
     """
-    done = Encoded.read(folder)
-    kept = done.lines
+    left_out = {"too long": 0, "empty": 0}
     progress = ProgressLines(f"encoding {texts[0].name}", sum(map(file_size, texts)), print)
     with ExitStack() as stack:
-        sides = zip(_SIDES, done.written, strict=True)
-        writers = [IndexedWriter(folder / name, vocabulary, stack, written) for name, written in sides]
-        for done.lines, pair in enumerate(parallel_lines(*texts), start=1):
-            # Approximate: a character may have several bytes.
-            progress.add(sum(map(len, pair)) + 2, is_old=done.lines <= kept)
-            if done.lines <= kept:
-                continue
+        writers = [IndexedWriter(folder / name, vocabulary, stack) for name in _SIDES]
+        for pair in parallel_lines(*texts):
+            progress.add(sum(map(len, pair)) + 2)  # approximate: a character may have several bytes
             sentences = _encode_pair(pair, encode, longest)
             if isinstance(sentences, str):
-                done.left_out[sentences] += 1
-            else:
-                for writer, sentence in zip(writers, sentences, strict=True):
-                    writer.add(sentence)
-            if done.lines % KEEP_EVERY == 0:
-                done.keep(folder, writers)
+                left_out[sentences] += 1
+                continue
+            for writer, sentence in zip(writers, sentences, strict=True):
+                writer.add(sentence)
         for writer in writers:
             writer.finish()
-    (folder / _LEFT_OUT).write_text(json.dumps(done.left_out), encoding="utf-8")
-    (folder / _JOURNAL).unlink(missing_ok=True)
+    (folder / _LEFT_OUT).write_text(json.dumps(left_out), encoding="utf-8")
 
 
 def _encode_pair(pair: tuple[str, str], encode: Encode, longest: int) -> list[list[int]] | str:

@@ -147,7 +147,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
         encode_text(texts, vocabulary.encode, place, vocabulary.size, longest)
 
     inputs = [*texts, folder / VOCABULARY]
-    entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: inputs, build, resumable=True)
+    entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: inputs, build)
     return read_encoded(entry.folder)
 
 

@@ -90,7 +90,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, long
 
     inputs = [*texts, folder / f"dict.{SOURCE}.txt"]
     key = [FORM, subtokens.size]
-    entry = cached_folder(cache, f"wmt17-{name}-{longest}", key, lambda: inputs, build, resumable=True)
+    entry = cached_folder(cache, f"wmt17-{name}-{longest}", key, lambda: inputs, build)
     return read_encoded(entry.folder)
 
 

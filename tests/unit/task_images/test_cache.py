@@ -63,34 +63,18 @@ def test_an_entry_that_could_not_be_built_leaves_only_its_lock(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name.lock"]
 
 
-def test_a_build_that_was_interrupted_goes_on_if_it_can_and_nothing_changed(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("one")
-    stopped = True
+def test_what_an_interrupted_build_left_is_not_taken_for_data(tmp_path: Path) -> None:
+    def interrupt(place: Path) -> None:
+        (place / "lines").write_text("half")
+        raise KeyboardInterrupt
 
-    def build(place: Path) -> None:
-        with open(place / "lines", "a") as file:
-            file.write("line\n")
-            if stopped:
-                raise KeyboardInterrupt
-
-    def interrupt(key: int, *, resumable: bool) -> list[str]:
-        with pytest.raises(KeyboardInterrupt):
-            cached_folder(tmp_path, "name", key, lambda: [text], build, resumable=resumable)
-        return (tmp_path / "name.cache.partial" / "lines").read_text().split() if resumable else []
-
-    assert interrupt(1, resumable=True) == ["line"]
-    assert interrupt(1, resumable=True) == ["line"] * 2
-    assert interrupt(2, resumable=True) == ["line"]  # of another key
-    text.write_text("another")
-    assert interrupt(2, resumable=True) == ["line"]  # of another file
-    stopped = False
-    entry = cached_folder(tmp_path, "name", 2, lambda: [text], build, resumable=True)
-    assert (entry.folder / "lines").read_text() == "line\nline\n"
-    assert sorted(path.name for path in entry.folder.iterdir()) == ["identity.json", "lines"]
-    stopped = True
-    interrupt(3, resumable=False)
+    with pytest.raises(KeyboardInterrupt):
+        cached_folder(tmp_path, "name", 1, list, interrupt)
     assert not (tmp_path / "name.cache.partial").exists()
+    (tmp_path / "name.cache.partial").mkdir()
+    (tmp_path / "name.cache.partial" / "lines").write_text("half")  # of a process that was killed
+    entry = cached_folder(tmp_path, "name", 1, list, lambda place: (place / "whole").touch())
+    assert sorted(path.name for path in entry.folder.iterdir()) == ["identity.json", "whole"]
 
 
 def test_a_read_only_folder_is_used_as_it_is_and_never_written(

@@ -1,8 +1,6 @@
 """The LIBSVM reader: exact values, plain and compressed, re-use and renewal of the cache, errors with their place."""
 
 import bz2
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,34 +46,6 @@ def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
     source.write_bytes(b"1 1:9\n")
     assert load(source, 4).rows.tolist() == [[9, 0, 0, 0]]
     assert load(source, 2).rows.tolist() == [[9, 0]]
-
-
-def test_a_killed_conversion_goes_on_behind_the_last_whole_sample(tmp_path: Path) -> None:
-    """A process is killed when it has converted two blocks of four samples; the next one parses only what is left."""
-    source = tmp_path / "data"
-    source.write_text("".join(f"1 1:{number}\n" for number in range(17)))
-    program = (
-        "import os, signal, sys; from pathlib import Path; from task_images.epsilon_logistic_regression import data\n"
-        "libsvm = data\n"
-        "libsvm._BLOCK_BYTES, read_blocks = 64, libsvm.read_blocks\n"
-        "def read_until_killed(*arguments):\n"
-        "    for number, block in enumerate(read_blocks(*arguments)):\n"
-        "        if number == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        yield block\n"
-        "libsvm.read_blocks = read_until_killed\n"
-        "libsvm.load(Path(sys.argv[1]), 4)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(source)], check=False).returncode == -signal.SIGKILL
-    # A row that was written in part does not count. Those that are there are told from those of the file by a mark.
-    with open(tmp_path / "data.cache.partial" / "rows.f32", "r+b") as file:
-        for number in range(8):
-            file.seek(16 * number)
-            file.write(np.float32(100 + number).tobytes())
-        file.seek(0, os.SEEK_END)
-        file.write(b"\0" * 7)
-    found = load(source, 4)
-    assert found.rows[:, 0].tolist() == [*range(100, 108), *range(8, 17)]
-    assert len(found.labels) == 17
 
 
 def test_what_a_killed_conversion_left_is_not_taken_for_data(tmp_path: Path) -> None:

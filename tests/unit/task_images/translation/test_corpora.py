@@ -15,9 +15,6 @@ from task_images.translation.bleu import (
     mean_of_batches,
 )
 from task_images.translation.corpora import Part, join_parts
-from task_images.translation.pairs import (
-    Encoded,
-)
 
 
 def pack(path: Path, files: Mapping[str, bytes]) -> None:
@@ -82,12 +79,3 @@ def test_a_mean_of_batches_weighs_the_last_batch_by_its_sentences() -> None:
     found = mean_of_batches(score, ["0", "1", "2", "3", "4"], ["10", "11", "12", "13", "14"], 2)
     assert sizes == [2, 2, 1]
     assert found == pytest.approx((0 * 2 + 2 * 2 + 4 * 1) / 5)
-
-
-# --- word numbers on disk -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stored", ["", "{", "[]", '{"lines": 3}', '{"lines": 3, "left_out": {}, "written": [1]}'])
-def test_a_damaged_journal_begins_anew(tmp_path: Path, stored: str) -> None:
-    (tmp_path / ".journal.json").write_text(stored)
-    assert Encoded.read(tmp_path) == Encoded(0, {"too long": 0, "empty": 0}, [(0, 0), (0, 0)])

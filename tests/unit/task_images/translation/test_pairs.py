@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from task_images.contract import EnvironmentUnfitError
-from task_images.translation import pairs as pairs_module
 from task_images.translation.pairs import (
     Pairs,
     Side,
@@ -88,30 +87,6 @@ def test_text_is_encoded_and_what_is_left_out_is_counted(tmp_path: Path) -> None
     assert len(everything) == 5
     assert everything.target.sentence(1) == [2]
     assert everything.within(4).left_out == {"too long": 1, "empty": 0}
-
-
-def test_an_interrupted_encoding_goes_on_with_the_next_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tenth line is remembered; what was written behind it is written again."""
-    monkeypatch.setattr(pairs_module, "KEEP_EVERY", 10)
-    texts = write(tmp_path, *(b"".join(b"a " * (number % 7) + b"\n" for number in range(95)) for _ in range(2)))
-    encode_text(texts, encode, tmp_path, 100, longest=5)
-    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for name in whole.keys() - {path.name for path in texts}:
-        (tmp_path / name).unlink()
-    encoded: list[str] = []
-
-    def interrupt(line: str) -> list[int]:
-        if len(encoded) == 100:
-            raise KeyboardInterrupt
-        encoded.append(line)
-        return encode(line)
-
-    with pytest.raises(KeyboardInterrupt):
-        encode_text(texts, interrupt, tmp_path, 100, longest=5)
-    encoded.clear()
-    encode_text(texts, interrupt, tmp_path, 100, longest=5)
-    assert 0 < len(encoded) < 100
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
 def test_a_line_separator_of_unicode_does_not_end_a_line(tmp_path: Path) -> None:
