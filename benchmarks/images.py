@@ -35,7 +35,7 @@ from task_images.contract import Contract
 from task_images.data import Batch
 from task_images.images import ImageData, synthetic_images
 from task_images.methods.base import Bsp
-from task_images.models.resnet import resnet
+from task_images.resnet import resnet
 from task_images.train import Precision
 from task_images.world import World, open_world
 

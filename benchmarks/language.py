@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.train import Passes, count_parameters
-from task_images.translation.batches import SentenceBatches, TokenBatches
+from task_images.train import count_parameters
+from task_images.translation.batches import Passes, SentenceBatches, TokenBatches
 from task_images.translation.beam import Search, beam_search
 from task_images.translation.pairs import Pairs, Side
 from task_images.translation.training import TranslationModel

@@ -27,7 +27,7 @@ from task_images.methods import FILES
 from task_images.methods.base import Method, MethodError
 from task_images.methods.catalog import find_class
 from task_images.methods.check import check_method
-from task_images.models.resnet import resnet
+from task_images.resnet import resnet
 from task_images.world import World, open_world
 
 BATCH = 16

@@ -21,8 +21,8 @@ from task_images.clock import Tracker
 from task_images.contract import Contract
 from task_images.data import ArrayData
 from task_images.methods.base import Bsp
-from task_images.models.resnet import resnet
 from task_images.report import Reporter
+from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
 from task_images.train import Plan, SampleBatches, Trainer
 from task_images.world import open_world

@@ -15,7 +15,7 @@ cache        data converted once per machine; fetch: downloads; published: where
 checkpoint   folders to resume from; restarts: by the agent; schedules, speed: what their names say
 facts        machine and code, for the environment event; cores: usable CPUs; gpu: NCCL's choices and GPU samples
 public       the stable interface for other people's tasks
-language, translation, models     shared by the language tasks, the translation tasks and the image tasks
+language, translation, resnet     shared by the language tasks, the translation tasks and the image tasks
 """
 
 import importlib

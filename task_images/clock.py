@@ -61,18 +61,9 @@ class Snapshot:
 
 
 class Tracker:
-    """Measures one rank, by `marks` of its device or the host's clock. Not thread-safe.
+    """Measures one rank, by `marks` of its device or the host's clock. Not thread-safe."""
 
-    `synchronize`, for devices without marks, is called at every boundary: exact, but host and device no longer overlap.
-    """
-
-    def __init__(
-        self,
-        synchronize: Callable[[], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        marks: Marks | None = None,
-    ) -> None:
-        self._synchronize = synchronize
+    def __init__(self, marks: Marks | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._marks = marks
         self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
@@ -153,18 +144,13 @@ class Tracker:
 
     def _start_anew(self) -> None:
         self._last_mark = self._marks.record() if self._marks else None
-        self._mark = self._now()
-
-    def _now(self) -> float:
-        if self._synchronize is not None:
-            self._synchronize()
-        return self._clock()
+        self._mark = self._clock()
 
     def _book(self, category: str) -> None:
         """A boundary: the time since the last one belongs to `category`."""
         is_training = self._in_step and category not in _OUTSIDE_TRAINING
         if self._marks is None:
-            now = self._now()
+            now = self._clock()
             self._add(category, now - self._mark, is_training)
             self._mark = now
             return

@@ -4,7 +4,8 @@ Neighbors in the ring of ranks measure each other over separate TCP connections:
 interface (processes of one machine) use the short form, about 20 ms; otherwise it takes up to 2 s. If the measurement
 fails, this is reported, and the run continues.
 
-`python -m task_images.network_probe` is the same probe as a program, for engines.
+Engines that emulate the network start the same probe as a program, one process for each rank:
+`python -m task_images.network RANK STAGE TOKEN HOST:PORT ...` with the places of all ranks. Rank 0 prints the report.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import secrets
 import socket
 import struct
-import threading
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Protocol, TypedDict, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from typing import Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
@@ -43,99 +45,54 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-LinkReport = TypedDict(  # functional form, because "from" is a keyword; from r to its right neighbor
-    "LinkReport",
-    {
-        "from": int,
-        "to": int,
-        "rtt_p50_seconds": float,
-        "rtt_p90_seconds": float,
-        "alone_bits_per_second": float,  # while no other link was used; for at most MAX_ALONE links
-        "together_bits_per_second": float,  # while all ranks sent
-        "first_bits_per_second": float,  # of the first bytes after a pause
-        "first_bytes": int,
-    },
-    total=False,
-)
+class Meeting(NamedTuple):
+    """Where ranks listen, by rank; the token that all of them know, to reject connections of other programs; and the
+    number of network stacks that they have."""
+
+    listener: socket.socket
+    places: Sequence[tuple[str, int]]
+    token: bytes
+    networks: int
 
 
-class CounterReport(TypedDict, total=False):
-    """Kernel counters of a rank's interface since it was created, and of TCP in its network namespace."""
+def measure_network(store: Any, rank: int, size: int, stage: str, master: str = "") -> dict[str, Any] | None:
+    """Measure the links among all ranks; all must call it. Returns rank 0's report, None on the others: the event
+    `network` of contract.py, with links from each rank to its right neighbor.
 
-    interface: str | None
-    rx_bytes: int
-    rx_packets: int
-    rx_dropped: int
-    tx_bytes: int
-    tx_packets: int
-    tx_dropped: int
-    retransmits: int
-
-
-class NetworkReport(TypedDict, total=False):
-    """Rank 0's report of a probe, with `error` instead of figures if it failed."""
-
-    stage: str
-    form: str
-    ranks: int
-    networks: int  # network stacks of the ranks
-    links: list[LinkReport]
-    counters: list[CounterReport]
-    seconds: float
-    error: str
-
-
-class Store(Protocol):
-    """A key-value store shared by the ranks, such as torch's rendezvous store."""
-
-    def set(self, key: str, value: str) -> Any:
-        """Set the value of a key, for all ranks."""
-
-    def append(self, key: str, value: str) -> None:
-        """Append to the value of a key."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number under a key, initially 0, and return the sum."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Wait for the key, and return its value."""
-        ...
-
-
-def measure_network(store: Store, rank: int, size: int, stage: str, master: str = "") -> NetworkReport | None:
-    """Measure the links among all ranks; all must call it. Returns the report on rank 0, None on the others.
-
+    store    shared by the ranks: torch's rendezvous store
     stage    before or after: the report's name, and a part of the keys in the store
     master   address of rank 0, whose route determines this rank's interface if no variable names it
-
-    Times are in seconds, rates in bits per second; counters are those of this rank's interface since it was created.
     """
-    begun = time.monotonic()
-    try:
+
+    def meet() -> Meeting:
         address = find_own_address(os.environ, master)
         listener = socket.create_server((address, 0), family=_SOCKET_FAMILY, backlog=size + 8)
+        if rank == 0:
+            store.set(f"network/{stage}/token", secrets.token_hex(16))
+        token = store.get(f"network/{stage}/token")
+        own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
+        everyone = exchange_addresses(store, rank, size, stage, own)
+        places = [(host, int(port)) for host, port, _ in everyone]
+        return Meeting(listener, places, token, len({identity for _, _, identity in everyone}))
+
+    return _report(rank, stage, meet)
+
+
+def _report(rank: int, stage: str, meet: Callable[[], Meeting]) -> dict[str, Any] | None:
+    begun = time.monotonic()
+    try:
+        listener, places, token, networks = meet()
+        form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
         with listener:
-            # A secret of this probe, to reject connections of other programs.
-            if rank == 0:
-                store.set(f"network/{stage}/token", secrets.token_hex(16))
-            token = store.get(f"network/{stage}/token")
-            own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
-            everyone = exchange_addresses(store, rank, size, stage, own)
-            places = [(host, int(port)) for host, port, _ in everyone]
-            networks = len({identity for _, _, identity in everyone})
-            form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
-            links = _measure(rank, places, listener, token, form)
+            found = _measure(rank, places, listener, token, form)
     except (OSError, RuntimeError, ValueError) as error:
-        if rank:
-            return None
-        return {"stage": stage, "error": " ".join(str(error).split())[:200], "seconds": time.monotonic() - begun}
-    if links is None:
-        return None
-    return {"stage": stage, "form": form, "networks": networks, **links, "seconds": time.monotonic() - begun}
+        report: dict[str, Any] = {"stage": stage, "error": " ".join(str(error).split())[:200]}
+    else:
+        report = {"stage": stage, "form": form, "networks": networks, **(found or {})}
+    return None if rank else {**report, "seconds": time.monotonic() - begun}
 
 
-def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str) -> list[list[str]]:
+def exchange_addresses(store: Any, rank: int, size: int, stage: str, own: str) -> list[list[str]]:
     """Exchange three words per rank, and return those of all ranks, by rank.
 
     At most four requests per rank for any number of ranks; reading all keys would take a million for 1,024 ranks.
@@ -175,9 +132,9 @@ def find_interface(address: str) -> str | None:
     return None
 
 
-def read_counters(interface: str | None) -> CounterReport:
+def read_counters(interface: str | None) -> dict[str, Any]:
     """Bytes, packets and drops of one interface, and TCP's retransmissions in this network namespace, so far."""
-    found: CounterReport = {"interface": interface}
+    found: dict[str, Any] = {"interface": interface}
     with suppress(OSError, ValueError, IndexError), open("/proc/net/dev", encoding="ascii") as file:
         for line in file:
             name, _, rest = line.partition(":")
@@ -286,7 +243,7 @@ def connect(place: tuple[str, int], hello: bytes) -> Line:
     return line
 
 
-def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str, Line]:
+def accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str, Line]:
     """Accept the connections that send the token and one of the `wanted` words, and return them by word."""
     found: dict[str, Line] = {}
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -307,57 +264,36 @@ def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str
 
 def _measure(
     rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
-) -> NetworkReport | None:
+) -> dict[str, Any] | None:
     size = len(places)
     right, left = (rank + 1) % size, (rank - 1) % size
     wanted = {f"data {left}"} | ({f"control {other}" for other in range(1, size)} if rank == 0 else set())
-    lines: list[Line] = []
-    try:
-        accepted: dict[str, Line] = {}
-        failure: list[BaseException] = []
-
-        def accept() -> None:
-            try:
-                accepted.update(_accept(listener, token, wanted))
-            except (OSError, ValueError) as error:
-                failure.append(error)
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        forward = connect(places[right], token + f" data {rank}".encode())
-        lines.append(forward)
+    with ExitStack() as stack:
+        # A connection is made when the other side listens, before it accepts.
+        forward = stack.enter_context(closing(connect(places[right], token + f" data {rank}".encode())))
         control = None
         if rank:
-            control = connect(places[0], token + f" control {rank}".encode())
-            lines.append(control)
-        thread.join()
-        lines += accepted.values()
-        if failure:
-            raise failure[0]
-        followers = [accepted[f"control {other}"] for other in range(1, size)] if rank == 0 else []
-        member = _Member(rank, size, form, forward, accepted[f"data {left}"], places[rank][0])
+            control = stack.enter_context(closing(connect(places[0], token + f" control {rank}".encode())))
+        accepted = accept(listener, token, wanted)
+        for line in accepted.values():
+            stack.enter_context(closing(line))
+        member = _Member(form, forward, accepted[f"data {left}"], places[rank][0])
         if control is not None:
             member.follow(control)
             return None
-        return _lead(member, followers, size, form)
-    finally:
-        for line in lines:
-            line.close()
+        return _lead(member, [accepted[f"control {other}"] for other in range(1, size)], size, form)
 
 
 class _Member:
     """One rank of the probe: executes rank 0's orders one by one."""
 
-    def __init__(self, rank: int, size: int, form: str, forward: Line, backward: Line, address: str) -> None:
-        self.rank, self.size, self.form = rank, size, form
-        self._forward, self._backward = forward, backward
+    def __init__(self, form: str, forward: Line, backward: Line, address: str) -> None:
+        self._form, self._forward, self._backward = form, forward, backward
         self._interface = find_interface(address)
         self._buffer = bytearray(1 << 18)
         self._trip = 0.0  # round-trip time to the right neighbor in seconds
         self._orders: dict[str, Callable[[int], Any]] = {
-            "ping": self._ping,
-            "echo": self._echo,
-            "both": self._ping_and_echo,
+            "ping": lambda count: _beside(lambda: self._echo(count), lambda: self._ping(count)),
             "grow": self._grow,
             "sink": self._sink,
             "send": self._forward.send_block,
@@ -391,9 +327,6 @@ class _Member:
         for _ in range(count):
             self._backward.socket.sendall(self._backward.read_byte())
 
-    def _ping_and_echo(self, count: int) -> list[float]:
-        return _beside(lambda: self._echo(count), lambda: self._ping(count))
-
     def _grow(self, _: int) -> int:
         """Send larger and larger blocks until one is long enough for the receiver; returns its size in bytes."""
         size = FIRST_CHUNK
@@ -406,7 +339,7 @@ class _Member:
     def _sink(self, _: int) -> float:
         """Receive what `_grow` sends; returns bits per second of the last block."""
         size = FIRST_CHUNK
-        enough = max(TRANSFER_SECONDS[self.form], min(MAX_TRIPS_SECONDS, TRANSFER_TRIPS * self._trip))
+        enough = max(TRANSFER_SECONDS[self._form], min(MAX_TRIPS_SECONDS, TRANSFER_TRIPS * self._trip))
         while True:
             begun = time.perf_counter()
             rate = self._backward.receive_block(size, self._buffer)
@@ -423,24 +356,14 @@ class _Member:
 
 def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
     """Run `aside` in a thread while `main` runs, and return the result of `main`."""
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            aside()
-        except OSError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    result = main()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(aside)
+        result = main()
+        beside.result()
+        return result
 
 
-def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> NetworkReport:
+def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> dict[str, Any]:
     """Rank 0's part: order one step after the other, and collect the results."""
 
     def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
@@ -457,8 +380,8 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> N
 
     # The task's share is counted from the end of the probe before it to the start of the one after it.
     counters = order({}, 0, "counters") if form == AFTER else []
-    links: list[LinkReport] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
-    for link, times in zip(links, order({}, PINGS[form], "both"), strict=True):
+    links: list[dict[str, Any]] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
+    for link, times in zip(links, order({}, PINGS[form], "ping"), strict=True):
         link["rtt_p50_seconds"] = times[len(times) // 2]
         link["rtt_p90_seconds"] = times[int(0.9 * len(times))]
     alone = sorted({number * size // min(size, MAX_ALONE) for number in range(min(size, MAX_ALONE))})
@@ -473,14 +396,14 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> N
             link["together_bits_per_second"] = rate
     if form == FULL:
         links[0]["first_bytes"] = min(block, BURST_BYTES)
-        links[0]["first_bits_per_second"] = _find_least(measure_first, BURST_EXCESS * links[0]["alone_bits_per_second"])
+        links[0]["first_bits_per_second"] = find_least(measure_first, BURST_EXCESS * links[0]["alone_bits_per_second"])
     counters = counters or order({}, 0, "counters")
     for line in followers:
         line.write("end")
     return {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
 
 
-def _find_least(measure: Callable[[], float], enough: float) -> float:
+def find_least(measure: Callable[[], float], enough: float) -> float:
     """The minimum of up to BURST_TRIALS measurements; stops early at one that is at most `enough`."""
     least, left = measure(), BURST_TRIALS - 1
     while least > enough and left:
@@ -491,3 +414,21 @@ def _find_least(measure: Callable[[], float], enough: float) -> float:
 def _shift(values: Sequence[Any]) -> list[Any]:
     """Reorder values from by-receiver to by-sender."""
     return [*values[1:], values[0]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """RANK STAGE TOKEN HOST:PORT ...; rank 0 prints the report."""
+    rank, stage, token, *places = arguments
+    hosts = [(host, int(port)) for host, _, port in (place.rpartition(":") for place in places)]
+
+    def meet() -> Meeting:
+        listener = socket.create_server(hosts[int(rank)], family=_SOCKET_FAMILY, backlog=len(hosts) + 8)
+        return Meeting(listener, hosts, token.encode(), len({host for host, _ in hosts}))
+
+    if (report := _report(int(rank), stage, meet)) is not None:
+        print(json.dumps(report), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from task_images import Lazy
 from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
 from task_images.contract import CATEGORIES, DivergedError, TaskUsageError
-from task_images.data import load_lasting_states, read_lasting_states, seed_device
+from task_images.data import Batch, Data, load_lasting_states, read_lasting_states, seed_device
 from task_images.methods.base import LossScale, MakeOptimizer, Method
 from task_images.parameters import CUDNN, CudaSettings
 from task_images.parameters import Protocol as ThroughputProtocol
@@ -78,70 +78,21 @@ class Batches(Protocol[P]):
         ...
 
 
-class SizedBatch(Protocol):
-    """This rank's part of one step; all ranks have `total` samples in it."""
-
-    @property
-    def size(self) -> int:
-        """Number of samples of this rank in the step."""
-
-    @property
-    def total(self) -> int:
-        """Number of samples of all ranks."""
-
-
-B = TypeVar("B", bound=SizedBatch)
-T = TypeVar("T", bound=SizedBatch, covariant=True)
-
-
-class TrainingData(Protocol[T]):
-    """Training batches by epoch, the same number on all ranks."""
-
-    steps: int
-
-    def training(self, epoch: int) -> Iterable[T]:
-        """The batches of `epoch` (from 1)."""
-        ...
-
-
-class SampleBatches(Generic[B]):
+class SampleBatches:
     """Batches as updates of one pass each."""
 
-    def __init__(self, data: TrainingData[B]) -> None:
+    def __init__(self, data: Data) -> None:
         self._data = data
 
     def count(self, epoch: int) -> int:
         """Number of updates in an epoch."""
         return self._data.steps
 
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
         """The updates of an epoch, starting with number `begin`."""
         for number, batch in enumerate(self._data.training(epoch)):
             if number >= begin:
                 yield Update([batch], 1, batch.size, batch.total, batch.total)
-
-
-class Passes(NamedTuple):
-    """`number` forward and backward passes per update and rank, each on `size` samples (or tokens)."""
-
-    number: int
-    size: int
-
-
-def plan_passes(global_batch: int, largest: int, ranks: int) -> Passes:
-    """Split `global_batch` evenly over `ranks` ranks and passes of at most `largest`.
-
-    Raises TaskUsageError if it cannot be split evenly.
-    """
-    number = max(1, -(-global_batch // (largest * ranks)))
-    size, rest = divmod(global_batch, ranks * number)
-    if rest or not size:
-        even = max(1, round(global_batch / (ranks * number))) * ranks * number
-        raise TaskUsageError(
-            f"a global batch of {global_batch} cannot be shared evenly by {ranks} ranks with {number} passes each",
-            f"Use another number of workers, or e.g. --set global_batch={even}.",
-        )
-    return Passes(number, size)
 
 
 # Maximum number of losses that stay on the device to be read together.

@@ -147,7 +147,7 @@ def main(contract: Contract) -> None:
     # No data set is stood in for: the buffers are what is measured.
     report = Reporter(world, data="buffers with a known pattern", synthetic=False)
     report.environment()
-    tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
+    tracker = Tracker(world.marks())
     world.barrier()
     tracker.restart()
     if settings.protocol == "legacy":

@@ -7,9 +7,9 @@ from task_images.contract import Contract, TaskUsageError
 from task_images.data import seed_all
 from task_images.images import ImageData
 from task_images.methods.base import Method
-from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters
 from task_images.report import training_session
+from task_images.resnet import resnet
 
 
 def main(contract: Contract) -> None:

@@ -193,7 +193,7 @@ def _lost_rank_0() -> Iterator[None]:
 # --- ResNet version 2 for small images (He et al. 2016), as the original's TensorFlow task has it --------------------
 # No norm after the stem, norm and ReLU before every convolution and at the end, and a 1x1 convolution of the activated
 # input, without a norm, in the first block of every stage. ResNet-20 has 272 538 parameters. The same as version 2 of
-# models.resnet; images are [n, height, width, channels].
+# resnet.resnet; images are [n, height, width, channels].
 
 WIDTHS, CLASSES = (16, 32, 64), 10
 EPSILON = 1e-5

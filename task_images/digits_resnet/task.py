@@ -18,7 +18,6 @@ from torch import Tensor
 from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract
 from task_images.data import ArrayData, Prepare, lasting_generator, numpy_generator, seed_all
-from task_images.models.resnet import resnet
 from task_images.parameters import (
     ClassifierSettings,
     HoldOutSettings,
@@ -28,6 +27,7 @@ from task_images.parameters import (
     read_parameters,
 )
 from task_images.report import DataIdentity, compare_data, digest_arrays, training_session
+from task_images.resnet import resnet
 from task_images.schedules import follow_plateaus, log2_warmup
 
 

@@ -13,8 +13,8 @@ from task_images.contract import Contract, TaskUsageError
 from task_images.data import seed_all
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
+from task_images.imagenet_resnet.model import imagenet_model
 from task_images.methods.ddp import Ddp
-from task_images.models.imagenet import imagenet_model
 from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
 from task_images.report import Reporter, made_up, training_session
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule

@@ -1,7 +1,7 @@
 """Parameter servers (Li et al. 2014): processes that sum the trainers' gradients, in one gloo group with them.
 
 At each update trainer 0 tells each server which messages come, in which order. A server sums the parts of a message in
-the order of ranks, so that sums do not depend on who comes first, and answers all trainers.
+the order of ranks, so that sums do not depend on who comes first, and answers all trainers. Messages are in 32 bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ else:
 
 PREFIX = "servers"
 CONTROL, FIRST = 0, 1  # tags: of trainer 0's tables, and of the first message
-DTYPES = ("float32", "float16", "bfloat16", "float64")
 MAX_SERVERS = 64
 COLLECTIVE_SECONDS = 1800.0  # timeout of a message; long, because trainers validate in between
 
@@ -59,10 +58,16 @@ class ServerGroup:
         """Start to receive into `tensor`."""
         return self._group.recv([tensor], rank, tag)
 
-    def announce(self, table: Sequence[tuple[int, int]], server: int) -> None:
-        """Tell a server, as trainer 0, the elements and types of the messages that come; none: the training is done."""
-        for numbers in ([len(table)], *([table] if table else [])):
+    def announce(self, sizes: Sequence[int], server: int) -> None:
+        """Tell a server, as trainer 0, the elements of the messages that come; none: the training is done."""
+        for numbers in ([len(sizes)], sizes) if sizes else ([0],):
             self.send(torch.tensor(numbers), self.trainers + server, CONTROL).wait()
+
+    def read(self, count: int) -> list[int]:
+        """Numbers from trainer 0."""
+        numbers = torch.empty(count, dtype=torch.int64)
+        self.receive(numbers, 0, CONTROL).wait()
+        return [int(number) for number in numbers]
 
     def close(self) -> None:
         """Tell the servers that the training is done."""
@@ -105,13 +110,12 @@ class Served(Bucketed):
     def arrange(self, messages: list[Message]) -> list[Message]:
         """Distribute the messages over the servers."""
         ordered = super().arrange(messages)
-        self._tables: list[list[tuple[int, int]]] = [[] for _ in range(self.values["servers"])]
+        self._tables: list[list[int]] = [[] for _ in range(self.values["servers"])]  # elements, by server
         self._places: dict[int, tuple[int, int]] = {}  # message -> server, and number there
         chosen = assign([message.size for message in ordered], len(self._tables))
         for message, server in zip(ordered, chosen, strict=True):
             self._places[message.number] = server, len(self._tables[server])
-            kind = DTYPES.index(str(message.flat.dtype).removeprefix("torch."))
-            self._tables[server].append((message.flat.numel(), kind))
+            self._tables[server].append(message.flat.numel())
         return ordered
 
     def open_update(self) -> None:
@@ -125,7 +129,7 @@ class Served(Bucketed):
         """Send the message to its server, which answers with the sum over trainers."""
         server, number = self._places[message.number]
         rank, tag = self.world.size + server, FIRST + number
-        sent = message.flat.cpu()
+        sent = message.flat.to("cpu", torch.float32)
         answer = torch.empty_like(sent)
         booked = self.link.book(message.flat, 1)
         sending = self.group.send(sent, rank, tag)
@@ -186,33 +190,23 @@ def serve(contract: Contract) -> None:
     torch.set_num_threads(replicas.cpu_threads(contract))
     group = ServerGroup(contract, contract.servers)
     print(f"parameter server {number} serves {trainers} trainers", flush=True)
-    while count := _read(group, 1)[0]:
-        numbers = _read(group, 2 * count)
-        _sum_all(group, list(zip(numbers[::2], numbers[1::2], strict=True)))
+    while count := group.read(1)[0]:
+        _sum_all(group, group.read(count))
     print(f"parameter server {number}: all {trainers} trainers are done")
 
 
-def _read(group: ServerGroup, count: int) -> list[int]:
-    """Numbers from trainer 0."""
-    numbers = torch.empty(count, dtype=torch.int64)
-    group.receive(numbers, 0, CONTROL).wait()
-    return [int(number) for number in numbers]
-
-
-def _sum_all(group: ServerGroup, table: Sequence[tuple[int, int]]) -> None:
-    """Sum the messages of an update. Half precision is added in 32 bits."""
+def _sum_all(group: ServerGroup, sizes: Sequence[int]) -> None:
+    """Sum the messages of an update."""
     arriving = []
-    for number, (size, kind) in enumerate(table):
-        parts = [torch.empty(size, dtype=getattr(torch, DTYPES[kind])) for _ in range(group.trainers)]
-        arriving.append([(part, group.receive(part, rank, FIRST + number)) for rank, part in enumerate(parts)])
+    for tag, size in enumerate(sizes, FIRST):
+        parts = [torch.empty(size) for _ in range(group.trainers)]
+        arriving.append([(part, group.receive(part, rank, tag)) for rank, part in enumerate(parts)])
     answers = []
-    for number, messages in enumerate(arriving):
-        like = messages[0][0]
-        total = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+    for tag, messages in enumerate(arriving, FIRST):
+        total = torch.zeros_like(messages[0][0])
         for part, work in messages:
             work.wait()
             total += part
-        total = total.to(like.dtype)
-        answers += [group.send(total, rank, FIRST + number) for rank in range(group.trainers)]
+        answers += [group.send(total, rank, tag) for rank in range(group.trainers)]
     for work in answers:
         work.wait()

@@ -10,9 +10,32 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from task_images.contract import TaskUsageError
 from task_images.data import Indices, numpy_generator, shard
-from task_images.train import Passes
 from task_images.translation.pairs import Pairs
+
+
+class Passes(NamedTuple):
+    """`number` forward and backward passes per update and rank, each on `size` samples (or tokens)."""
+
+    number: int
+    size: int
+
+
+def plan_passes(global_batch: int, largest: int, ranks: int) -> Passes:
+    """Split `global_batch` evenly over `ranks` ranks and passes of at most `largest`.
+
+    Raises TaskUsageError if it cannot be split evenly.
+    """
+    number = max(1, -(-global_batch // (largest * ranks)))
+    size, rest = divmod(global_batch, ranks * number)
+    if rest or not size:
+        even = max(1, round(global_batch / (ranks * number))) * ranks * number
+        raise TaskUsageError(
+            f"a global batch of {global_batch} cannot be shared evenly by {ranks} ranks with {number} passes each",
+            f"Use another number of workers, or e.g. --set global_batch={even}.",
+        )
+    return Passes(number, size)
 
 
 class Update(NamedTuple):

@@ -5,15 +5,17 @@ Source: Sennrich, Haddow, Birch 2016 (arXiv 1508.07909). A codes file has one me
 """
 
 import heapq
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 from task_images.contract import EnvironmentUnfitError
-from task_images.text import Pair, join_pair, merge_pairs
 from task_images.translation.pairs import lines
+
+Pair = tuple[str, str]
 
 HEADER = "#version: 0.2"
 SEPARATOR = "@@"
@@ -89,7 +91,7 @@ def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Pair]:
         changed: set[Pair] = set()
         for place in places.pop(best.pair):
             symbols, count = words[place]
-            after = join_pair(symbols, best.pair, best.pair[0] + best.pair[1])
+            after = join_pair(symbols, best.pair)
             words[place] = (after, count)
             for pair in pairwise(symbols):
                 pairs[pair] -= count
@@ -117,3 +119,24 @@ class _Candidate:
 
 def _symbols(word: str) -> list[str]:
     return [*word[:-1], word[-1] + _END]
+
+
+def join_pair(symbols: Sequence[str], pair: Pair) -> list[str]:
+    """`symbols` with every occurrence of `pair`, from left to right, joined."""
+    found: list[str] = []
+    place = 0
+    while place < len(symbols):
+        is_pair = place + 1 < len(symbols) and (symbols[place], symbols[place + 1]) == pair
+        found.append(pair[0] + pair[1] if is_pair else symbols[place])
+        place += 2 if is_pair else 1
+    return found
+
+
+def merge_pairs(symbols: list[str], ranks: Mapping[Pair, int]) -> list[str]:
+    """`symbols` after all merges that apply, each time the one with the lowest rank."""
+    while len(symbols) > 1:
+        best = min(pairwise(symbols), key=lambda pair: ranks.get(pair, sys.maxsize))
+        if best not in ranks:
+            break
+        symbols = join_pair(symbols, best)
+    return symbols

@@ -20,9 +20,9 @@ from task_images.contract import Contract, need
 from task_images.data import pin
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
-from task_images.train import plan_passes, refuse_bf16_lstm
+from task_images.train import refuse_bf16_lstm
 from task_images.translation import TranslationSettings
-from task_images.translation.batches import SentenceBatches
+from task_images.translation.batches import SentenceBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches
 from task_images.translation.sample import write_sample

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from task_images.contract import Contract, need
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
-from task_images.train import plan_passes
 from task_images.translation import TranslationSettings
-from task_images.translation.batches import TokenBatches
+from task_images.translation.batches import TokenBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.translation.sample import write_sample

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ MAX_LATE_SHARE = 0.05
 PROBE_PORT = 7077
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
 _HUB = "mlbench_cli.agent.network.hub"
-_PROBE = "task_images.network_probe"
+_PROBE = "task_images.network"
 
 
 class SwitchDocument(TypedDict):
@@ -147,11 +148,11 @@ class ShapedNetwork:
 
     def probe(self, stage: str) -> Mapping[str, object]:
         """The report of a probe among the workers. Raises ShapingError if there is no answer."""
-        place = f"{worker_address(0)}:{PROBE_PORT}"
-        started = []
+        places = [f"{worker_address(worker)}:{PROBE_PORT}" for worker in range(self.workers)]
+        token, started = secrets.token_hex(16), []
         try:
             for worker in range(self.workers):
-                words = _program(_PROBE, str(worker), str(self.workers), stage, place)
+                words = _program(_PROBE, str(worker), stage, token, *places)
                 started.append(self._start_in(worker, words))
             text, _ = started[0].communicate(timeout=PROBE_SECONDS)
             report = json.loads(text)

@@ -11,28 +11,19 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.machine import free_port
-from task_images import network, network_probe
+from task_images import network
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
 
 
-def start(rank: int, size: int, port: int) -> "subprocess.Popen[str]":
-    words = [
-        sys.executable,
-        "-m",
-        "task_images.network_probe",
-        str(rank),
-        str(size),
-        "before",
-        f"127.0.0.1:{port}",
-    ]
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
 def probe(size: int) -> Any:
-    port = free_port()
-    ranks = [start(rank, size, port) for rank in range(size)]
+    places = [f"127.0.0.1:{free_port()}" for _ in range(size)]
+    words = [sys.executable, "-m", "task_images.network"]
+    ranks = [
+        subprocess.Popen([*words, str(rank), "before", "token", *places], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for rank in range(size)
+    ]
     texts = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size
     assert texts[1:] == [""] * (size - 1)
@@ -52,12 +43,14 @@ def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
     assert all(row["tx_bytes"] > 0 and row["retransmits"] >= 0 for row in report["counters"])
 
 
-def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
-    store = network_probe.SocketStore(0, 2, "127.0.0.1", free_port())
-    report = network.measure_network(store, 0, 2, "before")
-    assert report is not None
-    assert report["error"] == "rank 1 sent no address: no rank sent network/before/all within 0.2 s"
+    assert network.main(["0", "before", "token", *(f"127.0.0.1:{free_port()}" for _ in range(2))]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["stage"] == "before"
+    assert "Connection refused" in report["error"]
 
 
 def test_what_comes_with_the_greeting_is_not_lost() -> None:
@@ -65,7 +58,7 @@ def test_what_comes_with_the_greeting_is_not_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         neighbor = network.connect(listener.getsockname()[:2], b"secret data 1")
         neighbor.socket.sendall(b"xy" + bytes(5))
-        line = network._accept(listener, b"secret", {"data 1"})["data 1"]
+        line = network.accept(listener, b"secret", {"data 1"})["data 1"]
         assert [line.read_byte(), line.read_byte()] == [b"x", b"y"]
         line.receive_block(5, bytearray(8))
         neighbor.close()
@@ -78,7 +71,7 @@ def test_a_stranger_is_not_taken_for_a_neighbor() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = listener.getsockname()[:2]
         found: dict[str, network.Line] = {}
-        thread = threading.Thread(target=lambda: found.update(network._accept(listener, b"secret", {"data 1"})))
+        thread = threading.Thread(target=lambda: found.update(network.accept(listener, b"secret", {"data 1"})))
         thread.start()
         stranger = network.connect(place, b"guess data 1")
         neighbor = network.connect(place, b"secret data 1")
@@ -106,5 +99,5 @@ def test_counters_are_those_of_the_interface_that_has_the_address() -> None:
 )
 def test_a_late_reader_is_no_burst(rates: list[float], found: float, taken: int) -> None:
     left = list(rates)
-    assert network._find_least(lambda: left.pop(0), 5.2) == found
+    assert network.find_least(lambda: left.pop(0), 5.2) == found
     assert len(rates) - len(left) == taken

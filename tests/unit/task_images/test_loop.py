@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,43 +16,35 @@ from task_images.contract import Contract, DivergedError, parse_event
 from task_images.parameters import Protocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import Loop, Plan, SampleBatches, Unit, Update
+from task_images.train import Loop, Plan, Unit, Update
 from task_images.world import World
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Batch(NamedTuple):
-    values: Numbers
-    total: int
-
-    @property
-    def size(self) -> int:
-        return len(self.values)
-
-
 class Values:
-    """Eight numbers in four batches, another order in every epoch."""
+    """Eight numbers in four updates, another order in every epoch."""
 
-    steps = 4
+    def count(self, epoch: int) -> int:
+        return 4
 
-    def training(self, epoch: int) -> Iterator[Batch]:
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Numbers]]:
         order = np.random.default_rng(epoch).permutation(8.0 + np.arange(8))
-        for start in range(0, 8, 2):
-            yield Batch(order[start : start + 2], 2)
+        for number in range(begin, 4):
+            yield Update([order[2 * number : 2 * number + 2]], 1, 2, 2, 2)
 
 
 @dataclass
-class MeanTrainer(Loop[Batch]):
+class MeanTrainer(Loop[Numbers]):
     """Learns the mean of the numbers: the loss is half the mean square of what is left."""
 
     learned: Numbers = field(default_factory=lambda: np.zeros(1))
 
     def _attach(self) -> None: ...
 
-    def _update(self, update: Update[Batch], rate: float) -> bool:
-        [batch] = update.passes
-        errors = self.learned - batch.values
+    def _update(self, update: Update[Numbers], rate: float) -> bool:
+        [values] = update.passes
+        errors = self.learned - values
         self.learned -= rate * errors.mean()
         self.losses.add(0.5 * (errors**2).mean(), update.weight)
         return True
@@ -79,7 +71,7 @@ def train(
     contract = Contract({"MLBENCH_OUTPUT_DIR": str(folder)})
     world, out = World(contract, torch.device("cpu"), 1, grouped=False), io.StringIO()
     trainer = MeanTrainer(
-        world, Reporter(world, "numbers", synthetic=True), SampleBatches(Values()), PerUpdate(Constant(rate)), plan,
+        world, Reporter(world, "numbers", synthetic=True), Values(), PerUpdate(Constant(rate)), plan,
         name="mean", identity={"seed": seed}, goal=GoalWatch("distance", "<=", goal, 2 * goal, "full"),
         unit=Unit("numbers"),
     )  # fmt: skip
@@ -159,7 +151,7 @@ def test_an_update_that_is_skipped_keeps_the_learning_rate(tmp_path: Path) -> No
     def overflow_once(trainer: MeanTrainer) -> None:
         trainer.schedule, update = PerUpdate(lambda t: 1 / (1 + t)), trainer._update
 
-        def observed(batch: Update[Batch], rate: float) -> bool:
+        def observed(batch: Update[Numbers], rate: float) -> bool:
             rates.append(rate)
             return update(batch, rate) and len(rates) != 2
 

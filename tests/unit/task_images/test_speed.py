@@ -10,9 +10,9 @@ from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import ArrayData
 from task_images.methods.base import Bsp, Method
 from task_images.metrics import TopK
-from task_images.models.resnet import resnet
 from task_images.parameters import CheckpointedSettings, CudaSettings, SpeedSettings
 from task_images.report import Reporter
+from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
 from task_images.train import Plan, SampleBatches, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic

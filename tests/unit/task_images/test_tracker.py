@@ -125,15 +125,6 @@ def test_a_snapshot_stays_as_it_was(tracker: Tracker, clock: Clock) -> None:
     assert before.wall == before.seconds["other"] == 1.0
 
 
-def test_the_device_is_awaited_at_every_border() -> None:
-    borders = []
-    tracker = Tracker(synchronize=lambda: borders.append(1))
-    at_start = len(borders)
-    tracker.enter("forward")
-    tracker.enter("loss")
-    assert len(borders) == at_start + 2
-
-
 def test_other_words_are_no_categories(tracker: Tracker) -> None:
     with pytest.raises(KeyError):
         tracker.enter("backprop")

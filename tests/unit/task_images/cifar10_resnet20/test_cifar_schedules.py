@@ -8,8 +8,8 @@ from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20 import Settings, make_schedule
 from task_images.cifar10_resnet20_ddp.task import Settings as DdpSettings
 from task_images.contract import TaskUsageError
-from task_images.models.resnet import resnet
 from task_images.parameters import read_parameters
+from task_images.resnet import resnet
 
 WORKERS = (1, 2, 4, 8, 16, 32)
 

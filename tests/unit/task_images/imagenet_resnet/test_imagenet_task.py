@@ -8,8 +8,8 @@ import torch
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract, TaskUsageError
+from task_images.imagenet_resnet.model import MODELS, imagenet_model
 from task_images.imagenet_resnet.task import Settings, main, make_schedule
-from task_images.models.imagenet import MODELS, imagenet_model
 from task_images.parameters import read_parameters
 from task_images.train import split_decay
 from tests.contract.task_images.ranks import Record

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.models.imagenet import MODELS, imagenet_model
-from task_images.models.resnet import resnet
+from task_images.imagenet_resnet.model import MODELS, imagenet_model
+from task_images.resnet import resnet
 
 PARAMETERS = {
     "resnet18": 11_689_512,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from task_images.contract import EnvironmentUnfitError, install_hint
-from task_images.models.resnet import Norm, make_norm, widen
+from task_images.resnet import Norm, make_norm, widen
 
 # Depth -> whether blocks have a bottleneck, and their number in each of the four stages.
 RESNETS = {

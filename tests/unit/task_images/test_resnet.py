@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from task_images.models.resnet import resnet
+from task_images.resnet import resnet
 
 
 @pytest.mark.parametrize(
