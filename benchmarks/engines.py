@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.agent.channel import Channel, Target
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
@@ -83,7 +84,7 @@ def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int, fo
     begun = time.time()
     engine.submit(run, submission)
     submitted = time.time()
-    for observation in engine.watch(run):
+    for observation in watch(engine, run):
         if observation.ended:
             break
     moments = [float((run.folder / f"logs/rank-{rank}.log").read_text()) for rank in range(workers)]
@@ -174,7 +175,7 @@ def follow_logs(engine: MachinesEngine, store: Store, name: str) -> str:
     delay = 0.0
     for rank in range(3):
         count = 0
-        for line in engine.logs(run, rank, follow=True):
+        for line in read_log(engine, run, rank, follow=True):
             count += 1
             if rank == 0 and not line.text.startswith(b"line"):
                 delay = time.time() - float(line.text)

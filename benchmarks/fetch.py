@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.engines.fetch import download
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.channel import PodChannel
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UnreachableError
@@ -70,7 +71,7 @@ def main(image: str) -> None:
 def _await_end(engine: KubernetesEngine, run: Run) -> None:
     """Wait for the run's end. Leaves the benchmark out if the worker does not start: its node lacks the image."""
     limit = time.monotonic() + START_SECONDS
-    with closing(engine.watch(run)) as observations:
+    with closing(watch(engine, run)) as observations:
         for seen in observations:
             waits = time.monotonic() > limit and all(worker.started is None for worker in seen.workers)
             if seen.ended is None and (waits or any(finding.permanent for finding in seen.findings)):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
@@ -102,7 +103,7 @@ def client(url: str, size: int) -> None:
         run = Run("id", spec, Path(folder), now())
         engine.submit(run, engine.render(spec))
         begun = None
-        for _ in engine.watch(run):
+        for _ in watch(engine, run):
             if begun is None:
                 begun, used = time.monotonic(), time.process_time()
             if time.monotonic() - begun >= SECONDS:

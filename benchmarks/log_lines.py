@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
 
+    from mlbench_cli.engines.follow import read_log, watch
     from mlbench_cli.engines.local.engine import LocalEngine
     from mlbench_cli.model.spec import RunSpec
     from mlbench_cli.storage.store import Store
@@ -57,9 +58,9 @@ def main() -> None:
             spec = RunSpec(f"log-{number}", "local", "local", "custom", "custom", argv, "gloo", 1)
             run = store.record_run(spec)
             engine.submit(run, engine.render(spec))
-            received = [line.text for line in engine.logs(run, 0, follow=True)]
+            received = [line.text for line in read_log(engine, run, 0, follow=True)]
             followed = time.perf_counter()
-            (*_, last) = engine.watch(run)
+            (*_, last) = watch(engine, run)
 
             words = [sys.executable, "-m", "mlbench_cli", "logs", run.name, "--rank", "0", "--raw"]
             asked = time.perf_counter()

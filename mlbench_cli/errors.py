@@ -157,6 +157,15 @@ class UnreachableError(MlbenchError):
     code = "unreachable"
 
 
+class RemoteError(MlbenchError):
+    """A machine has understood a request and could not do it. `kind` is refused, timeout or system."""
+
+    def __init__(self, host: str, text: str, kind: str) -> None:
+        super().__init__(f"{host}: {text}.")
+        self.text = text
+        self.kind = kind
+
+
 class DeadlineError(MlbenchError):
     """A deadline has passed."""
 

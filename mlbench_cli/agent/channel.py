@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import mlbench_cli
 from mlbench_cli.agent.serve import MARKER
-from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError, UsageError
+from mlbench_cli.errors import CredentialError, MlbenchError, RemoteError, UnreachableError, UsageError
 
 CONNECT_SECONDS = 10
 CALL_SECONDS = 40.0
@@ -55,15 +55,6 @@ def load(name, text):
     exec(compile(text, name, "exec"), vars(module))
 """
 Document = Mapping[str, Any]
-
-
-class RemoteError(MlbenchError):
-    """A machine has understood a request and could not do it. `kind` is refused, timeout or system."""
-
-    def __init__(self, host: str, text: str, kind: str) -> None:
-        super().__init__(f"{host}: {text}.")
-        self.text = text
-        self.kind = kind
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class RunHandle:
         end, found, ask_at = time.monotonic() + timeout, dict[int, str](), 0.0
         while time.monotonic() < end and len(found) < len(ranks):
             if time.monotonic() >= ask_at:  # again: a program that has just started cannot answer yet
-                engine.print_stacks(self.run)
+                engine.head(self.run).print_stacks()
                 ask_at = time.monotonic() + STACKS_SECONDS
             time.sleep(0.5)
             engine.look(self.run)  # brings what the logs have gained elsewhere
@@ -321,7 +321,7 @@ class RunHandle:
             )
         # A complete archive is still available after the cluster is gone.
         engine = None if self.is_sealed else self.workspace.engine_of(self.run)
-        return LogReader(self.run, engine, range(size) if rank is None else [rank])
+        return LogReader(self.run, engine, range(size) if rank is None else [rank], self.workspace.notice)
 
     def list_log_gaps(self) -> "list[FindingDocument]":
         """The findings that lines of the log are missing, which the digests of the machines tell in the end."""

@@ -1,9 +1,10 @@
 """The engine interface. An engine executes a run on a cluster and reports what it observes; it does not judge."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mlbench_cli.engines.observe import Snapshot
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
@@ -49,8 +50,32 @@ class Fetched:
     findings: tuple[Finding, ...] = ()
 
 
+class Head(Protocol):
+    """The folder of one run, wherever it is: what its agents have written, and its results."""
+
+    poll_seconds: float  # between two looks at a growing log
+
+    def read(self, *, max_age: float = 0.0) -> Snapshot:
+        """What the agents have written, at most `max_age` seconds ago. New log lines are in `run.folder` afterwards.
+
+        Raises UnreachableError if the head does not answer.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Wait `seconds` for news, or as long as there is none where that costs nothing to see."""
+
+    def fetch(self) -> Fetched:
+        """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the head."""
+
+    def print_stacks(self) -> None:
+        """Have the ranks write the stacks of their threads into their logs, soon after this returns."""
+
+
 class Engine(Protocol):
-    """Executes runs on one cluster. Every method may be called from any process that knows the cluster."""
+    """Executes runs on one cluster. Every method may be called from any process that knows the cluster.
+
+    `follow` has what is the same on every engine: watching a run to its end, and reading its logs.
+    """
 
     def render(self, spec: RunSpec) -> Submission:
         """Pure: no network, no clock, no random; the same spec gives the same bytes."""
@@ -61,20 +86,11 @@ class Engine(Protocol):
     def resume(self, run: Run) -> None:
         """Resume a submission whose client died. Does nothing if the run has started."""
 
-    def look(self, run: Run) -> Observation:
-        """The current state of the run. Read-only."""
+    def head(self, run: Run) -> Head:
+        """The run's folder. Sends no request yet."""
 
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """Yield observations until one has `ended`: at least once per second, or whenever something changes."""
-
-    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """The lines of one rank's log after `since`; with `follow`, until the rank has ended."""
-
-    def fetch(self, run: Run) -> Fetched:
-        """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the run's head."""
-
-    def print_stacks(self, run: Run) -> None:
-        """Have the ranks write the stacks of their threads into their logs, soon after this returns."""
+    def look(self, run: Run, *, max_age: float = 0.0) -> Observation:
+        """The current state of the run, or that of `max_age` seconds ago: then a scheduler is not asked each time."""
 
     def cancel(self, run: Run) -> None:
         """Stop the run and keep its partial results. Idempotent: a run that has ended is unchanged."""

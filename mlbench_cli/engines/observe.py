@@ -19,13 +19,23 @@ Tail = Callable[[int], list[str]]
 class NodeReport:
     """What is known of one machine: its agent's state (None: nothing yet) and results (None: not packed).
 
-    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds.
+    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds. `is_here`: its files are those of
+    the run's folder here, so that nothing has to arrive.
     """
 
     state: Facts | None = None
     results: Facts | None = None
     alive: bool | None = None
     beat_age: float | None = None
+    is_here: bool = False
+
+    def has_whole_log(self, rank: int) -> bool | None:
+        """Whether no line of a rank's log is missing in the run's folder here; None if it is not a rank of this node,
+        as far as is known."""
+        for entry in self.state["ranks"] if self.state is not None else ():
+            if entry["rank"] == rank:
+                return self.is_over or (self.is_here and Phase(entry["phase"]).is_final)
+        return None
 
     @property
     def has_ended(self) -> bool:

@@ -19,7 +19,7 @@ FINALIZER = "mlbench_cli.runs.finalize"
 def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
     """The engine of `cluster`. Sends no request yet. Raises MlbenchError if there is no access to the cluster.
 
-    `report` is called with a sentence while a run waits for this machine, or while a cluster does not answer.
+    `report` is called with a sentence while a run waits for this machine.
     """
     if cluster.provider == "local":
         return LocalEngine(finalizer=FINALIZER, report=report)
@@ -36,7 +36,7 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 
-    return KubernetesEngine(registry.load(cluster.provider).connect(cluster), report)
+    return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
 
 
 class EnginesByCluster:

@@ -125,7 +125,7 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
     A loss is reported once, by the engine if it knows why.
     """
-    fetched = engine.fetch(run)
+    fetched = engine.head(run).fetch()
     codes = {finding.code for finding in observation.findings}
     is_explained = any(finding.code in LOSSES for finding in fetched.findings)
     found = fetched.findings if fetched.complete or is_explained else (_OUTPUT_LOST, *fetched.findings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.model.run import Run
 from task_images import contract
 
@@ -26,11 +27,17 @@ class LogEntry:
 
 
 class LogReader:
-    """Reads the logs of some ranks of a run, from its archive if `engine` is None."""
+    """Reads the logs of some ranks of a run, from its archive if `engine` is None.
 
-    def __init__(self, run: Run, engine: Engine | None, ranks: Sequence[int]) -> None:
+    `notice` gets a sentence if a cluster does not answer while its logs are followed.
+    """
+
+    def __init__(
+        self, run: Run, engine: Engine | None, ranks: Sequence[int], notice: Callable[[str], None] | None = None
+    ) -> None:
         self._run = run
         self._engine = engine
+        self._notice = notice
         self.ranks = ranks
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
         self._read: set[int] = set()
@@ -45,7 +52,7 @@ class LogReader:
         if self._engine is None:
             yield from _read_file(self._run.folder / "logs" / f"rank-{rank}.log")
             return
-        yield from self._note(rank, self._engine.logs(self._run, rank, follow=follow))
+        yield from self._note(rank, read_log(self._engine, self._run, rank, follow=follow, report=self._notice))
 
     def read_new(self, rank: int) -> Iterator[bytes]:
         """The lines of one rank since the last read; from an archive, all of them once."""
@@ -54,7 +61,7 @@ class LogReader:
                 self._read.add(rank)
                 yield from self.read_lines(rank)
             return
-        yield from self._note(rank, self._engine.logs(self._run, rank, self._cursors[rank]))
+        yield from self._note(rank, read_log(self._engine, self._run, rank, self._cursors[rank]))
 
     def _note(self, rank: int, lines: Iterable[LogLine]) -> Iterator[bytes]:
         """The texts of the lines; remembers how far they were read."""
@@ -94,7 +101,8 @@ class LogReader:
     def _collect(self, rank: int, arrived: deque[tuple[int, bytes | Exception | None]]) -> None:
         assert self._engine is not None
         try:
-            for line in self._engine.logs(self._run, rank, self._cursors[rank], follow=True):
+            cursor = self._cursors[rank]
+            for line in read_log(self._engine, self._run, rank, cursor, follow=True, report=self._notice):
                 arrived.append((rank, line.text))
                 while len(arrived) > WAITING_LINES:
                     time.sleep(LOOK_EVERY)

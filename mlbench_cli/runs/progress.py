@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Engine
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject, Observation, Run
@@ -62,7 +63,7 @@ class EventReader:
         events = []
         for rank, cursor in self._cursors.items():
             try:
-                for line in self._engine.logs(self._run, rank, cursor):
+                for line in read_log(self._engine, self._run, rank, cursor):
                     cursor = line.cursor
                     if (event := contract.parse_event(line.text)) is not None:
                         events.append(event)

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from mlbench_cli.engines import follow as follow_engine
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.engines.local.state import has_begun
+from mlbench_cli.engines.local.waiting import has_begun
 from mlbench_cli.errors import (
     CredentialError,
     DeadlineError,
@@ -155,7 +156,7 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
 
 def _observe(run: Run, engine: Engine, report: Report | None = None) -> Iterator[Observation]:
     """The engine's observations until the run has ended; `report` gets the progress at each."""
-    with closing(engine.watch(run)) as observations:
+    with closing(follow_engine.watch(engine, run)) as observations:
         reader = None if report is None else ProgressReader(engine, run)
         for observation in observations:
             if report is not None and reader is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import CredentialError, MlbenchError, StoreLockedError, UnreachableError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
@@ -84,7 +85,7 @@ class Watcher:
         count = 0
         engine = self._client.engine_of(self._run.run)
         for rank, cursor in self._cursors.items():
-            for line in engine.logs(self._run.run, rank, cursor):
+            for line in read_log(engine, self._run.run, rank, cursor):
                 self._cursors[rank] = line.cursor
                 event = contract.parse_event(line.text)
                 if event is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -53,11 +54,11 @@ class Lab:
 
     def end(self, run: Run) -> Observation:
         """The last observation of a run."""
-        (*_, last) = self.engine.watch(run)
+        (*_, last) = watch(self.engine, run)
         return last
 
     def log(self, run: Run, rank: int = 0) -> bytes:
-        return b"".join(line.text for line in self.engine.logs(run, rank, follow=True))
+        return b"".join(line.text for line in read_log(self.engine, run, rank, follow=True))
 
     def close(self) -> None:
         for run in self.runs:

@@ -35,9 +35,9 @@ sys.addaudithook(count)
 engine = KubernetesEngine(Access.from_kubeconfig(kubeconfig, namespace=namespace))
 run = Run("id", RunSpec.from_dict(json.loads(spec)), Path(folder), "2026-01-01T00:00:00Z")
 engine.submit(run, engine.render(run.spec))
-for seen_now in engine.watch(run):
+for seen_now in watch(engine, run):
     pass
-engine.fetch(run)
+engine.head(run).fetch()
 """
 SCRIPT = 'i=0; while [ $i -lt 200 ]; do i=$((i+1)); echo line $i; done; echo 42 > "$MLBENCH_OUTPUT_DIR/answer"'
 # Requests before the n-th of which the client is killed, and connections: those of exec are the last ones.
@@ -76,7 +76,7 @@ def survive(runs: Runs, folder: Path, event: str, number: int, elsewhere: bool) 
         engine.submit(run, engine.render(spec))  # nothing had been started
     engine.resume(run)  # as every command does that follows a run
     word = until(engine, run, has_ended).ended
-    engine.fetch(run)
+    engine.head(run).fetch()
     with cluster.access.client() as api:
         annotations = api.get(object_path("Job", cluster.access.namespace, name))["metadata"]["annotations"]
     return Survived(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path
@@ -81,7 +82,7 @@ class Runs:
 
 def until(engine: KubernetesEngine, run: Run, wanted: Callable[[Observation], bool]) -> Observation:
     """The first observation that is `wanted`, or the last one."""
-    with closing(engine.watch(run)) as observations:
+    with closing(watch(engine, run)) as observations:
         for seen in observations:
             if wanted(seen):
                 break

@@ -73,7 +73,7 @@ def test_another_machine_fetches_after_the_workers_pods_are_gone(runs: Runs, tmp
     assert abs(until_when - time.time() - 86400) < 120
     seen = until(engine, again, has_ended)
     assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
-    fetched = engine.fetch(again)
+    fetched = engine.head(again).fetch()
     assert (fetched.complete, fetched.findings) == (True, ())
     for rank in (0, 1):
         assert (again.folder / f"output/rank-{rank}/rank").read_text() == f"{rank}\n"
@@ -97,7 +97,7 @@ def test_a_crash_with_nobody_connected_keeps_what_all_workers_wrote(runs: Runs, 
     seen = until(engine, again, has_ended)
     assert (seen.ended, seen.first_failed) == ("failed", 1)
     assert seen.workers[0].exit_code == 3
-    assert engine.fetch(again).complete
+    assert engine.head(again).fetch().complete
     assert (again.folder / "output/rank-0/partial").read_text() == "part\n"
     assert (log(again, 0), log(again, 1)) == ("begun 0\nstopped\n", "begun 1\nboom\n")
 
@@ -113,7 +113,7 @@ def test_a_cancelled_run_is_kept(runs: Runs, tmp_path: Path) -> None:
         time.sleep(0.5)
     other, again = on_another_machine(runs, run, tmp_path / "second")
     assert until(other, again, has_ended).ended == "cancelled"
-    assert other.fetch(again).complete
+    assert other.head(again).fetch().complete
     assert (again.folder / "output/rank-0/part").read_text() == "half\n"
     assert (log(again, 0), log(again, 1)) == ("begun\n", "begun\n")
 
@@ -126,7 +126,7 @@ def test_a_head_killed_before_the_end_comes_back(runs: Runs, tmp_path: Path) -> 
     wait_for_end(runs, run)
     engine, again = on_another_machine(runs, run, tmp_path / "second")
     assert until(engine, again, has_ended).ended == "exited"
-    assert engine.fetch(again).complete
+    assert engine.head(again).fetch().complete
     assert (again.folder / "output/rank-0/rank").read_text() == "0\n"
 
 
@@ -137,7 +137,7 @@ def test_a_head_killed_after_the_end_is_a_finding(runs: Runs, tmp_path: Path) ->
     wait_for_pods(runs, run, "head", "Running")  # a new one, which has nothing
     engine, again = on_another_machine(runs, run, tmp_path / "second")
     assert until(engine, again, has_ended).ended == "exited"
-    fetched = engine.fetch(again)
+    fetched = engine.head(again).fetch()
     assert fetched.complete is False
     assert [finding.code for finding in fetched.findings] == ["results_lost"]
 
@@ -151,7 +151,7 @@ def test_without_a_head_the_worker_holds(runs: Runs, tmp_path: Path) -> None:
     assert not is_over(job_of(runs, run))  # it waits, with its results
     engine.resume(run)  # makes another head
     assert until(engine, run, has_ended).ended == "exited"
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     assert (run.folder / "output/rank-0/rank").read_text() == "0\n"
 
 
@@ -160,7 +160,7 @@ def test_a_log_that_the_node_has_thrown_away_is_whole_all_the_same(runs: Runs, t
     script = "echo first; seq 2000000; sleep 15; echo last"
     engine, run = runs.start(runs.cluster.spec("keptlog-1", "sh", "-c", script, workers=1), tmp_path)
     wait_for_end(runs, run)
-    fetched = engine.fetch(run)
+    fetched = engine.head(run).fetch()
     assert LOG_GAP not in [finding.code for finding in fetched.findings]
     lines = log(run, 0).splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("first", "last", 2_000_002)
@@ -178,7 +178,7 @@ def test_two_runs_never_measure_on_one_node(runs: Runs, tmp_path: Path) -> None:
     last = max(worker.finished or 0 for worker in ends["alone1-2"])
     assert min(worker.started or 0 for worker in ends["alone2-2"]) >= last - 1
     for run in (first, second):
-        engine.fetch(run)
+        engine.head(run).fetch()
 
 
 def test_the_kubelets_digest_of_the_image_is_observed(runs: Runs, tmp_path: Path) -> None:
@@ -187,4 +187,4 @@ def test_the_kubelets_digest_of_the_image_is_observed(runs: Runs, tmp_path: Path
     digests = {worker.image_digest for worker in seen.workers}
     assert len(digests) == 1
     assert str(digests.pop()).startswith("sha256:")
-    engine.fetch(run)
+    engine.head(run).fetch()

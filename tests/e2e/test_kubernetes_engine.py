@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
@@ -60,7 +61,7 @@ def test_a_shell_script_on_two_nodes(runs: Runs, tmp_path: Path) -> None:
     seen = until(engine, run, has_ended)
     assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
     assert len({worker.node for worker in seen.workers}) == 2
-    fetched = engine.fetch(run)
+    fetched = engine.head(run).fetch()
     assert fetched.complete
     assert log(run, 1) == "I am 1 of shell-2-0.shell-2,shell-2-1.shell-2\nno end"
     assert (tmp_path / "output/rank-0/d/answer").read_text() == "42\n"
@@ -85,7 +86,7 @@ def test_an_image_with_nothing_but_busybox(runs: Runs, tmp_path: Path) -> None:
     engine, run = runs.start(spec, tmp_path / "run")
     seen = until(engine, run, has_ended)
     assert (seen.ended, seen.workers[0].exit_code) == ("failed", 5)
-    fetched = engine.fetch(run)
+    fetched = engine.head(run).fetch()
     assert (fetched.complete, [finding.code for finding in fetched.findings]) == (False, ["results_lost"])
     assert "no Python" in fetched.findings[0].summary
     assert log(run, 0).startswith("here\n")
@@ -97,7 +98,7 @@ def test_torch_reduces_over_two_nodes_and_collects_from_all(runs: Runs, tmp_path
     )
     engine, run = runs.start(spec, tmp_path)
     assert until(engine, run, has_ended).ended == "exited"
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     for rank in (0, 1):
         assert "sum 3.0 3.0" in log(run, rank)
         assert (tmp_path / f"output/rank-{rank}/sum.txt").read_text() == "3.0"
@@ -107,7 +108,7 @@ def test_two_processes_on_each_node(runs: Runs, tmp_path: Path) -> None:
     spec = runs.cluster.spec("two-2", "python3", "-c", GLOO, image=runs.cluster.torch_image, processes_per_worker=2)
     engine, run = runs.start(spec, tmp_path)
     assert until(engine, run, has_ended).ended == "exited"
-    engine.fetch(run)
+    engine.head(run).fetch()
     assert [log(run, rank).count("sum 10.0") for rank in range(4)] == [1, 1, 1, 1]
 
 
@@ -121,7 +122,7 @@ def test_mpi_between_two_nodes_without_ssh(runs: Runs, tmp_path: Path, processes
     )  # fmt: skip
     engine, run = runs.start(spec, tmp_path)
     seen = until(engine, run, has_ended)
-    engine.fetch(run)
+    engine.head(run).fetch()
     total = {1: 3.0, 2: 10.0}[processes]
     for rank in range(2 * processes):
         said = log(run, rank)
@@ -135,7 +136,7 @@ def test_only_worker_0_runs_the_command(runs: Runs, tmp_path: Path) -> None:
     spec = runs.cluster.spec("single-2", "sh", "-c", "echo here; sleep 1", run_on_all=False)
     engine, run = runs.start(spec, tmp_path)
     assert until(engine, run, has_ended).ended == "exited"
-    engine.fetch(run)
+    engine.head(run).fetch()
     assert (log(run, 0), log(run, 1)) == ("here\n", "")
 
 
@@ -144,8 +145,8 @@ def test_logs_come_while_the_run_goes_on(runs: Runs, tmp_path: Path) -> None:
     engine, run = runs.start(spec, tmp_path)
     first = until(engine, run, lambda seen: all_run(seen))
     assert first.ended is None
-    assert [line.text for line in engine.logs(run, 0, follow=True)] == [b"1\n", b"2\n", b"3\n"]
-    engine.fetch(run)
+    assert [line.text for line in read_log(engine, run, 0, follow=True)] == [b"1\n", b"2\n", b"3\n"]
+    engine.head(run).fetch()
 
 
 def test_names_that_come_late_are_waited_for(runs: Runs, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_names_that_come_late_are_waited_for(runs: Runs, tmp_path: Path) -> None
         time.sleep(5)
         assert until(engine, run, lambda seen: True).findings == ()
     assert until(engine, run, has_ended).ended == "exited"
-    engine.fetch(run)
+    engine.head(run).fetch()
     assert "sum 3.0 3.0" in log(run, 0)
 
 
@@ -190,7 +191,7 @@ def test_a_crash_brings_home_what_the_others_have(runs: Runs, tmp_path: Path) ->
     assert (seen.ended, seen.first_failed) == ("failed", 1)
     assert [finding.code for finding in seen.findings] == ["rank_crashed"]
     assert "Traceback: boom" in seen.findings[0].evidence["log"]
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     assert (tmp_path / "output/rank-0/partial").read_text() == "part\n"
     assert "stopped\n" in log(run, 0)
 
@@ -200,7 +201,7 @@ def test_a_crash_of_the_worker_that_holds_stops_the_others(runs: Runs, tmp_path:
     engine, run = runs.start(runs.cluster.spec("crash0-2", "sh", "-c", script), tmp_path)
     seen = until(engine, run, has_ended)
     assert (seen.ended, seen.first_failed, seen.workers[0].exit_code) == ("failed", 0, 9)
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     assert "stopped\n" in log(run, 1)
 
 
@@ -225,7 +226,7 @@ def test_cancel_keeps_what_there_is(runs: Runs, tmp_path: Path) -> None:
     time.sleep(1)
     engine.cancel(run)
     assert until(engine, run, has_ended).ended == "cancelled"
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     assert (tmp_path / "output/rank-0/part").read_text() == "half\n"
     assert log(run, 0).startswith("begun\n")
 
@@ -235,7 +236,7 @@ def test_delete_refuses_results_that_nobody_has_fetched(runs: Runs, tmp_path: Pa
     until(engine, run, has_ended)
     with pytest.raises(UsageError, match=r"still running|not been fetched"):
         engine.delete(run)
-    engine.fetch(run)
+    engine.head(run).fetch()
     engine.delete(run)
 
 
@@ -260,7 +261,7 @@ def test_a_network_that_breaks_all_the_time(runs: Runs, tmp_path: Path) -> None:
         access = replace(runs.cluster.access, server=f"https://127.0.0.1:{proxy.port}", server_name=upstream.hostname)
         engine, run = runs.start(runs.cluster.spec("cuts-1", "sh", "-c", script, workers=1), tmp_path, access)
         assert until(engine, run, has_ended).ended == "exited"
-        assert engine.fetch(run).complete
+        assert engine.head(run).fetch().complete
         assert proxy.cuts > 3
     assert log(run, 0) == "".join(f"line {number}\n" for number in range(1, 30001))
     noise = tmp_path / "output/rank-0/noise"
@@ -272,12 +273,11 @@ def test_two_clients_follow_one_run(runs: Runs, tmp_path: Path) -> None:
     spec = runs.cluster.spec("shared-1", "sh", "-c", "for i in 1 2 3 4; do echo $i; sleep 0.7; done", workers=1)
     engine, run = runs.start(spec, tmp_path)
     lines: list[bytes] = []
-    reader = threading.Thread(
-        target=lambda: lines.extend(line.text for line in KubernetesEngine(engine._access).logs(run, 0, follow=True))
-    )
+    other = KubernetesEngine(engine._access)
+    reader = threading.Thread(target=lambda: lines.extend(line.text for line in read_log(other, run, 0, follow=True)))
     reader.start()
     assert until(engine, run, has_ended).ended == "exited"
-    engine.fetch(run)
+    engine.head(run).fetch()
     reader.join(30)
     assert lines == [b"1\n", b"2\n", b"3\n", b"4\n"]
     assert log(run, 0) == "1\n2\n3\n4\n"
@@ -315,7 +315,7 @@ def test_the_least_rights_are_enough(runs: Runs, tmp_path: Path) -> None:
     script = 'echo x > "$MLBENCH_OUTPUT_DIR/y"'
     engine, run = runs.start(runs.cluster.spec("least-2", "sh", "-c", script), tmp_path, least)
     assert until(engine, run, has_ended).ended == "exited"
-    assert engine.fetch(run).complete
+    assert engine.head(run).fetch().complete
     engine.cancel(run)
     engine.delete(run)
     with pytest.raises(ObjectNotFound), access.client() as api:

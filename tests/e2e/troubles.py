@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, has_ended, main_status, terminated_state
 from mlbench_cli.kube.api import Api, ApiError
@@ -67,7 +68,7 @@ def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Obse
         meanwhile = trouble.meanwhile
         with (
             Asking(api, cluster.access.namespace, run, stages) as asking,
-            closing(engine.watch(run)) as observations,
+            closing(watch(engine, run)) as observations,
         ):
             for seen in observations:
                 if meanwhile and all_run(seen):

@@ -59,7 +59,7 @@ class HostsEngine(MachinesEngine):
 
     def resume(self, run: Run) -> None:
         """Start what a dead client has not started, if the others still wait for it, and a head that was killed."""
-        snapshot = self._sync(run)
+        snapshot = self.head(run).read()
         if not snapshot.exists or snapshot.is_over:
             return
         if not snapshot.is_served:
@@ -137,9 +137,6 @@ class HostsEngine(MachinesEngine):
 
     def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
         return share_hosts(self._details.hosts, spec)
-
-    def _head(self, run: Run) -> Channel:
-        return self._by_host[str(self._shares(run.spec)[0].name)]
 
     def _channels(self, run: Run | None = None) -> Sequence[Channel]:
         if run is None:

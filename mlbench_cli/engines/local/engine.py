@@ -14,38 +14,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlbench_cli
 from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
 from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan, fill_in
 from mlbench_cli.agent.processes import kill_processes, signal_process
-from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission, refuse_running
+from mlbench_cli.engines.base import Submission, refuse_running
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
-from mlbench_cli.engines.follow import follow_log
-from mlbench_cli.engines.local.state import (
-    Watch,
-    abandon,
-    enqueue,
-    is_abandoned,
-    observation,
-    read_state,
-)
+from mlbench_cli.engines.local.head import LocalHead, read_state
+from mlbench_cli.engines.local.waiting import abandon, enqueue, is_abandoned, observe_waiting
+from mlbench_cli.engines.observe import node_name, observe
 from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
-from mlbench_cli.model.run import Observation, Run
+from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import remove_folder
 from mlbench_cli.util.text import rough_duration
 
 AGENT = "mlbench_cli.agent.agent"
-POLL = 0.02  # seconds between reads of the agent's state
-OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
-HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
 SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
@@ -67,7 +59,8 @@ class LocalEngine:
         """`finalizer` names the module whose `main(FOLDER)` the agent calls when the run is over."""
         self._finalizer = finalizer
         self._report = report or (lambda sentence: None)
-        self._children: dict[str, int] = {}
+        self._children: set[int] = set()
+        self._heads: dict[Path, LocalHead] = {}
 
     # --- plan ---------------------------------------------------------------------------------------------------
 
@@ -130,7 +123,7 @@ class LocalEngine:
             os.set_inheritable(lock, False)
             os.close(ready)
             lease.close()
-        self._children[run.id] = pid
+        self._children.add(pid)
         try:
             with os.fdopen(told, "rb") as file:
                 answer = file.readline().decode("utf-8", "replace").strip()
@@ -138,14 +131,12 @@ class LocalEngine:
             os.kill(pid, signal.SIGTERM)
             raise
         if answer.startswith(_NETWORK):
-            self._release(run)
             raise CapacityError(
                 f'The network {run.spec.network} of the run "{run.name}" cannot be created on this machine: '
                 f"{answer.removeprefix(_NETWORK)}.",
                 hint=NOT_AS_ASKED_HINT,
             )
         if answer != "ok":
-            self._release(run)
             last = read_last_lines(run.folder / ".state" / "supervisor.log")[-1:]
             problem = answer or "its agent died; " + " ".join(last)
             raise UsageError(
@@ -158,74 +149,55 @@ class LocalEngine:
     def resume(self, run: Run) -> None:
         """Do nothing: there is no partial submission of a local run."""
 
-    def look(self, run: Run) -> Observation:
-        """Read the agent's state once."""
-        watch = Watch(run)
-        watch.look()
-        return observation(run, watch)
+    def head(self, run: Run) -> LocalHead:
+        """The run's own folder."""
+        return self._heads.setdefault(run.folder, LocalHead(run))
 
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """Yield an observation whenever the state changes, and one each HEARTBEAT seconds, until the run has ended."""
-        watch = Watch(run)
-        spoken = float("-inf")
-        while True:
-            if watch.running and watch.state is not None:
-                _end_overdue(run, watch.state)
-            if watch.look() or time.monotonic() - spoken >= HEARTBEAT:
-                spoken = time.monotonic()
-                seen = observation(run, watch)
-                if seen.ended:
-                    self._release(run)
-                yield seen
-                if seen.ended:
-                    return
-            time.sleep(POLL)
-
-    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """See `Engine.logs`."""
-        watch = Watch(run)
-
-        def has_ended() -> bool:
-            watch.look()
-            return watch.rank_ended(rank)
-
-        return follow_log(run, rank, since, has_ended, (lambda: time.sleep(POLL)) if follow else None)
+    def look(self, run: Run, *, max_age: float = 0.0) -> Observation:
+        """The run as its agent tells of it, or its place in a queue before there is an agent."""
+        if (kept := RunFolder(run.folder).read_observation()) is not None:
+            return kept
+        snapshot = self.head(run).read()
+        report = snapshot.nodes[0]
+        if report.state is None:
+            return observe_waiting(run)
+        seen = observe(run.spec, (), snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
+        if seen.ended is not None:
+            self._reap()
+        elif report.alive is None:
+            host = node_name(report.state)
+            finding = Finding(
+                "unknown_from_here",
+                f"The run was started on {host}; this machine cannot tell whether it is still running.",
+                hint=f"Run on {host}: mlbench status {run.name}",
+            )
+            seen = replace(seen, findings=(finding,))
+        return seen
 
     # --- end ----------------------------------------------------------------------------------------------------
-
-    def fetch(self, run: Run) -> Fetched:
-        """Local results are already in place. If the agent died, kill orphaned ranks first."""
-        watch = Watch(run)
-        watch.look()
-        if watch.lost:
-            kill_processes(f"{run.folder}/output")
-        return Fetched(files=0, bytes=0)
-
-    def print_stacks(self, run: Run) -> None:
-        """Send the agent a signal, on which it makes the ranks print their stacks."""
-        if (state := read_state(run.folder)) is not None:
-            signal_process(state, signal.SIGUSR1)
 
     def cancel(self, run: Run) -> None:
         """Ask the agent to end the ranks; a run that has not started will not start.
 
         Processes of a lost agent are killed. Raises UsageError if the run is on another machine.
         """
-        watch = Watch(run)
-        watch.look()
-        if watch.unknown:
-            raise UsageError(
-                f'The run "{run.name}" is on {watch.host}, which cannot be reached from here.',
-                hint=f"Run on {watch.host}: mlbench cancel {run.name}",
-            )
-        if watch.running and watch.state is not None:
-            signal_process(watch.state, signal.SIGCONT)  # it may have been stopped
-            signal_process(watch.state, signal.SIGTERM)
-            _end_overdue(run, watch.state)
-        elif watch.lost:
+        head = self.head(run)
+        report = head.report
+        if report.state is None:
+            if run.folder.is_dir() and not self._abandon(run):
+                self.cancel(run)  # it has started in the meantime
+        elif report.is_lost:
             kill_processes(f"{run.folder}/output")
-        elif watch.state is None and run.folder.is_dir() and not self._abandon(run):
-            self.cancel(run)  # it has started in the meantime
+        elif not report.has_ended:
+            if report.alive is None:
+                host = node_name(report.state)
+                raise UsageError(
+                    f'The run "{run.name}" is on {host}, which cannot be reached from here.',
+                    hint=f"Run on {host}: mlbench cancel {run.name}",
+                )
+            signal_process(report.state, signal.SIGCONT)  # it may have been stopped
+            signal_process(report.state, signal.SIGTERM)
+            head.end_overdue()
 
     def _abandon(self, run: Run) -> bool:
         """Remove a waiting run from the queue; False if it has already started."""
@@ -237,38 +209,31 @@ class LocalEngine:
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""
-        watch = Watch(run)
-        watch.look()
-        if watch.running and not force:
+        head = self.head(run)
+        if head.is_running and not force:
             raise refuse_running(run)
         self.cancel(run)
         end = time.monotonic() + ENDING
-        while watch.running and time.monotonic() < end:
-            time.sleep(POLL)
-            watch.look()
-        if watch.running and watch.state is not None:
-            signal_process(watch.state, signal.SIGKILL)
-        if watch.state and not watch.state["ended"]:
+        while head.is_running and time.monotonic() < end:
+            time.sleep(head.poll_seconds)
+        report = head.report
+        if report.state is not None and not report.has_ended:
+            if not report.is_lost:
+                signal_process(report.state, signal.SIGKILL)
             kill_processes(f"{run.folder}/output")
-        self._release(run)
+        self._reap()
         with _explain_os_errors(run, "removed"):
             remove_folder(run.folder)
 
-    def _release(self, run: Run) -> None:
-        """Release what this process holds for a run that has ended."""
-        if (pid := self._children.pop(run.id, None)) is not None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def _end_overdue(run: Run, state: Mapping[str, Any]) -> None:
-    """Wake an agent that has missed its own deadline, because somebody stopped it; kill it if that does not help."""
-    late = time.time() - (state.get("started") or time.time()) - run.spec.timeout
-    if late > OVERDUE_SECONDS:
-        signal_process(state, signal.SIGCONT)
-        signal_process(state, signal.SIGTERM)
-    if late > 2 * OVERDUE_SECONDS:
-        signal_process(state, signal.SIGKILL)
+    def _reap(self) -> None:
+        """Take up the ends of agents that this process has started."""
+        for pid in list(self._children):
+            try:
+                is_over = os.waitpid(pid, os.WNOHANG) != (0, 0)
+            except ChildProcessError:
+                is_over = True
+            if is_over:
+                self._children.discard(pid)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------

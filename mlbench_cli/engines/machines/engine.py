@@ -1,17 +1,19 @@
 """Shared code of the engines of Slurm clusters and hosts: code on machines, cancelling, deleting, runs of others."""
 
 import json
+import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
-from mlbench_cli.engines.base import FoundRun, UnreadableRun, refuse_running, refuse_unfetched
+from mlbench_cli.engines.base import FoundRun, Submission, UnreadableRun, refuse_running, refuse_unfetched
 from mlbench_cli.engines.diagnosis import read_last_lines
-from mlbench_cli.engines.head import HeadEngine
+from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code
@@ -37,14 +39,33 @@ class Orphan:
     processes: tuple[int, ...]
 
 
-class MachinesEngine(HeadEngine):
+class MachinesEngine(ABC):
     """Executes runs on machines that `details` describe."""
 
+    extra_logs: tuple[str, ...] = ()  # of the cluster's own, in the run's folder
+
     def __init__(self, details: MachineDetails) -> None:
-        super().__init__()
         self._base_details = details
+        self._heads: dict[str, RemoteHead] = {}
+        self._lock = threading.RLock()
 
     # --- what differs ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def render(self, spec: RunSpec) -> Submission:
+        """See `Engine.render`."""
+
+    @abstractmethod
+    def submit(self, run: Run, submission: Submission) -> None:
+        """See `Engine.submit`."""
+
+    @abstractmethod
+    def resume(self, run: Run) -> None:
+        """See `Engine.resume`."""
+
+    @abstractmethod
+    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
+        """Workers and servers of each node of the run."""
 
     @abstractmethod
     def _channels(self, run: Run | None = None) -> Sequence[Channel]:
@@ -60,11 +81,24 @@ class MachinesEngine(HeadEngine):
 
     # --- look -----------------------------------------------------------------------------------------------------
 
-    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
-        names = _process_names(run.spec, self._shares(run.spec))
+    def head(self, run: Run) -> RemoteHead:
+        """The run's folder on the cluster: the shared one, or that of the first host."""
+        if run.id not in self._heads:
+            save = partial(self._save_manifests, run)
+            channel, shares = self._channels(run)[0], self._shares(run.spec)
+            self._heads[run.id] = RemoteHead(run, channel, self._run_place(run), shares, save, self.extra_logs)
+        return self._heads[run.id]
+
+    def look(self, run: Run, *, max_age: float = 0.0) -> Observation:
+        """Copy new log lines and translate the nodes' states; a run that has ended is read from its folder only."""
         folder = RunFolder(run.folder)
-        observation = observe(run.spec, names, snapshot, lambda rank: read_last_lines(folder.log(rank)))
-        return self._judge(run, snapshot, observation)
+        if (kept := folder.read_observation()) is not None:
+            return kept
+        snapshot = self.head(run).read(max_age=max_age)
+        names = _process_names(run.spec, self._shares(run.spec))
+        with self._lock:
+            seen = observe(run.spec, names, snapshot, lambda rank: read_last_lines(folder.log(rank)))
+            return self._judge(run, snapshot, seen)
 
     # --- end ------------------------------------------------------------------------------------------------------
 
@@ -81,13 +115,13 @@ class MachinesEngine(HeadEngine):
         """Let the agents stop their ranks and pack results; then kill leftovers."""
         if RunFolder(run.folder).read_observation() is not None:
             return
-        self._head(run).call("put", path=f"{self._run_place(run)}/cancel")
+        self.head(run).put("cancel")
         self._stop(run)
 
     def _await_end(self, run: Run, seconds: float = CANCEL_SECONDS) -> Snapshot:
         end = time.monotonic() + seconds
         while True:
-            snapshot = self._sync(run)
+            snapshot = self.head(run).read()
             if not snapshot.shows_life or snapshot.is_over or time.monotonic() >= end:
                 return snapshot
             time.sleep(0.2)
@@ -110,7 +144,7 @@ class MachinesEngine(HeadEngine):
         return channel.call("remove", folder=self._run_place(run), force=force)
 
     def _refuse_loss(self, run: Run) -> None:
-        if (run.folder / "SHA256SUMS").exists() or not self._sync(run).exists:
+        if (run.folder / "SHA256SUMS").exists() or not self.head(run).read().exists:
             return  # including leftovers of a delete that was killed
         observation = self.look(run)
         if observation.ended is None:

@@ -3,11 +3,10 @@
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError
-from mlbench_cli.engines.base import Fetched, Submission
+from mlbench_cli.agent.channel import Channel, ChannelRequest
+from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.observe import Snapshot
@@ -15,10 +14,9 @@ from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.slurm import controller, diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
 from mlbench_cli.engines.slurm.script import CLEAN, job_comment, job_name, make_slurm_plan, render_script
-from mlbench_cli.errors import MlbenchError, UnreachableError, UsageError
+from mlbench_cli.errors import RemoteError, UnreachableError, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.util.files import write_atomically
 
 PENDING_POLL = 5.0  # seconds between two squeues while the run's job waits
 RUNNING_POLL = 30.0
@@ -26,12 +24,13 @@ MAX_POLL = 120.0  # after errors
 FILE_SECONDS = 10.0  # time until files that a node wrote before its job ended are visible everywhere
 VANISHED_SECONDS = 60.0
 CONTROLLER_SILENT = "controller_silent"
-LOG_BYTES = 1 << 16  # of the end of step.log
 FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
 
 
 class SlurmEngine(MachinesEngine):
     """Executes runs as batch jobs of the cluster that `details` describe."""
+
+    extra_logs = ("batch.log", "step.log")  # of the batch script and of srun: they hold what --setup has printed
 
     def __init__(self, details: SlurmDetails) -> None:
         super().__init__(details)
@@ -77,13 +76,13 @@ class SlurmEngine(MachinesEngine):
         self._check_owner(self._channel, run)
         if self._job_id(run) is not None:
             return True
-        if self._is_marked(self._run_place(run), "cancel"):
+        if self.head(run).has("cancel"):
             raise UsageError(f'The run "{run.name}" was canceled before it started.')
         return False
 
     def resume(self, run: Run) -> None:
         """Submit the job if the client that was about to do so died."""
-        if self._job_id(run) is None and self._sync(run).exists:
+        if self._job_id(run) is None and self.head(run).read().exists:
             self.submit(run, self.render(run.spec))
 
     def _find_job(self, run: Run) -> str | None:
@@ -143,16 +142,10 @@ class SlurmEngine(MachinesEngine):
         answer, data = self._channel.exchange("get", path=path)
         return None if answer["size"] is None else data.decode().strip()
 
-    def _is_marked(self, folder: str, name: str) -> bool:
-        return self._channel.call("get", path=f"{folder}/{name}")["size"] is not None
-
     # --- look -------------------------------------------------------------------------------------------------------
 
     def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
         return share_nodes(spec)
-
-    def _head(self, run: Run) -> Channel:
-        return self._channel
 
     def _channels(self, run: Run | None = None) -> Sequence[Channel]:
         return [self._channel]
@@ -185,12 +178,8 @@ class SlurmEngine(MachinesEngine):
     def _find_memory_kill(self, run: Run, number: str) -> Finding | None:
         """The finding on a step that Slurm killed for its memory, from the step's log; the job's state may not show
         it."""
-        path = f"{self._run_place(run)}/step.log"
-        size = self._channel.call("get", path=path, size=0)["size"]
-        if not size:
-            return None
-        _, data = self._channel.exchange("get", path=path, offset=max(0, size - LOG_BYTES), size=LOG_BYTES)
-        return diagnosis.find_memory_kill(data.decode("utf-8", "replace"), number)
+        text = self.head(run).read_end("step.log").decode("utf-8", "replace")
+        return diagnosis.find_memory_kill(text, number)
 
     def _judge_running(self, run: Run, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
         if job.is_pending and not snapshot.is_begun:
@@ -264,27 +253,12 @@ class SlurmEngine(MachinesEngine):
 
     # --- end --------------------------------------------------------------------------------------------------------
 
-    def fetch(self, run: Run) -> Fetched:
-        """As on other machines. Also fetches the logs of the batch script and of srun, which hold what --setup
-        printed."""
-        fetched = super().fetch(run)
-        for name in ("batch.log", "step.log"):
-            path = f"{self._run_place(run)}/{name}"
-            with suppress(MlbenchError, OSError):
-                size = self._channel.call("get", path=path, size=0)["size"]
-                if size:
-                    start = max(0, size - LOG_BYTES)
-                    _, data = self._channel.exchange("get", path=path, offset=start, size=LOG_BYTES)
-                    run.manifests.mkdir(parents=True, exist_ok=True)
-                    write_atomically(run.manifests / name, data)
-        return fetched
-
     def _stop(self, run: Run) -> None:
         """Let agents end by themselves, if any; then scancel the rest."""
         number = self._job_id(run) or self._find_job(run)
         if number is None:
             return
-        if self._sync(run).is_begun:
+        if self.head(run).read().is_begun:
             self._await_end(run)
         controller.cancel_job(self._channel, number)
         self._next_squeue = 0.0

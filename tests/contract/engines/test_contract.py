@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.engines.base import Cursor
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
@@ -63,7 +64,7 @@ def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
     )
     end = lab.end(run)
     assert (end.ended, [worker.exit_code for worker in end.workers]) == ("exited", [0] * 4)
-    lab.engine.fetch(run)
+    lab.engine.head(run).fetch()
     logs = [lab.log(run, rank).decode().splitlines() for rank in range(4)]
     for rank in range(4):
         node = rank // 2
@@ -80,7 +81,7 @@ def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: Eng
     end = lab.end(run)
     assert [(worker.rank, worker.exit_code) for worker in end.workers] == [(0, 0), (1, 0), (2, 0)]
     assert end.ended == "exited"
-    lab.engine.fetch(run)
+    lab.engine.head(run).fetch()
     assert [lab.log(run, rank) for rank in range(3)] == [b"0/2 1\n", b"1/2 1\n", b"2/2 1 server\n"]
     assert (run.folder / "output/rank-2/file").read_text() == "2\n"
 
@@ -111,22 +112,22 @@ def test_logs_are_exact_and_resume_at_a_cursor(lab: EngineLab, tmp_path: Path) -
     run = lab.start(shell(f"cat {tmp_path / 'nasty'}; exec 1>&2; printf $RANK"), workers=2)
     for rank in range(2):
         wanted = NASTY + b"%d" % rank
-        lines = list(lab.engine.logs(run, rank, follow=True))
+        lines = list(read_log(lab.engine, run, rank, follow=True))
         assert b"".join(line.text for line in lines) == wanted == (run.folder / f"logs/rank-{rank}.log").read_bytes()
         assert all(line.text.count(b"\n") == 1 and line.text[-1:] == b"\n" for line in lines[:-1])
-        assert [line.text for line in lab.engine.logs(run, rank, Cursor(lines[1].cursor.offset))] == [
+        assert [line.text for line in read_log(lab.engine, run, rank, Cursor(lines[1].cursor.offset))] == [
             line.text for line in lines[2:]
         ]
     with pytest.raises(NotFoundError, match="no rank 2, only 0 to 1"):
-        list(lab.engine.logs(run, 2))
+        list(read_log(lab.engine, run, 2))
 
 
 def test_lines_come_while_a_rank_still_runs(lab: EngineLab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     run = lab.start(shell(f"echo first; printf half; while [ ! -e {gate} ]; do sleep 0.02; done; echo ' line'"))
-    lines = lab.engine.logs(run, 0, follow=True)
+    lines = read_log(lab.engine, run, 0, follow=True)
     assert next(lines).text == b"first\n"
-    assert [line.text for line in lab.engine.logs(run, 0)] == [b"first\n"]
+    assert [line.text for line in read_log(lab.engine, run, 0)] == [b"first\n"]
     gate.touch()
     assert [line.text for line in lines] == [b"half line\n"]
 
@@ -142,10 +143,10 @@ wait_for_the_others()
 
 def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> None:
     run = lab.start(python(HANGS), workers=2)
-    follow = [lab.engine.logs(run, rank, follow=True) for rank in range(2)]
+    follow = [read_log(lab.engine, run, rank, follow=True) for rank in range(2)]
     assert [next(lines).text for lines in follow] == [b"waits\n"] * 2
     for _ in range(2):
-        lab.engine.print_stacks(run)
+        lab.engine.head(run).print_stacks()
         for lines in follow:
             assert any(b"in wait_for_the_others" in line.text for line in lines)
     lab.engine.cancel(run)
@@ -194,12 +195,12 @@ def test_cancel_is_graceful_and_idempotent_and_keeps_partial_results(lab: Engine
     )
     run = lab.start(shell(script), workers=2)
     for rank in range(2):
-        assert next(lab.engine.logs(run, rank, follow=True)).text == b"ready\n"
+        assert next(read_log(lab.engine, run, rank, follow=True)).text == b"ready\n"
     EngineLab(kind, home).engine.cancel(run)
     lab.engine.cancel(run)
     end = lab.end(run)
     assert (end.ended, end.first_failed, end.findings) == ("cancelled", None, ())
-    lab.engine.fetch(run)
+    lab.engine.head(run).fetch()
     assert [lab.log(run, rank) for rank in (0, 1)] == [b"ready\nsaved\n"] * 2
     assert (run.folder / "output/rank-1/f").read_text() == "kept\n"
     lab.engine.cancel(run)
@@ -232,10 +233,11 @@ def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
 def test_a_killed_agent_takes_its_ranks_along_and_the_run_is_lost(lab: EngineLab, node: int) -> None:
     run = lab.start(STUBBORN, workers=2)
     for rank in range(2):
-        assert next(lab.engine.logs(run, rank, follow=True)).text == b"ready\n"  # and has started its children before
+        # It has started its children before.
+        assert next(read_log(lab.engine, run, rank, follow=True)).text == b"ready\n"
     os.kill(lab.agents(run)[node], signal.SIGKILL)
     assert lab.end(run).ended == "lost"
-    lab.engine.fetch(run)
+    lab.engine.head(run).fetch()
     until(lambda: not lab.processes(run))
     assert lab.log(run, 0) == b"ready\n"
 
@@ -252,7 +254,7 @@ def test_a_detached_run_outlives_its_client_and_is_completed_by_another(
         other.kill()
     run = lab.store.run("theirs").run
     lab.runs.append(run)
-    assert next(lab.engine.logs(run, 1, follow=True)).text == b"begun\n"
+    assert next(read_log(lab.engine, run, 1, follow=True)).text == b"begun\n"
     gate.touch()
     finished = supervise.follow(run, lab.engine, lab.store)
     assert finished.outcome == "completed"
@@ -348,7 +350,7 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)
     until(lambda: len(lab.processes(run)) >= 6)  # each rank and what measures for it
-    until(lambda: b'"kind":"rates"' in b"".join(line.text for line in lab.engine.logs(run, 1)))
+    until(lambda: b'"kind":"rates"' in b"".join(line.text for line in read_log(lab.engine, run, 1)))
     (rank,) = (pid for pid in lab.processes(run) if is_certifying_rank(pid, 2))
     os.kill(rank, signal.SIGSTOP)
     finished = supervise.follow(run, lab.engine, lab.store)

@@ -71,7 +71,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def test_logs_and_results_arrive_whole(lab: EngineLab) -> None:
     run = lab.start(python(SCRIPT))
     assert lab.end(run).ended == "exited"
-    assert lab.engine.fetch(run).complete
+    assert lab.engine.head(run).fetch().complete
     noise = (run.folder / "output/rank-0/noise").read_bytes()
     first, *rest = (run.folder / "logs/rank-0.log").read_text().splitlines()
     assert first == hashlib.sha256(noise).hexdigest()

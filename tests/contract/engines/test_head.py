@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.agent import link
+from mlbench_cli.engines.follow import read_log
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.model.cluster_details import MachineDetails
@@ -88,7 +89,7 @@ def test_a_head_that_is_killed_starts_again_and_loses_nothing(lab: EngineLab, tm
     script = f"seq 5000; while [ ! -e {gate} ]; do sleep 0.05; done; seq 5000; echo $RANK > $MLBENCH_OUTPUT_DIR/f"
     run = lab.start(shell(script), workers=3)
     folder = lab.places(run)[0].parent
-    assert next(lab.engine.logs(run, 2, follow=True)).text == b"1\n"
+    assert next(read_log(lab.engine, run, 2, follow=True)).text == b"1\n"
     os.kill(until(lambda: head_of(folder)), signal.SIGKILL)
     gate.touch()
     finished = supervise.follow(run, lab.engine, lab.store)

@@ -14,6 +14,7 @@ import pytest
 
 from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import pending_facts
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
@@ -61,10 +62,10 @@ def test_a_host_that_is_not_heard_of_any_more_ends_the_run_as_lost_and_the_rest_
     beat = put_node(tmp_path, 1, {**state, "ranks": [running], "node_name": "away"}, None)
     assert engine.look(run).ended is None
     os.utime(beat, (time.time() - 3600,) * 2)
-    last = list(engine.watch(run))[-1]
+    last = list(watch(engine, run))[-1]
     assert last.ended is Ending.LOST
     assert [worker.phase for worker in last.workers] == [Phase.FAILED, Phase.LOST]
-    fetched = engine.fetch(run)
+    fetched = engine.head(run).fetch()
     assert not fetched.complete
     assert "results_lost" in [finding.code for finding in fetched.findings]
     assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.engines.base import Cursor
-from mlbench_cli.engines.follow import follow_log
+from mlbench_cli.engines.follow import follow_log, read_log
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
+from tests.fakes.engine import FakeEngine
 
 SPEC = RunSpec("demo-1", "c", "local", "custom", "custom", ("true",), "gloo", 1)
 
@@ -56,4 +57,4 @@ def test_what_was_written_just_before_the_end_was_noticed_is_given(run: Run) -> 
 def test_what_is_not_there(run: Run) -> None:
     assert list(follow_log(run, 0, None, lambda: True)) == []
     with pytest.raises(NotFoundError, match="no rank 1, only 0 to 0"):
-        list(follow_log(run, 1, None, lambda: True))
+        read_log(FakeEngine(), run, 1)

@@ -205,9 +205,9 @@ def test_a_run_that_times_blocks_has_no_goal() -> None:
 # --- reading events through an engine -------------------------------------------------------------------------------
 
 
-def test_events_are_read_once_and_in_order_however_often_the_log_fails() -> None:
+def test_events_are_read_once_and_in_order_however_often_the_log_fails(tmp_path: Path) -> None:
     engine = FakeEngine()
-    reader = EventReader(engine, Run("id", SPEC, Path("/nowhere"), "2026-01-01T00:00:00Z"), ranks=(0, 1))
+    reader = EventReader(engine, Run("id", SPEC, tmp_path, "2026-01-01T00:00:00Z"), ranks=(0, 1))
     lines = [format_event(event("metric", at, name="loss", value=at)).encode() + b"\n" for at in range(4)]
     engine.lines[0] = [b"hello\n", lines[0], b"\xff\n"]
     engine.lines[1] = [lines[1]]

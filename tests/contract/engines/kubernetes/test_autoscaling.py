@@ -85,7 +85,7 @@ NEVER = {
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.observe.QUICK_POLL", 0.0)
-    monkeypatch.setattr("mlbench_cli.engines.head.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("mlbench_cli.engines.follow.POLL_SECONDS", 0.05)
     with Cluster() as server:
         yield server
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.base import FoundRun, UnreadableRun
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
 from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
@@ -219,7 +220,7 @@ def test_an_old_cluster_is_refused_before_anything_is_made(
 
 
 def look(server: KubeApi, run: Run) -> Any:
-    return next(KubernetesEngine(server.access).watch(run))
+    return next(watch(KubernetesEngine(server.access), run))
 
 
 def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_the_number_of_requests_does_not_grow_with_the_workers(server: KubeApi, 
         run = a_run(tmp_path / str(workers), workers=workers, name=f"r-{workers}")
         submit(server, run)
         server.requests.clear()
-        observations = KubernetesEngine(server.access).watch(run)
+        observations = watch(KubernetesEngine(server.access), run)
         next(observations)
         next(observations)
         observations.close()
@@ -354,4 +355,4 @@ def test_forced_delete_leaves_nothing_of_the_run_and_all_else(server: KubeApi, t
 
 def test_a_rank_that_is_not_there(server: KubeApi, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="only 0 to 1"):
-        list(KubernetesEngine(server.access).logs(a_run(tmp_path), 2))
+        list(read_log(KubernetesEngine(server.access), a_run(tmp_path), 2))

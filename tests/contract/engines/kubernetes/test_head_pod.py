@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.run import Run
@@ -55,7 +56,7 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     with Kubelet(server, tmp_path / "pods") as kubelet:
         submit(server, run)
         engine = KubernetesEngine(server.access)
-        assert next(engine.logs(run, 1, follow=True)).text == b"1\n"
+        assert next(read_log(engine, run, 1, follow=True)).text == b"1\n"
         first = until(lambda: head_of(server))
         os.kill(kubelet.process_of(first), signal.SIGKILL)
         until(lambda: server.objects["pods", first]["status"]["phase"] == "Failed")
@@ -128,5 +129,5 @@ def test_a_client_that_may_not_exec_is_told_which_right_it_lacks(server: KubeApi
         submit(server, run)
         until(lambda: head_of(server))
         with pytest.raises(CredentialError) as caught:
-            list(KubernetesEngine(server.access).watch(run))
+            list(watch(KubernetesEngine(server.access), run))
         assert "pods/exec" in str(caught.value.hint)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError, UnreachableError
 from mlbench_cli.kube.api import NodeUnreachable, ServerUnreachable
@@ -59,7 +60,7 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server_and_its_log_is_wh
     is_silent = False
     with Kubelet(server, tmp_path / "pods"):
         submit(server, run)
-        with closing(engine.watch(run)) as observations:
+        with closing(watch(engine, run)) as observations:
             for seen in observations:
                 if not server.is_down and not is_silent and (run.folder / "logs/rank-1.log").exists():
                     server.is_down = True
@@ -72,7 +73,7 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server_and_its_log_is_wh
                     server.is_down = False
         assert is_silent
         assert (seen.ended, codes(seen)) == (Ending.EXITED, [])
-        engine.fetch(run)
+        engine.head(run).fetch()
     assert [(run.folder / f"logs/rank-{rank}.log").read_bytes() for rank in (0, 1)] == [b"before\nafter\n"] * 2
     assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
 
@@ -91,7 +92,7 @@ def test_a_follower_of_a_log_reads_all_of_it_beyond_an_outage_and_is_told(server
     lines = []
     with Kubelet(server, tmp_path / "pods"):
         submit(server, run)
-        for line in KubernetesEngine(server.access, report=come_back).logs(run, 0, follow=True):
+        for line in read_log(KubernetesEngine(server.access), run, 0, follow=True, report=come_back):
             lines.append(line.text)
             if line.text == b"one\n":
                 server.is_down = True
@@ -109,7 +110,7 @@ def test_a_silence_beyond_the_limit_ends_the_following_but_not_the_run(
     monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "1s")
     server.is_down = True
     with pytest.raises(UnreachableError) as caught:
-        list(KubernetesEngine(server.access).watch(run))
+        list(watch(KubernetesEngine(server.access), run))
     assert caught.value.exit_code == 10
 
 
@@ -122,7 +123,7 @@ def test_a_server_that_starts_and_refuses_everybody_is_waited_for(server: KubeAp
     for worker in (0, 1):
         server.end_log(f"r-2-{worker}-x")
     server.faults += [Fault("GET .*/jobs/r-2", times=3, status=503), Fault("GET .*/jobs/r-2", times=2, status=403)]
-    seen = list(KubernetesEngine(server.access).watch(run))[-1]
+    seen = list(watch(KubernetesEngine(server.access), run))[-1]
     assert seen.ended is Ending.EXITED
 
 
@@ -133,7 +134,7 @@ def test_a_server_that_was_restarted_between_two_requests_may_refuse_at_first(
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.observe.SLOW_POLL", 0.5)
     run = start_run(server, tmp_path)
     is_refused = False
-    with closing(KubernetesEngine(server.access).watch(run)) as observations:
+    with closing(watch(KubernetesEngine(server.access), run)) as observations:
         for seen in observations:
             if not is_refused and all(worker.phase == "running" for worker in seen.workers):
                 is_refused = True
@@ -156,7 +157,7 @@ def test_the_job_is_asked_about_often_only_until_all_workers_run(
     for worker in (0, 1):
         put_pod(server, worker, **status)
     before = sum(count for request, count in server.requests.items() if request.endswith("/jobs/r-2"))
-    with closing(KubernetesEngine(server.access).watch(run)) as observations:
+    with closing(watch(KubernetesEngine(server.access), run)) as observations:
         for _ in range(8):
             next(observations)
     after = sum(count for request, count in server.requests.items() if request.endswith("/jobs/r-2"))
@@ -168,7 +169,7 @@ def test_a_refusal_without_an_outage_is_one(server: KubeApi, tmp_path: Path) -> 
     submit(server, run)
     server.faults.append(Fault("GET .*/jobs/r-2", times=1000, status=403))
     with pytest.raises(CredentialError):
-        list(KubernetesEngine(server.access).watch(run))
+        list(watch(KubernetesEngine(server.access), run))
 
 
 def test_results_are_fetched_when_the_server_is_back(server: KubeApi, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_node_that_is_lost_is_named_and_the_rest_is_kept(server: KubeApi, tmp_
     with Kubelet(server, tmp_path / "pods") as kubelet:
         submit(server, run)
         engine = KubernetesEngine(server.access)
-        assert next(engine.logs(run, 1, follow=True)).text == b"begun\n"
+        assert next(read_log(engine, run, 1, follow=True)).text == b"begun\n"
         kubelet.lose("r-2-1-x")
         finished = supervise.follow(run, engine, store)
     found = {finding.code: finding for finding in finished.findings}

@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
 from task_images.cores import effective_cores
@@ -130,7 +132,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> N
     assert (end.ended, [worker.phase for worker in end.workers]) == ("lost", ["lost", "lost"])
     assert finding(end.findings, "node_lost").hint
     until(lambda: not set(ranks) & set(processes_of(run)))
-    lab.engine.fetch(run)
+    lab.engine.head(run).fetch()
     until(lambda: not processes_of(run))
 
 
@@ -152,17 +154,18 @@ def test_another_process_with_the_same_number_is_not_the_supervisor(lab: Lab, ch
         finally:
             bystander.kill()
             if change == "boot_id":
-                os.kill(real, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ends with its ranks
+                    os.kill(real, signal.SIGKILL)
 
 
 def test_a_recorded_run_that_nobody_started_is_told_in_time(lab: Lab) -> None:
     fresh = lab.record(SLEEP)
-    assert next(lab.engine.watch(fresh)).ended is None
+    assert next(watch(lab.engine, fresh)).ended is None
     stale = Run(fresh.id, fresh.spec, fresh.folder, "2020-01-01T00:00:00Z")
     end = lab.end(stale)
     assert end.ended == "never_started"
     assert finding(end.findings, "not_started")
-    assert list(lab.engine.logs(stale, 0, follow=True)) == []
+    assert list(read_log(lab.engine, stale, 0, follow=True)) == []
 
 
 # --- the disk is full ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlbench_cli.engines.follow import read_log
 from tests import NIGHTLY
 from tests.contract.local_runs import Lab, python
 
@@ -34,7 +35,7 @@ def check(lab: Lab, contents: tuple[bytes, bytes], stream: int, cuts: str = "0")
         Path(f"{base}{rank}").write_bytes(content)
     run = lab.start((*WRITE, str(base), cuts, str(stream)), workers=2)
     for rank, content in enumerate(contents):
-        lines = list(lab.engine.logs(run, rank, follow=True))
+        lines = list(read_log(lab.engine, run, rank, follow=True))
         assert b"".join(line.text for line in lines) == content
         assert (run.folder / f"logs/rank-{rank}.log").read_bytes() == content
         assert all(line.text.count(b"\n") == 1 and line.text[-1:] == b"\n" for line in lines[:-1])

@@ -16,7 +16,7 @@ import pytest
 from mlbench_cli.agent.lock import VARIABLE, find_holder, lock_path
 from mlbench_cli.app import run as mlbench
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.state import read_state
+from mlbench_cli.engines.local.head import read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.store import Store

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.engines.local.head import LocalHead
 from mlbench_cli.errors import DeadlineError, NotFoundError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, RunState, WorkerState
 from mlbench_cli.results.archive.verify import find_problems
@@ -26,6 +26,7 @@ from mlbench_cli.runs.snapshot import finished_snapshot, live_snapshot
 from mlbench_cli.storage.run_folder import RunFolder
 from task_images.contract import format_event
 from tests.contract.local_runs import PATIENCE, SLEEP, Lab, client, processes_of, python, shell, until
+from tests.fakes.engine import FakeEngine
 
 GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": 81.5}
 
@@ -155,15 +156,20 @@ def test_whoever_comes_first_completes_a_detached_run_and_once_only(lab: Lab, tm
     assert (run.folder / "SHA256SUMS").stat().st_mtime_ns == sealed
 
 
-class Counting(LocalEngine):
-    """A cluster from which results take a while to come."""
+class SlowHead(LocalHead):
+    """A head from which results take a while to come."""
 
     fetches = 0
 
-    def fetch(self, run: Run) -> Fetched:
-        Counting.fetches += 1
+    def fetch(self) -> Fetched:
+        SlowHead.fetches += 1
         time.sleep(0.2)
-        return super().fetch(run)
+        return super().fetch()
+
+
+class SlowEngine(LocalEngine):
+    def head(self, run: Run) -> LocalHead:
+        return SlowHead(run)
 
 
 def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
@@ -173,7 +179,7 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
 
     def settle() -> None:
         theirs = Lab(lab.store.folder)
-        outcome = finalize(run, Counting(), theirs.store)
+        outcome = finalize(run, SlowEngine(), theirs.store)
         words.append(str(outcome.outcome) if outcome else "")
         theirs.close()
 
@@ -182,7 +188,7 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert (words, Counting.fetches) == (["goal_reached"] * 3, 1)
+    assert (words, SlowHead.fetches) == (["goal_reached"] * 3, 1)
 
 
 def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
@@ -303,39 +309,22 @@ def test_a_full_disk_leaves_the_run_to_be_sealed_later(lab: Lab, tmp_path: Path)
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-class Unwilling(LocalEngine):
-    """A cluster on which nothing can start until it is asked to give up."""
-
-    cancelled = False
-    finding = Finding("image_not_found", "The image no/such:1 does not exist.", permanent=True)
-
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        while not self.cancelled:
-            yield Observation(1.0, (WorkerState(0, "pending"),), (self.finding,))
-        yield Observation(2.0, (WorkerState(0, "lost"),), (), Ending.CANCELLED)
-
-    def cancel(self, run: Run) -> None:
-        self.cancelled = True
-
-
-class Replacing(Unwilling):
-    """A cluster on which one rank's machine is replaced by one that cannot start it, while the other one runs."""
-
-    def watch(self, run: Run) -> Generator[Observation, None, None]:
-        running = WorkerState(0, "running", started=1.0)
-        yield Observation(2.0, (running, WorkerState(1, "pending")), (self.finding,))
-        ended = tuple(WorkerState(rank, "succeeded", exit_code=0, started=1.0, finished=3.0) for rank in (0, 1))
-        yield Observation(3.0, ended, (), Ending.CANCELLED if self.cancelled else Ending.EXITED)
+NO_IMAGE = Finding("image_not_found", "The image no/such:1 does not exist.", permanent=True)
 
 
 def test_a_run_that_has_started_goes_on_whatever_one_of_its_ranks_waits_for(lab: Lab) -> None:
     run = lab.record(("prog",), workers=2)
-    assert end_of(supervise.follow(run, Replacing(), lab.store)) == ("completed", 0, True)
+    one_runs = (WorkerState(0, "running", started=1.0), WorkerState(1, "pending"))
+    ended = tuple(WorkerState(rank, "succeeded", exit_code=0, started=1.0, finished=3.0) for rank in (0, 1))
+    engine = FakeEngine([Observation(2.0, one_runs, (NO_IMAGE,)), Observation(3.0, ended, (), Ending.EXITED)])
+    assert end_of(supervise.follow(run, engine, lab.store)) == ("completed", 0, True)
+    assert "cancel" not in engine.calls
 
 
 def test_waiting_is_given_up_where_it_cannot_help(lab: Lab) -> None:
     run = lab.record(("prog",))
-    outcome = supervise.follow(run, Unwilling(), lab.store)
+    engine = FakeEngine([Observation(1.0, (WorkerState(0, "pending"),), (NO_IMAGE,))])
+    outcome = supervise.follow(run, engine, lab.store)
     assert end_of(outcome) == ("never_started", 6, True)
     assert outcome.summary == f"{run.name} never started. The image no/such:1 does not exist."
     assert_sound(run)

@@ -1,0 +1,222 @@
+"""The head of a run on Kubernetes: a pod of the run, read through an exec, and what the cluster says of the others."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Fetched
+from mlbench_cli.engines.head import RemoteHead
+from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel
+from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped
+from mlbench_cli.engines.kubernetes.manifests import (
+    FETCHED_ANNOTATION,
+    GRACE_SECONDS,
+    STOPPED_ANNOTATION,
+    head_name,
+)
+from mlbench_cli.engines.kubernetes.observe import RunObserver
+from mlbench_cli.engines.kubernetes.pods import HEAD, ROLE_LABEL, RUN_LABEL
+from mlbench_cli.engines.kubernetes.submit import read_job
+from mlbench_cli.engines.kubernetes.workers import by_worker, has_ended, has_started, is_on_silent_node, why_gone
+from mlbench_cli.engines.observe import NodeReport, Snapshot
+from mlbench_cli.engines.placement import share_nodes
+from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.objects import object_path
+from mlbench_cli.kube.pods import list_pods
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.times import now
+
+RUN_PLACE = "~/run"  # in the head's container
+WATCH_RETRY_SECONDS = 2.0  # for which an observation retries a request before it reports the error
+HEAD_SECONDS = 60.0  # when fetching, how long to wait for a head that is starting or was just moved
+LOOK_SECONDS = 0.5
+LOG_BYTES = 1 << 28  # maximum size of a log read from the API server
+
+
+class KubernetesHead(RemoteHead):
+    """The head of a run in `namespace`. While its pod is not running, the cluster is the only source."""
+
+    def __init__(self, access: Access, namespace: str, run: Run, save_manifests: Callable[[], None]) -> None:
+        channel = PodChannel(access, namespace, f"the head of {run.name}", self._find_pod)
+        super().__init__(run, channel, RUN_PLACE, share_nodes(run.spec), save_manifests)
+        self._access, self._namespace = access, namespace
+        self._observer: RunObserver | None = None
+
+    def _find_pod(self) -> str | None:
+        """The pod of the run's head; None while none is running."""
+        with self._access.client(retry_seconds=WATCH_RETRY_SECONDS) as api:
+            pods = self._head_pods(api)
+        running = [
+            pod
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and not has_ended(pod) and not is_on_silent_node(pod)
+        ]
+        return str(running[-1]["metadata"]["name"]) if running else None
+
+    def _head_pods(self, api: Api) -> list[dict[str, Any]]:
+        """The head's pods, also those that have ended, oldest first."""
+        pods = list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name},{ROLE_LABEL}={HEAD}")
+        return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+    def _ask(self) -> Snapshot:
+        """The head's snapshot; an empty one while it is not running: then the cluster is the only source."""
+        try:
+            try:
+                return super()._ask()
+            except HeadMissing:
+                raise
+            except UnreachableError:  # the pod that the channel led to may have been deleted, and another be there
+                return super()._ask()
+        except HeadMissing:
+            nodes = {worker: NodeReport() for worker in range(self.run.spec.workers)}
+            return Snapshot(time.time(), self._last[1].nodes if self._last else nodes, is_served=False)
+
+    def observe(self, *, max_age: float = 0.0) -> Observation:
+        """See `Engine.look`."""
+        if (kept := RunFolder(self.run.folder).read_observation()) is not None:
+            return kept
+        with self._lock:
+            snapshot = self.read(max_age=max_age)
+            if self._observer is None:
+                api = self._access.client(retry_seconds=WATCH_RETRY_SECONDS)
+                self._observer = RunObserver(api, self._namespace, self.run)
+            elif not max_age:
+                self._observer.expire()
+            seen = self._observer.observe(snapshot)
+            return seen if self._observer.job is not None else _without_job(self.run, seen)
+
+    # --- end ------------------------------------------------------------------------------------------------------
+
+    def fetch(self) -> Fetched:
+        """Fetch output and logs into the run's folder; then release the head.
+
+        `complete` is False if results that were not fetched are lost with the head.
+        """
+        seen = self.observe()
+        with self._access.client() as api:
+            self._stop_those_who_wait(api, str(seen.ended or Ending.CANCELLED))
+            snapshot = self._await_head(api)
+            fetched = Fetched(0, 0)
+            if snapshot.is_served:
+                with suppress(HeadMissing):
+                    fetched = self._fetch_all()
+            missing = self._find_missing(snapshot, seen)
+            if missing:
+                self._save_manifests()
+                lost = self._explain_loss(api, missing)
+                fetched = replace(fetched, complete=False, findings=(*fetched.findings, lost))
+            self._release()
+            return fetched
+
+    def _stop_those_who_wait(self, api: Api, ending: str) -> None:
+        """Stop workers that would otherwise run forever, unless the Job is over or stopped already."""
+        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+        if active(pods, {}):
+            with suppress(ObjectNotFound):
+                if not is_over(read_job(api, self._namespace, self.run.spec)):
+                    self.stop(api, ending)
+
+    def _await_head(self, api: Api) -> Snapshot:
+        """The head's snapshot, once everything that is still being sent has arrived there."""
+        end = time.monotonic() + GRACE_SECONDS + HEAD_SECONDS
+        while True:
+            snapshot = self.read()
+            pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+            coming = [
+                worker
+                for worker, report in snapshot.nodes.items()
+                if worker in pods and not has_ended(pods[worker]) and not report.is_over and has_started(pods[worker])
+            ]
+            heads = [pod for pod in self._head_pods(api) if not has_ended(pod)]
+            if (not coming and (snapshot.is_served or not heads)) or time.monotonic() >= end:
+                return snapshot
+            time.sleep(LOOK_SECONDS)
+
+    def _find_missing(self, snapshot: Snapshot, seen: Observation) -> list[int]:
+        """The workers that have run, but of which the head has nothing."""
+        folder = RunFolder(self.run.folder)
+        started = {self.run.spec.unit_of(each.rank) for each in seen.workers if each.started}
+        return [
+            worker
+            for worker, report in snapshot.nodes.items()
+            if worker in started and report.state is None and not (folder.state / f"fetched-{worker}.json").exists()
+        ]
+
+    def _explain_loss(self, api: Api, missing: Sequence[int]) -> Finding:
+        """Explain why output is missing, and read the logs from the API server as far as it has them."""
+        heads = self._head_pods(api)
+        ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
+        cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
+        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+        for worker in missing:
+            log = RunFolder(self.run.folder).log(self.run.spec.ranks_of(worker)[0])
+            if worker in pods and not log.exists():
+                with suppress(MlbenchError):
+                    pod = object_path("Pod", self._namespace, pods[worker]["metadata"]["name"])
+                    self._copy_plain_log(api, pod, log)
+        others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
+        return Finding(
+            "results_lost",
+            f"The head of the run has no output of worker {missing[0]}: {cause}.{others} Logs come from the API, and "
+            "may lack their beginnings.",
+            hint="Run it again.",
+            evidence={"workers": list(missing), "head": [why_gone([pod]) for pod in heads]},
+        )
+
+    def _copy_plain_log(self, api: Api, pod: str, log: Path) -> None:
+        with api.stream(f"{pod}/log", read_seconds=30, container="main", limitBytes=LOG_BYTES) as answer:
+            data = answer.read()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(log, data)
+
+    def _release(self) -> None:
+        """Say in the cluster that the results are fetched, then end the head."""
+        with suppress(MlbenchError):
+            self.put("fetched")
+        self.close()
+        with self._access.client() as api:
+            path = object_path("Job", self._namespace, self.run.name)
+            with suppress(ObjectNotFound):
+                api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
+            api.delete(object_path("Job", self._namespace, head_name(self.run.name)))
+
+    def stop(self, api: Api, ending: str) -> None:
+        """Let the Job controller stop all workers. `ending` is recorded on the Job, so that every client reports the
+        same one.
+        """
+        stop = {"activeDeadlineSeconds": 1} if self.run.spec.pods.queue else {"suspend": True}
+        path = object_path("Job", self._namespace, self.run.name)
+        with suppress(ObjectNotFound):
+            job = api.get(path)
+            if not is_over(job) and not is_stopped(job):
+                api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
+
+    def close(self) -> None:
+        """Close the connections; a later request connects again."""
+        self.channel.close()
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
+
+def _without_job(run: Run, seen: Observation) -> Observation:
+    """How a run ended whose Job does not exist: it was never submitted, was deleted, or has expired."""
+    if all(worker.exit_code == 0 for worker in seen.workers):
+        return replace(seen, ended=Ending.EXITED)
+    if not run.manifests.exists():
+        finding = Finding(
+            "not_started",
+            "The run's Job is not in the cluster: it was not submitted, or has been deleted.",
+            hint="Start it again.",
+            retryable=True,
+        )
+        return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
+    finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted or has expired.")
+    return replace(seen, ended=Ending.LOST, findings=(*seen.findings, finding))
