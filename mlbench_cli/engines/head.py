@@ -114,8 +114,12 @@ class RemoteHead:
     def fetch(self) -> Fetched:
         """Fetch output, samples and logs into the run's folder; then release the head."""
         fetched = self._fetch_all()
-        self.put("fetched")  # so that the head need not keep the results
+        self._release()
         return fetched
+
+    def _release(self) -> None:
+        """Say that the results were fetched, so that the head need not keep them."""
+        self.put("fetched")
 
     def _fetch_all(self) -> Fetched:
         """Output, samples and logs, each checked against the digest of its machine."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from mlbench_cli.engines import follow as follow_engine
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.engines.local.waiting import has_begun
+from mlbench_cli.engines.local.head import has_begun
 from mlbench_cli.errors import (
     CredentialError,
     DeadlineError,

@@ -25,8 +25,7 @@ from mlbench_cli.agent.processes import kill_processes, signal_process
 from mlbench_cli.engines.base import Submission, refuse_running
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
-from mlbench_cli.engines.local.head import LocalHead, read_state
-from mlbench_cli.engines.local.waiting import abandon, enqueue, is_abandoned, observe_waiting
+from mlbench_cli.engines.local.head import LocalHead, abandon, enqueue, is_abandoned, observe_waiting, read_state
 from mlbench_cli.engines.observe import node_name, observe
 from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path

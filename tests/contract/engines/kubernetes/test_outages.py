@@ -31,7 +31,7 @@ RUNNING = {
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     monkeypatch.setattr("mlbench_cli.kube.api.RETRY_SECONDS", 0.5)
-    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.WATCH_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.head.WATCH_RETRY_SECONDS", 0.2)
     monkeypatch.setattr("mlbench_cli.model.silence.SHORT_SECONDS", 0.2)
     with KubeApi() as server:
         yield server
