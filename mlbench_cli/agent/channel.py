@@ -5,7 +5,6 @@ asked, and no argument of a request appears on a command line.
 """
 
 import contextlib
-import json
 import os
 import selectors
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import mlbench_cli
+from mlbench_cli.agent import wire
 from mlbench_cli.agent.serve import MARKER
 from mlbench_cli.errors import CredentialError, MlbenchError, RemoteError, UnreachableError, UsageError
 
@@ -28,7 +28,7 @@ CONNECT_SECONDS = 10
 CALL_SECONDS = 40.0
 BLOCK = 1 << 20
 MAX_GREETING = 1 << 20  # bytes that a login may print before our program answers
-MAX_ANSWER = 1 << 34
+MAX_ANSWER_LINE, MAX_ANSWER = 1 << 26, 1 << 34
 # How much is asked for at once: half as much after a connection was lost, twice as much after an answer has come.
 LEAST_PIECE, LARGEST_PIECE = 1 << 16, 8 << 20
 SSH_OPTIONS = (
@@ -44,7 +44,7 @@ BOOT = (
 )
 SERVER_PACKAGES = ("mlbench_cli", "mlbench_cli.util", "mlbench_cli.agent")
 SERVER_MODULES = (  # each after those that it imports
-    *("mlbench_cli.util.files", "mlbench_cli.agent.processes"),
+    *("mlbench_cli.util.files", "mlbench_cli.agent.processes", "mlbench_cli.agent.wire"),
     *("mlbench_cli.agent.interfaces", "mlbench_cli.agent.serve"),
 )
 LOADER = """import sys, types
@@ -121,7 +121,7 @@ class Channel:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._lock = threading.RLock()
-        self._buffer = bytearray()
+        self._decoder = wire.Decoder(MAX_ANSWER_LINE, MAX_ANSWER)
         self.piece = LARGEST_PIECE
 
     def call(self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any) -> Document:
@@ -143,12 +143,12 @@ class Channel:
         self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any
     ) -> tuple[Document, bytes]:
         """The answer's document and its data; errors as `call`. A request is not repeated after a lost connection."""
-        text = json.dumps({"do": do, **arguments}).encode()
+        request = wire.encode({"do": do, **arguments}, data)
         with self._lock:
             end = time.monotonic() + seconds
             try:
                 self._connect(end)
-                self._send(b"%d %d\n" % (len(text), len(data)) + text + data, end)
+                self._send(request, end)
                 document, received = self._read_answer(end)
             except BaseException as error:
                 self.close()
@@ -162,20 +162,15 @@ class Channel:
 
     def _read_answer(self, end: float) -> tuple[Document, bytes]:
         """One answer of `serve`. Raises UnreachableError for anything else."""
-        line = self._read_until(b"\n", end)
         try:
-            length, size = map(int, line.split())
-            if not (0 <= length <= MAX_GREETING * 64 and 0 <= size <= MAX_ANSWER):
-                raise ValueError
-            document = json.loads(self._read(length, end))
-            if not isinstance(document, dict):
-                raise ValueError
-        except (ValueError, RecursionError):
+            while (found := self._decoder.take()) is None:
+                self._decoder.feed(self._receive(end))
+        except ValueError as error:
             raise UnreachableError(
-                f"{self.target.name} does not answer as mlbench's program does: {line[:80]!r}.",
+                f"{self.target.name} does not answer as mlbench's program does: {error}.",
                 hint=f"Something there prints into the connection; try: {self.target.trial()}",
             ) from None
-        return document, self._read(size, end)
+        return found
 
     def _raise_error(self, document: Document) -> None:
         if "error" in document:
@@ -185,7 +180,6 @@ class Channel:
         """End the process at the other end. A later request connects again."""
         with self._lock:
             process, self._process = self._process, None
-            self._buffer.clear()
             if process is None:
                 return
             for stream in (process.stdin, process.stdout):
@@ -219,7 +213,13 @@ class Channel:
         """Give the program that answers to the one that waits for it at the other end (`BOOT`)."""
         source = pack_server()
         self._send(b"%d\n" % len(source) + source, end)
-        self._read_until(MARKER, end)
+        said = bytearray()
+        while (place := said.find(MARKER)) < 0:
+            if len(said) > MAX_GREETING:
+                raise self._problem(f"it prints without end: {bytes(said[:40])!r}")
+            said += self._receive(end)
+        self._decoder = wire.Decoder(MAX_ANSWER_LINE, MAX_ANSWER)
+        self._decoder.feed(bytes(said[place + len(MARKER) :]))
 
     def _send(self, data: bytes, end: float) -> None:
         assert self._process is not None
@@ -237,23 +237,8 @@ class Channel:
                 except BrokenPipeError:
                     raise self._problem("the connection was closed") from None
 
-    def _read(self, size: int, end: float) -> bytes:
-        while len(self._buffer) < size:
-            self._receive(end)
-        piece = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return piece
-
-    def _read_until(self, mark: bytes, end: float) -> bytes:
-        while (place := self._buffer.find(mark)) < 0:
-            if len(self._buffer) > MAX_GREETING:
-                raise self._problem(f"it prints without end: {bytes(self._buffer[:40])!r}")
-            self._receive(end)
-        piece = bytes(self._buffer[:place])
-        del self._buffer[: place + len(mark)]
-        return piece
-
-    def _receive(self, end: float) -> None:
+    def _receive(self, end: float) -> bytes:
+        """The next bytes that come; errors as `call`."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
@@ -264,7 +249,7 @@ class Channel:
         piece = os.read(descriptor, BLOCK)
         if not piece:
             raise self._problem("the connection was closed")
-        self._buffer += piece
+        return piece
 
     def _problem(self, what: str) -> MlbenchError:
         """The error that explains why nothing comes, from what ssh or Python has written."""

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from mlbench_cli.agent import head, link, machine
+from mlbench_cli.agent import head, link, machine, wire
 
 PIECE = 1 << 18
 PAUSE = 0.1  # seconds between two checks for new data
@@ -29,7 +29,7 @@ def main(
     place: str,
     node: int,
     ranks: Sequence[int],
-    note: link.Message,
+    note: wire.Message,
     work: Callable[[], int],
     *,
     hold: float,
@@ -64,7 +64,7 @@ class Courier:
     """Sends one node's files to the head that `note` names."""
 
     def __init__(
-        self, place: str, node: int, ranks: Sequence[int], note: link.Message, agent: int, hold: float, echo: bool
+        self, place: str, node: int, ranks: Sequence[int], note: wire.Message, agent: int, hold: float, echo: bool
     ) -> None:
         self.place, self.node, self.note, self.hold = place, node, note, hold
         self.run_folder = os.path.dirname(os.path.dirname(place))

@@ -30,7 +30,7 @@ import time
 from socket import socket
 from typing import Any
 
-from mlbench_cli.agent import link, machine, processes
+from mlbench_cli.agent import link, machine, processes, wire
 from mlbench_cli.agent.interfaces import list_addresses
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
@@ -173,7 +173,7 @@ def open_server(folder: str, head: Head, port: int) -> Server:
     return server
 
 
-def shares_folder(folder: str, note: link.Message) -> bool:
+def shares_folder(folder: str, note: wire.Message) -> bool:
     """Whether the head that a note names serves this very folder."""
     return os.path.exists(_mark(folder, str(note["token"])))
 

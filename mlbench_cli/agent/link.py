@@ -1,5 +1,4 @@
-"""Messages between the nodes of a run and its head: a JSON line with the number of bytes that follow it, then the
-bytes.
+"""Connections between the nodes of a run and its head, and the notes by which they find each other.
 
 Standard library only: it runs on the machines of a run.
 """
@@ -13,12 +12,9 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Mapping
 from typing import Any
 
-from mlbench_cli.agent import machine
-
-Message = Mapping[str, Any]
+from mlbench_cli.agent import machine, wire
 
 HEAD = "head.json"  # in RUN: how to reach the head
 MAX_LINE = 1 << 16
@@ -33,46 +29,28 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._buffer = bytearray()
+        self._decoder = wire.Decoder(MAX_LINE, MAX_DATA)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         connection.settimeout(SEND_SECONDS)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, message: Message, data: bytes = b"") -> None:
+    def send(self, message: wire.Message, data: bytes = b"") -> None:
         """Send one message with its bytes."""
-        self._connection.sendall(json.dumps({**message, "size": len(data)}).encode() + b"\n" + data)
+        self._connection.sendall(wire.encode(message, data))
 
     def receive(self, seconds: float) -> tuple[dict[str, Any], bytes] | None:
         """The next message and its bytes; None if none is complete within `seconds`."""
         end = time.monotonic() + seconds
-        while (found := self._take()) is None:
+        while (found := self._decoder.take()) is None:
             if not self._selector.select(max(0.0, end - time.monotonic())):
                 return None
             piece = self._connection.recv(1 << 18)
             if not piece:
                 raise ConnectionError("closed by the other side")
-            self._buffer += piece
+            self._decoder.feed(piece)
         return found
-
-    def _take(self) -> tuple[dict[str, Any], bytes] | None:
-        end = self._buffer.find(b"\n", 0, MAX_LINE)
-        if end < 0:
-            if len(self._buffer) >= MAX_LINE:
-                raise ValueError("a line without an end")
-            return None
-        message = json.loads(self._buffer[:end])
-        if not isinstance(message, dict) or not isinstance(message.get("size"), int):
-            raise ValueError("not a message")
-        size = message.pop("size")
-        if not 0 <= size <= MAX_DATA:
-            raise ValueError("too many bytes")
-        if len(self._buffer) < end + 1 + size:
-            return None
-        data = bytes(self._buffer[end + 1 : end + 1 + size])
-        del self._buffer[: end + 1 + size]
-        return message, data
 
     def close(self) -> None:
         """Close the connection."""

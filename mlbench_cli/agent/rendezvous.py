@@ -1,4 +1,4 @@
-"""How the agents of one run talk to each other: lines of JSON over TCP, between node 0 (the hub) and the others.
+"""How the agents of one run talk to each other: messages over TCP, between node 0 (the hub) and the others.
 
 Only those that know the run's token are listened to. Standard library only: it runs on the machines of a run.
 """
@@ -6,14 +6,13 @@ Only those that know the run's token are listened to. Standard library only: it 
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
 import time
 from collections.abc import Callable
 
-from mlbench_cli.agent import link
-from mlbench_cli.agent.link import Message
+from mlbench_cli.agent import link, wire
+from mlbench_cli.agent.wire import Message
 
 PING_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # without a message, until the other side counts as lost
@@ -41,7 +40,7 @@ class RankLink:
         self._selector = selector
         self._on_message = on_message
         self._on_end = on_end
-        self._buffer = b""
+        self._decoder = wire.Decoder(MAX_LINE)
         self._next_ping = 0.0
         self._last = time.monotonic()
         connection.setblocking(False)
@@ -53,7 +52,7 @@ class RankLink:
         if not self.is_open:
             return
         try:
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
+            self.connection.sendall(wire.encode(message))
         except OSError:
             self.close()
 
@@ -82,19 +81,20 @@ class RankLink:
             return
         except OSError:
             piece = b""
-        if not piece or len(self._buffer) > MAX_LINE:
+        if not piece:
             self.close()
             return
         self._last = time.monotonic()
-        *lines, self._buffer = (self._buffer + piece).split(b"\n")
-        for line in lines:
+        self._decoder.feed(piece)
+        while self.is_open:
             try:
-                message = json.loads(line)
+                found = self._decoder.take()
             except ValueError:
                 self.close()
                 return
-            if self.is_open and isinstance(message, dict):
-                self._on_message(self, message)
+            if found is None:
+                return
+            self._on_message(self, found[0])
 
 
 def open_hub(folder: str, addresses: list[str], known: Message | None = None) -> tuple[socket.socket, str]:

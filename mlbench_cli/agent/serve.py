@@ -4,8 +4,8 @@ A client starts it with `python -c` (through ssh, or as a child process) and sen
 which it imports on standard input (see `channel`), so nothing has to be installed, and no argument shows in a list of
 processes. It ends with its standard input. Standard library only, of Python 3.10 or later.
 
-A request and an answer are a line with two numbers (bytes of JSON, bytes of data), then the JSON, then the data. A
-request is {"do": NAME, ...}; the answer has "error" if it failed. Paths may begin with "~/".
+Requests and answers are messages (see `wire`). A request is {"do": NAME, ...}; the answer has "error" if it failed.
+Paths may begin with "~/".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbench_cli.agent import processes
+from mlbench_cli.agent import processes, wire
 from mlbench_cli.agent.interfaces import interface_addresses
 from mlbench_cli.util.files import remove_folder
 
@@ -33,6 +33,7 @@ Answer = tuple[Mapping[str, Any], bytes]
 
 MARKER = b"\n@mlbench-serve 1\n"  # before it, a login script may print what it likes
 BLOCK = 1 << 20
+MAX_REQUEST = 1 << 30
 # Defines `packages`, what backends of tasks need; importing them would take seconds.
 PACKAGES = (
     "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
@@ -439,15 +440,14 @@ def answer(request: dict[str, Any], data: bytes) -> Answer:
         return {"error": problem, "kind": "system", "errno": error.errno}, b""
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer requests until the client closes the connection: sizes on a line, a JSON document, then bytes."""
+def serve(source: io.BufferedReader, sink: BinaryIO) -> None:
+    """Answer requests until the client closes the connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sink.write(MARKER)
     sink.flush()
-    while line := source.readline():
-        sizes = [int(size) for size in line.split()]
-        request = json.loads(source.read(sizes[0]))
-        document, data = answer(request, source.read(sizes[1]))
-        text = json.dumps(document).encode()
-        sink.write(b"%d %d\n" % (len(text), len(data)) + text + data)
-        sink.flush()
+    decoder = wire.Decoder(MAX_REQUEST, MAX_REQUEST)
+    while piece := source.read1(BLOCK):
+        decoder.feed(piece)
+        while (found := decoder.take()) is not None:
+            sink.write(wire.encode(*answer(*found)))
+            sink.flush()

@@ -46,7 +46,6 @@ class PodChannel(Channel):
         """End the program at the other end. A later request connects again."""
         with self._lock:
             connection, self._websocket = self._websocket, None
-            self._buffer.clear()
             if connection is not None:
                 connection.shutdown()  # type: ignore[no-untyped-call]
 
@@ -83,7 +82,7 @@ class PodChannel(Channel):
             for start in range(0, len(data), FRAME):
                 self._websocket.send_binary(bytes([STDIN]) + data[start : start + FRAME])
 
-    def _receive(self, end: float) -> None:
+    def _receive(self, end: float) -> bytes:
         assert self._websocket is not None
         self._websocket.settimeout(max(0.1, end - time.monotonic()))
         with self._explained():
@@ -93,12 +92,11 @@ class PodChannel(Channel):
         if opcode == websocket.ABNF.OPCODE_CLOSE:
             raise self._problem("the connection was closed")
         channel, payload = data[0] if data else STDIN, data[1:]
-        if channel == STDOUT:
-            self._buffer += payload
-        elif channel == STDERR:
-            self._said = (self._said + payload)[-STDERR_BYTES:]
-        elif channel == STATUS:
+        if channel == STATUS:
             raise self._problem("its program has ended")
+        if channel == STDERR:
+            self._said = (self._said + payload)[-STDERR_BYTES:]
+        return payload if channel == STDOUT else b""
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
