@@ -41,7 +41,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["my dir", "run%j", "a,b"])
+@pytest.mark.parametrize("name", ["my dir", "run%j"])
 def test_a_folder_that_slurm_cannot_name_is_refused_with_the_character(shell: Shell, name: str) -> None:
     said = shell("attach-slurm", "s", "--shared", f"/tmp/{name}", "--python", shell.python, "--no-probe", code=2)
     assert "which Slurm cannot have in the names of a job's files" in said
@@ -54,14 +54,9 @@ def test_other_folders_run(shell: Shell, tmp_path: Path) -> None:
     assert shell("logs", "r-1") == "hi\n"
 
 
-@pytest.mark.parametrize(
-    ("setup", "quoted"),
-    [("module load pytorch/2.4\n", "module"), ("false\n", "false")],
-)
-def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(
-    shell: Shell, tmp_path: Path, setup: str, quoted: str
-) -> None:
-    (tmp_path / "setup.sh").write_text(setup)
+def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(shell: Shell, tmp_path: Path) -> None:
+    quoted = "module load pytorch/2.4"
+    (tmp_path / "setup.sh").write_text(f"{quoted}\n")
     where = ("--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
     assert quoted in shell("attach-slurm", "s", *where, code=2)
     shell("attach-slurm", "s", *where, "--no-probe")

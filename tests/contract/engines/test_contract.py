@@ -31,7 +31,15 @@ STUBBORN = shell(
 )
 
 
-@pytest.fixture(params=["local", "hosts", "slurm", "kubernetes"])
+ENGINES = ("local", "hosts", "slurm", "kubernetes")
+
+
+def by_day(*kinds: str) -> pytest.MarkDecorator:
+    """What the program beside the ranks does alone, and it is the same one everywhere; by night on every engine."""
+    return pytest.mark.parametrize("kind", ENGINES if NIGHTLY else kinds)
+
+
+@pytest.fixture(params=ENGINES)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -74,6 +82,7 @@ def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
     assert len(logs[0][1].split()[1].split(",")) == 2
 
 
+@by_day("hosts", "kubernetes")
 def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: EngineLab) -> None:
     script = "echo $RANK/$WORLD_SIZE $MLBENCH_SERVERS $MLBENCH_ROLE; echo $RANK > $MLBENCH_OUTPUT_DIR/file"
     method = {**describe(find_class("bsp-ps")()), "servers": "1"}
@@ -86,6 +95,7 @@ def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: Eng
     assert (run.folder / "output/rank-2/file").read_text() == "2\n"
 
 
+@by_day("hosts", "kubernetes")
 def test_only_rank_0_runs_the_command(lab: EngineLab) -> None:
     run = lab.start(shell("echo $RANK"), workers=3, run_on_all=False)
     end = lab.end(run)
@@ -141,6 +151,7 @@ wait_for_the_others()
 """
 
 
+@by_day("local", "hosts", "kubernetes")
 def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> None:
     run = lab.start(python(HANGS), workers=2)
     follow = [read_log(lab.engine, run, rank, follow=True) for rank in range(2)]
@@ -170,6 +181,7 @@ def test_a_failed_rank_ends_the_run_and_is_named(lab: EngineLab) -> None:
     assert lab.processes(run) == []
 
 
+@by_day("local", "hosts", "kubernetes")
 def test_a_killed_rank_is_a_failure(lab: EngineLab) -> None:
     run = lab.start(SLEEP, workers=2)
     (victim, _) = until(lambda: len(found := lab.processes(run)) == 2 and found)
@@ -180,6 +192,7 @@ def test_a_killed_rank_is_a_failure(lab: EngineLab) -> None:
     assert "SIGKILL" in end.findings[0].summary
 
 
+@by_day("local", "kubernetes")
 def test_what_a_rank_leaves_behind_ends_with_it(lab: EngineLab) -> None:
     run = lab.start(shell("sleep 600 & setsid sleep 600 & (setsid setsid sleep 600 &) ; exit 0"))
     assert lab.end(run).ended == "exited"
@@ -206,6 +219,7 @@ def test_cancel_is_graceful_and_idempotent_and_keeps_partial_results(lab: Engine
     lab.engine.cancel(run)
 
 
+@by_day("local", "slurm", "kubernetes")
 def test_the_deadline_ends_ranks_that_ignore_term(lab: EngineLab) -> None:
     run = lab.start(STUBBORN, workers=2, timeout=10.0)  # within which they begin to ignore it
     end = lab.end(run)
@@ -275,6 +289,7 @@ def test_a_failed_run_is_followed_to_an_archive_that_verifies(lab: EngineLab) ->
     assert {0, 1, None} == set(ranks)  # of each rank, and of the machine
 
 
+@by_day("slurm", "kubernetes")
 def test_a_preloaded_library_of_a_command_is_recorded_on_every_node_and_named_as_a_condition(
     kind: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +331,7 @@ def small_disk(lab: EngineLab) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@by_day("hosts", "kubernetes")
 @pytest.mark.parametrize("careful", [True, False], ids=["task dies of it", "task does not notice"])
 def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: EngineLab, small_disk: Path, careful: bool) -> None:
     write = "os.write(1, b'%07d' % number + b' ' * 992 + b'\\n')"
@@ -362,10 +378,10 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"] if NIGHTLY else ["kubernetes"])
+@pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"] if NIGHTLY else ["slurm"])
 def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_measured(lab: EngineLab) -> None:
     lab.take_down(2)
-    changes = {"stages": ["drift", "pairs"], "rounds": 1}
+    changes = {"stages": ["drift", "pairs"], "rounds": 1, "limit_seconds": 12.0}
     parameters = load_task("certify").resolve("tiny", changes)
     argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)

@@ -18,12 +18,6 @@ from mlbench_cli.model.run import Finding, Run
 from task_images.cores import effective_cores
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, shell, until
 
-# Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
-STUBBORN = shell(
-    "trap '' TERM; sh -c 'trap \"\" TERM; sleep 600; true' & setsid sh -c 'trap \"\" TERM; sleep 600; true' & "
-    "(setsid sleep 600 &) ; echo ready; while true; do sleep 1; done"
-)
-
 
 def state_of(run: Run) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((run.folder / ".state/state.json").read_bytes())
@@ -121,19 +115,6 @@ def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Pa
 
 
 # --- the agent dies ------------------------------------------------------------------------------------------
-
-
-def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> None:
-    run = lab.start(STUBBORN, workers=2)
-    until(lambda: len(processes_of(run)) >= 10)
-    ranks = [rank["pid"] for rank in state_of(run)["ranks"]]
-    os.kill(state_of(run)["pid"], signal.SIGKILL)
-    end = lab.end(run)
-    assert (end.ended, [worker.phase for worker in end.workers]) == ("lost", ["lost", "lost"])
-    assert finding(end.findings, "node_lost").hint
-    until(lambda: not set(ranks) & set(processes_of(run)))
-    lab.engine.head(run).fetch()
-    until(lambda: not processes_of(run))
 
 
 @pytest.mark.parametrize("change", ["start_time", "boot_id"])

@@ -156,18 +156,6 @@ def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock:
     until(lambda: is_free(lock))
 
 
-def test_a_client_killed_while_it_waits_leaves_no_lock(lab: Lab, other: Lab, lock: Path, tmp_path: Path) -> None:
-    first = lab.start(SLEEP)
-    waiting = start_in_another_process(other.record(QUICK), tmp_path / "other")
-    assert waiting.stdout is not None
-    assert waiting.stdout.readline()
-    waiting.kill()
-    waiting.wait(PATIENCE)
-    lab.engine.cancel(first)
-    lab.end(first)
-    until(lambda: is_free(lock))
-
-
 def test_the_wait_has_an_end(lab: Lab, other: Lab) -> None:
     lab.start(SLEEP)
     run = other.record(QUICK, timeout=1.5)
@@ -298,24 +286,6 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     waiting.communicate(timeout=120)
     assert waiting.returncode == 130
     assert read_state(Store().run("mine-1").run.folder) is None
-
-
-def test_runs_that_wait_say_their_place_in_line_and_when_it_changes(lab: Lab) -> None:
-    first = lab.start(SLEEP)
-    words = [sys.executable, "-m", "mlbench_cli", "run"]
-    waiting = []
-    for name, place in (("early", "next in line"), ("late", "behind 1 other")):
-        argv = [*words, name, "1", "--command", "true"]
-        waiting.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        assert place in _next_sentence(waiting[-1], f"{name}-1 is waiting for this machine: {first.name} of user")
-    early, late = waiting
-    early.send_signal(signal.SIGINT)
-    early.communicate(timeout=180)
-    assert "next in line" in _next_sentence(late, f"late-1 is waiting for this machine: {first.name} of user")
-    lab.engine.cancel(first)
-    lab.end(first)
-    late.communicate(timeout=180)
-    assert (early.returncode, late.returncode) == (130, 0)
 
 
 def _next_sentence(client: "subprocess.Popen[str]", start: str) -> str:

@@ -6,16 +6,13 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.head import LocalHead
 from mlbench_cli.errors import DeadlineError, NotFoundError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, RunState, WorkerState
 from mlbench_cli.results.archive.verify import find_problems
@@ -116,25 +113,6 @@ def test_the_state_in_the_store_goes_from_submitted_to_running_to_finished(lab: 
     assert_sound(run)
 
 
-def test_a_run_that_runs_out_of_time(lab: Lab) -> None:
-    run = lab.start(SLEEP, timeout=0.2)
-    outcome = follow(lab, run)
-    assert end_of(outcome) == ("deadline", 124, True)
-    assert outcome.findings[0].summary in outcome.summary
-    assert_sound(run)
-
-
-def test_partial_results_are_kept_when_a_run_is_cancelled(lab: Lab) -> None:
-    run = lab.start(shell('echo half > "$MLBENCH_OUTPUT_DIR/model"; echo up; exec sleep 600'), workers=2)
-    until(lambda: (run.folder / "logs/rank-1.log").read_bytes() == b"up\n")
-    supervise.cancel(run, lab.engine, lab.store)
-    assert (run.folder / "output/rank-1/model").read_text() == "half\n"
-    assert_sound(run)
-    again = supervise.cancel(run, lab.engine, lab.store)
-    assert again
-    assert again.outcome == "cancelled"
-
-
 def test_whoever_comes_first_completes_a_detached_run_and_once_only(lab: Lab, tmp_path: Path) -> None:
     run = lab.start(task(), workers=2)
     lab.end(run)
@@ -154,41 +132,6 @@ def test_whoever_comes_first_completes_a_detached_run_and_once_only(lab: Lab, tm
     assert_sound(run)
     assert follow(lab, run).outcome == "goal_reached"
     assert (run.folder / "SHA256SUMS").stat().st_mtime_ns == sealed
-
-
-class SlowHead(LocalHead):
-    """A head from which results take a while to come."""
-
-    fetches = 0
-
-    def fetch(self) -> Fetched:
-        SlowHead.fetches += 1
-        time.sleep(0.2)
-        return super().fetch()
-
-
-class SlowEngine(LocalEngine):
-    def head(self, run: Run) -> LocalHead:
-        return SlowHead(run)
-
-
-def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
-    run = lab.start(task(), workers=2)
-    lab.end(run)
-    words: list[str] = []
-
-    def settle() -> None:
-        theirs = Lab(lab.store.folder)
-        outcome = finalize(run, SlowEngine(), theirs.store)
-        words.append(str(outcome.outcome) if outcome else "")
-        theirs.close()
-
-    threads = [threading.Thread(target=settle) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert (words, SlowHead.fetches) == (["goal_reached"] * 3, 1)
 
 
 def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
