@@ -100,6 +100,7 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
             assert other["details"]["communication"]["messages"] > other["updates"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("many", (2, 4) if NIGHTLY else (2,))
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
@@ -176,6 +177,7 @@ def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tm
     assert [result["epochs"] for result in results] == [2, 2]
 
 
+@pytest.mark.nightly
 def test_ddp_validates_the_same_model_as_the_flat_reduction(ranks: RankServer, tmp_path: Path) -> None:
     """Running statistics of BatchNorm are averaged over ranks with both, so that validation is equal, too."""
     same = {"learning_rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
@@ -204,6 +206,7 @@ def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) ->
     assert len(result["details"]["curve"]) == 3
 
 
+@pytest.mark.nightly
 def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
     result = finished_result(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
     assert result["details"]["options"]["precision"] == "bf16"

@@ -112,6 +112,7 @@ def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone
     check_equal(train(ranks, 2, tmp_path, **BF16)[0], alone, tolerance=EQUAL_BF16)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]
@@ -216,6 +217,7 @@ def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, 
     check_equal(ended[0], alone)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ("eftopk", "localsgd", "zero1") if NIGHTLY else ("eftopk",))
 def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(

@@ -13,7 +13,7 @@ from tests.contract.task_images.ranks import RankServer
     ("method", "compiled"),
     [
         ({"name": "ddp", "bucket": "1500kB"}, "whole"),
-        ({"name": "eftopk"}, "blocks"),
+        pytest.param({"name": "eftopk"}, "blocks", marks=pytest.mark.nightly),
         pytest.param({"name": "wfbp"}, "blocks", marks=pytest.mark.nightly),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else value,
