@@ -374,23 +374,3 @@ def test_every_command_has_help(capsys: Captured) -> None:
         out, err = capsys.readouterr()
         assert out.startswith(f"Usage: mlbench {name}")
         assert err == ""
-
-
-@pytest.mark.parametrize(("word", "offered"), [("c", ["cancel", "charts", "compare"]), ("", commands.names())])
-def test_commands_are_completed(word: str, offered: list[str], home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mlbench_cli"],
-        env={**os.environ, "_MLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": f"mlbench {word}", "COMP_CWORD": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(offered) <= set(done.stdout.split())
-
-
-def test_runs_are_completed(home: Path) -> None:
-    words = {"_MLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "mlbench wait d", "COMP_CWORD": "2"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mlbench_cli"], env={**os.environ, **words}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["demo-1", "demo-2"]

@@ -217,31 +217,6 @@ def test_an_identity_that_entra_does_not_know_everywhere_yet_is_waited_for(mlben
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("trouble", "code", "says"),
-    [
-        ("403", 3, "mlbench doctor aks"),
-        ("403 RequestDisallowedByPolicy", 2, "sk the subscription's administrator"),
-        ("401 InvalidAuthenticationToken", 3, "az login"),
-        ("409 ReadOnlyDisabledSubscription", 2, "state of your subscriptions"),
-        ("400 InvalidParameter", 2, "the test said so"),
-        ("409 SkuNotAvailable", 5, "--zones 1,2,3"),
-        ("409 QuotaExceeded", 5, "myQuotas"),
-        ("409 ScopeLocked", 2, "ScopeLocked"),
-    ],
-)
-def test_what_azure_refuses_is_quoted_with_the_right_exit_code(
-    mlbench: Any, world: World, trouble: str, code: int, says: str
-) -> None:
-    world.trouble = {"PUT managedClusters": f"{trouble}-before"}
-    done = mlbench(*CREATE)
-    assert done.code == code, done.err
-    assert says in done.err
-    world.trouble = {}
-    assert mlbench(*DELETE).code == 0
-    assert world.groups == {}
-
-
 def test_a_service_that_is_not_registered_is_told_with_the_command(mlbench: Any, world: World) -> None:
     world.unregistered = {"Microsoft.ContainerService"}
     done = mlbench(*CREATE)
@@ -260,9 +235,3 @@ def test_one_of_several_subscriptions_has_to_be_chosen(
     assert mlbench(*CREATE, "--subscription", SUBSCRIPTION, "--dry-run").code == 0
     monkeypatch.setenv("AZURE_SUBSCRIPTION_ID", SUBSCRIPTION)
     assert mlbench(*CREATE, "--dry-run").code == 0
-
-
-def test_credentials_that_are_refused_are_told(mlbench: Any, world: World) -> None:
-    world.token_answer = {"error": "invalid_client", "error_description": "AADSTS7000222: keys are expired."}
-    done = mlbench(*CREATE)
-    assert (done.code, "AADSTS7000222" in done.err) == (3, True)

@@ -1,7 +1,6 @@
 """EKS against a double of AWS that boto3 talks to over HTTP: what is asked for, refused, and found again."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.app import run
-from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.base import CLUSTER_TAG, TransientError
+from providers.base import CLUSTER_TAG
 from providers.eks.api import Aws
 from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
@@ -45,10 +43,6 @@ def aws(aws_server: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsC
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
-
-
-def requests(aws: AwsClient, action: str) -> list[dict[str, Any]]:
-    return [entry["parameters"] for entry in aws.log("me") if entry["action"].endswith(f":{action}")]
 
 
 def made_by_stacks(aws: AwsClient, action: str) -> list[dict[str, Any]]:
@@ -321,12 +315,6 @@ def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsClient, tmp_p
     assert made_by_stacks(aws, "CreateCluster")[-1]["version"] == "1.36"
 
 
-def test_the_default_is_taken_while_it_lasts(aws: AwsClient, tmp_path: Path) -> None:
-    assert "The cluster gets" not in " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
-    make("lasts-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
-    assert made_by_stacks(aws, "CreateCluster")[-1]["version"] == "1.35"
-
-
 def test_spot_machines_are_planned_at_todays_price(aws: AwsClient) -> None:
     zone = "us-east-1b"
     plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
@@ -347,21 +335,6 @@ def test_a_quota_counts_every_type_of_spot_machines_that_may_come(aws: AwsClient
     assert "too few" not in " ".join(make_plan("plan-2", few).warnings)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        (EksOptions(machine_type="p4d.24xlarge"), CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192"),
-        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.30"), UsageError, "not offer Kubernetes 1.30"),
-        (EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1z"), UsageError, "eu-west-1z does not have"),
-        (EksOptions(machine_type="m5.nano"), CapacityError, "offered in no zone of eu-west-1"),
-    ],
-)
-def test_plans_that_cannot_work(aws: AwsClient, options: EksOptions, kind: type[MlbenchError], words: str) -> None:
-    with pytest.raises(kind, match=words) as caught:
-        make_plan("plan-2", options)
-    assert caught.value.hint
-
-
 def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsClient) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=1)
     (warning,) = make_plan("plan-2", GPU).warnings
@@ -369,22 +342,6 @@ def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsClient) -> None:
     aws.rules(quotas={"L-DB2E81BA": 10.0})
     (warning,) = make_plan("plan-2", GPU).warnings
     assert "allows 10 vCPUs, of which these machines take 8" in warning
-
-
-@pytest.mark.parametrize(
-    ("trouble", "kind", "words"),
-    [
-        ("expired", CredentialError, "security token included in the request is expired"),
-        ("skew", CredentialError, "Signature expired"),
-        ("deny", CredentialError, "is not authorized"),
-        ("error", TransientError, "internal error"),
-        ("cut", TransientError, "no usable answer"),
-    ],
-)
-def test_what_aws_says_is_quoted(aws: AwsClient, trouble: str, kind: type[MlbenchError], words: str) -> None:
-    aws.order("me", trouble, action="sts:.*", times=1)
-    with pytest.raises(kind, match=words):
-        make_plan("plan-2", GPU)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
@@ -414,41 +371,6 @@ def test_from_making_to_removing_on_another_machine(aws: AwsClient, home: Path, 
     removed = mlbench(aws, tmp_path / "other", "delete-cluster", "aws", "story-2", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert aws.list_left("story-2") == []
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "words"),
-    [
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, CredentialError.exit_code, "no AWS credentials"),
-        ({"AWS_SECRET_ACCESS_KEY": ""}, CredentialError.exit_code, "credentials cannot be used"),
-        ({"AWS_PROFILE": "nobody"}, CredentialError.exit_code, "could not be found"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, DeadlineError.exit_code, "no usable answer"),
-        ({"AWS_REGION": ""}, UsageError.exit_code, "No AWS region given"),
-        ({"AWS_REGION": "eu-wets-1"}, UsageError.exit_code, 'Did you mean "eu-west-1"?'),
-    ],
-)
-def test_wrong_surroundings(
-    aws: AwsClient,
-    home: Path,
-    more: dict[str, str],
-    code: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(home))
-    for key, value in more.items():
-        monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key)
-    forget()
-    try:
-        assert run(["create-cluster", "eks", "2", "never", "-t", "g4dn.xlarge", "--yes"]) == code
-    finally:
-        forget()
-    told = capsys.readouterr().err
-    assert words in told
-    assert "Next: " in told
-    assert aws.list_left("never-2") == []
-    assert not os.path.exists(home / "clusters")
 
 
 @pytest.mark.slow

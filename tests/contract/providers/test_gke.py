@@ -11,7 +11,6 @@ from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, Mlb
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG
-from providers.gke import api
 from providers.gke.options import GkeOptions
 from providers.gke.provider import GkeProvider
 from providers.lifecycle import down, up
@@ -92,12 +91,6 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
 
 
-def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path: Path) -> None:
-    _make(_cluster(), tmp_path / "home")
-    created = [line for line in world.log if line.startswith("Create")]
-    assert created == ["CreateCluster  rel-2", "CreateNodePool clusters/rel-2 workers"]
-
-
 def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
     done = mlbench(*CREATE, "--dry-run", "-o", "json")
     assert done.code == 0
@@ -116,12 +109,6 @@ def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbenc
     assert mlbench(*DELETE, "--project", PROJECT, "--zone", "europe-west1-b").code == 0
     mlbench(*CREATE, "--ttl", "none")
     assert "expires" not in Store().cluster("rel-2").details
-
-
-def test_made_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) -> None:
-    _make(_cluster(), tmp_path / "home")
-    _make(_cluster(), tmp_path / "home")
-    assert sum(line.startswith("Create") for line in world.log) == 2
 
 
 def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World) -> None:
@@ -319,16 +306,6 @@ def test_a_quota_is_told_apart_from_a_stock_out(mlbench: Any, world: World) -> N
     assert "iam-admin/quotas?project=demo-project" in done.json["error"]["hint"]
 
 
-def test_a_quota_that_is_too_small_is_found_before_anything_is_made(mlbench: Any, world: World) -> None:
-    world.quotas = {"NVIDIA_L4_GPUS": 1}
-    done = mlbench(*CREATE, "-o", "json")
-    assert done.code == 5
-    assert done.json["error"]["details"] == {"reason": "quota", "quota": "NVIDIA_L4_GPUS", "left": 1, "needed": 2}
-    assert not any(line.startswith("Create") for line in world.log)
-    world.quotas = {}
-    assert "No quota of nvidia-l4 is known" in mlbench(*CREATE, "--dry-run").err
-
-
 def test_a_cluster_whose_making_failed_is_made_anew(google: Google, world: World, tmp_path: Path) -> None:
     world.failing = {"CreateCluster": "quota"}
     with pytest.raises(CapacityError, match="NVIDIA_L4_GPUS"):
@@ -383,43 +360,6 @@ def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
     assert found.details["owner"] == "tester"
     del world.find_cluster("rel-2").node_pools[1]
     assert [cluster.state for cluster in GkeProvider().discover({})] == ["failed"]
-
-
-def test_without_credentials_nothing_happens(mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    done = mlbench(*CREATE)
-    assert done.code == 3
-    assert "gcloud auth application-default login" in done.err
-    assert world.log == []
-
-
-def test_credentials_that_are_refused_are_told(mlbench: Any, world: World) -> None:
-    mlbench(*CREATE)
-    api.token.cache_clear()
-    world.token_answer = {"error": "invalid_grant", "error_description": "Bad Request"}
-    done = mlbench(*CREATE, "--ttl", "3h")
-    assert done.code == 3
-    assert "invalid_grant" in done.err
-
-
-@pytest.mark.parametrize(
-    ("trouble", "code", "says"),
-    [
-        ("PERMISSION_DENIED", 3, "container.admin"),
-        ("UNAUTHENTICATED", 3, "application-default login"),
-        ("RESOURCE_EXHAUSTED", 5, "quotas"),
-        ("INVALID_ARGUMENT", 2, "the test said so"),
-        ("UNAVAILABLE", 10, "the test said so"),
-    ],
-)
-def test_what_google_refuses_is_quoted_with_the_right_exit_code(
-    mlbench: Any, world: World, trouble: str, code: int, says: str
-) -> None:
-    world.trouble = {"GetServerConfig": f"{trouble}-before"}
-    done = mlbench(*CREATE)
-    assert done.code == code
-    assert says in done.err
-    assert [cluster.name for cluster in Store().clusters()] == ["local"]
 
 
 @pytest.mark.parametrize(

@@ -112,12 +112,6 @@ def test_without_machines_in_any_zone_all_are_named_and_the_command_can_be_repea
     assert len(gke_world.find_cluster("rel-2").node_pools) == 2
 
 
-def test_a_quota_ends_the_search_since_it_is_the_region_s(command: Command, gke_world: World) -> None:
-    gke_world.failing["CreateNodePool"] = "quota"
-    result = create(command, *ZONES)
-    assert (result.code, "then trying" in result.err) == (5, False)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

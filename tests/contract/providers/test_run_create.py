@@ -57,6 +57,8 @@ def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: Kub
         "--preset",
         "tiny",
         "--set",
+        "epochs=1",
+        "--set",
         "run.keep=0",
         "--env",
         "LEVEL=info",
@@ -188,7 +190,7 @@ def kill_at(words: tuple[str, ...], world: World, nodes: KubeApi, moment: int, c
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("words", "stride"), [(CREATE, 1) if NIGHTLY else (ONE_RUN, 8)], ids=[""])
+@pytest.mark.parametrize(("words", "stride"), [(CREATE, 1) if NIGHTLY else (ONE_RUN, 11)], ids=[""])
 def test_killed_at_any_moment_the_same_command_completes_it_and_nothing_leaks(
     world: World, nodes: KubeApi, words: tuple[str, ...], stride: int
 ) -> None:
@@ -222,7 +224,7 @@ def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world
 
 
 def test_of_two_commands_at_once_one_does_the_work(world: World, nodes: KubeApi) -> None:
-    both = [start(*CREATE, stderr=-1) for _ in range(2)]
+    both = [start(*ONE_RUN, stderr=-1) for _ in range(2)]
     said = [client.communicate(timeout=280)[1] for client in both]
     assert sorted(client.returncode for client in both) == [0, 2], said
     assert set(outcomes().values()) == {"completed"}

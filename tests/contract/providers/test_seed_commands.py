@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,24 +55,6 @@ def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
     assert "my-cluster-3" in shell("mlbench create-cluster gcloud 3 my-cluster --dry-run")
     assert "europe-west2-b" in shell("mlbench create-cluster gcloud -z europe-west2-b 3 my-cluster --dry-run")
     assert "my-cluster-3" in shell("mlbench create-cluster aws 3 my-cluster --dry-run")
-
-
-@pytest.mark.usefixtures("forked_ranks")
-def test_runs_of_several_sizes_are_followed_downloaded_charted_and_deleted(shell: Shell, tmp_path: Path) -> None:
-    shell("mlbench run my-run 1 2 --task digits_resnet --preset tiny --set goal_full=20 --yes")
-    listed = shell("mlbench status")
-    assert all(re.search(rf"^{name}\b", listed, re.MULTILINE) for name in ("my-run-1", "my-run-2"))
-    shown = shell("mlbench status my-run-2")
-    assert "val_global_loss" in shown
-    assert "val_global_Prec@1" in shown
-    shell("mlbench download my-run-2")
-    with zipfile.ZipFile(tmp_path / "results.zip") as archive:
-        assert re.match(r"20% Top 1 Validation Accuracy reached in", archive.read("official_result.txt").decode())
-    shell("mlbench charts figures --yes")
-    assert len(list((tmp_path / "figures").glob("*.png"))) >= 3
-    shell("mlbench delete my-run-2 --yes")
-    assert "my-run-2" not in shell("mlbench status")
-    assert "mlbench serve" in shell("mlbench get-dashboard-url", code=4)
 
 
 def test_a_command_gets_its_place_and_is_stopped_before_its_end(shell: Shell, tmp_path: Path) -> None:

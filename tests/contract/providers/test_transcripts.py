@@ -12,6 +12,7 @@ import pytest
 
 from mlbench_cli.storage.store import Store
 from providers import registry
+from tests import NIGHTLY
 from tests.contract.providers.conftest import Told
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
@@ -48,7 +49,7 @@ def read(done: Told, words: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("cloud", OPTIONS)
+@pytest.mark.parametrize("cloud", OPTIONS if NIGHTLY else ["gke"])
 def test_one_command_reads_well_from_its_plan_to_the_deletion(
     command: Callable[..., Told], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cloud: str
 ) -> None:

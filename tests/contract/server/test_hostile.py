@@ -20,7 +20,6 @@ from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec
 
 pytestmark = pytest.mark.xdist_group("browser")
-ROOT = Path(__file__).parents[3]
 HOSTILE = {
     "closing script tag": "</script><script>window.hacked=1</script>",
     "image with event handler": "<img src=x onerror=window.hacked=1>",
@@ -115,14 +114,3 @@ def test_no_file_is_forged_by_what_strangers_wrote(home: Path, tmp_path: Path, m
         plain = {text for text in HOSTILE.values() if text.isprintable() and len(text) < 300}
         assert plain <= set(status.document["metrics"])  # as they are: JSON is data
         assert status.headers["content-type"] == "application/json"
-
-
-def test_no_terminal_obeys_what_strangers_wrote(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(home))
-    for words in (["status"], ["status", RUN], ["compare", RUN, RUN], ["gate", RUN, "--baseline", RUN]):
-        run(words)
-        out, err = capsys.readouterr()
-        assert "\x1b" not in out + err, words
-        assert "\u202e" not in out + err, words

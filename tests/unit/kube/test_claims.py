@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.kube.claims import DEFAULT, DataClaim, ensure_claim
 from tests.fakes.kube_api import KubeApi
 
@@ -59,31 +58,3 @@ def test_the_cluster_must_say_which_class_or_the_user(server: KubeApi) -> None:
 def test_a_size_has_a_unit_that_kubernetes_knows(server: KubeApi) -> None:
     with server.access.client() as api, pytest.raises(UsageError, match="such as 200Gi"):
         ensure_claim(api, "default", "data", "200 gigabytes")
-
-
-# --- documents, without a server ----------------------------------------------------------------------------------
-
-
-class Claims:
-    """A cluster with these storage classes and, if it is `there`, the claim."""
-
-    def __init__(self, classes: list[dict[str, Any]] | None, there: dict[str, Any] | None = None) -> None:
-        self.classes, self.there = classes, there
-        self.created: list[Any] = []
-
-    def get(self, path: str) -> dict[str, Any]:
-        if path == "/apis/storage.k8s.io/v1/storageclasses":
-            return {"items": self.classes}
-        assert path == "/api/v1/namespaces/team-a/persistentvolumeclaims/data"
-        if self.there is None:
-            raise ObjectNotFound("not there", status=404)
-        return self.there
-
-    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.created.append((path, body))
-        return body
-
-
-def storage(name: str, provisioner: str = "nfs.csi.k8s.io", default: str | None = None) -> dict[str, Any]:
-    annotations = {"storageclass.kubernetes.io/is-default-class": default} if default else None
-    return {"metadata": {"name": name, "annotations": annotations}, "provisioner": provisioner}

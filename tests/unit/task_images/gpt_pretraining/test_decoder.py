@@ -35,7 +35,7 @@ def test_the_models_have_exactly_the_published_numbers_of_parameters(name: str) 
     assert sum(parameter.numel() for parameter in model.parameters()) == SHAPES[name].parameters == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(("name", "billions"), [("124M", 0.854), ("1B", 10.636), ("8B", 57.913)])
+@pytest.mark.parametrize(("name", "billions"), [("124M", 0.854), ("1B", 10.636)])
 def test_the_formula_of_flops_is_what_torch_counts(name: str, billions: float) -> None:
     shape = SHAPES[name]
     with torch.device("meta"):
