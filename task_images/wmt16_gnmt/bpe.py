@@ -12,9 +12,6 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from task_images.contract import EnvironmentUnfitError
-from task_images.translation.pairs import lines
-
 Pair = tuple[str, str]
 
 HEADER = "#version: 0.2"
@@ -42,23 +39,6 @@ class BytePairs:
 def undo(line: str) -> str:
     """Subwords parted by blanks back to words."""
     return f"{line} ".replace(f"{SEPARATOR} ", "").rstrip()
-
-
-def read_codes(path: Path) -> BytePairs:
-    """The merges in a codes file. Raises EnvironmentUnfitError naming an invalid line."""
-    merges = []
-    for number, line in enumerate(lines(path), start=1):
-        if number == 1:
-            if line != HEADER:
-                raise EnvironmentUnfitError(
-                    f"{path} does not begin with {HEADER!r}: no codes of subword-nmt 0.2 or later"
-                )
-            continue
-        parts = line.split(" ")
-        if len(parts) != 2:
-            raise EnvironmentUnfitError(f"line {number} of {path} is not a merge of two symbols: {line[:40]!r}")
-        merges.append((parts[0], parts[1]))
-    return BytePairs(merges)
 
 
 def write_codes(path: Path, merges: Iterable[Pair]) -> None:

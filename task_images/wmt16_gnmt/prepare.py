@@ -1,31 +1,26 @@
 """From raw parallel text to what the task reads: Moses tokenization, cleaning, joint byte pair encoding, vocabulary.
 
-    python -m task_images.wmt16_gnmt.prepare RAW OUT [--merges 32000] [--codes FILE]
-
-RAW holds train.en, train.de, newstest2014.en, newstest2014.de: one sentence a line on both sides. OUT gets
+The raw folder has train.en, train.de, newstest2014.en, newstest2014.de: one sentence a line on both sides. Made are
 train.tok.clean.bpe.32000.{en,de}, newstest2014.tok.bpe.32000.{en,de}, newstest2014.de, bpe.32000 and
 vocab.bpe.32000. Nothing but counts of words and the line at hand is in memory.
 """
 
-import argparse
-import shutil
-import sys
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from task_images.contract import TaskError, need
+from task_images.contract import need
+from task_images.translation.corpora import LANGUAGES
 from task_images.translation.pairs import lines, parallel_lines
-from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, write_codes
+from task_images.wmt16_gnmt.bpe import BytePairs, learn, write_codes
 
-LANGUAGES = ("en", "de")
 TRAIN, TEST = "train.tok.clean.bpe.32000", "newstest2014.tok.bpe.32000"
 CODES, VOCABULARY, REFERENCE = "bpe.32000", "vocab.bpe.32000", "newstest2014.de"
 LONGEST = 80  # words of a training sentence, before they are cut into subwords
 
 
-def prepare(raw: Path, out: Path, merges: int, codes: Path | None = None) -> dict[str, int]:
+def prepare(raw: Path, out: Path, merges: int) -> dict[str, int]:
     """Make the files in `out` from those in `raw`; returns how many training pairs were kept and left out.
 
     A training pair is left out if a side is empty, has more than 80 words, or holds a character beyond latin-1. The
@@ -36,14 +31,12 @@ def prepare(raw: Path, out: Path, merges: int, codes: Path | None = None) -> dic
         work = Path(name)
         kept = _tokenize(raw, "train", work, clean=True)
         test = _tokenize(raw, "newstest2014", work, clean=False)
-        if codes is None:
-            counts = Counter(
-                word for language in LANGUAGES for line in lines(work / f"train.{language}") for word in line.split()
-            )
-            write_codes(out / CODES, learn(counts, merges))
-        else:
-            shutil.copyfile(codes, out / CODES)
-        pairs = read_codes(out / CODES)
+        counts = Counter(
+            word for language in LANGUAGES for line in lines(work / f"train.{language}") for word in line.split()
+        )
+        learned = learn(counts, merges)
+        write_codes(out / CODES, learned)
+        pairs = BytePairs(learned)
         vocabulary: Counter[str] = Counter()
         for language in LANGUAGES:
             vocabulary.update(_encode(pairs, work / f"train.{language}", out / f"{TRAIN}.{language}"))
@@ -89,24 +82,3 @@ def _encode(pairs: BytePairs, source: Path, target: Path) -> Counter[str]:
             counts.update(encoded.split())
             file.write(f"{encoded}\n")
     return counts
-
-
-def main() -> None:
-    """Prepare raw text from the command line; a problem with it ends the program with what to do."""
-    parser = argparse.ArgumentParser(
-        prog="python -m task_images.wmt16_gnmt.prepare", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("raw", type=Path, help="folder with train.{en,de} and newstest2014.{en,de}")
-    parser.add_argument("out", type=Path, help="folder for the prepared files")
-    parser.add_argument("--merges", type=int, default=32000, help="merges to learn (default 32000)")
-    parser.add_argument("--codes", type=Path, help="codes file to apply instead of learning one")
-    given = parser.parse_args()
-    try:
-        counts = prepare(given.raw, given.out, given.merges, given.codes)
-    except TaskError as error:
-        sys.exit(f"{error}\n{error.hint or ''}".rstrip())
-    print(", ".join(f"{name}: {count}" for name, count in counts.items()))
-
-
-if __name__ == "__main__":
-    main()

@@ -78,10 +78,9 @@ TASK = Task(
     },
     goal={"metric": "BLEU-Score", "comparison": ">=", "wording": "Validation BLEU-Score of {threshold}"},
     data=(
-        "WMT16 English-German in the data folder, as written by python -m "
-        "task_images.wmt16_gnmt.prepare: vocab.bpe.32000, train.tok.clean.bpe.32000.{en,de} (or "
-        ".bin), newstest2014.tok.bpe.32000.{en,de}, newstest2014.de. The preset tiny generates a "
-        "small language pair."
+        "WMT16 English-German in the data folder, as written by mlbench data prepare: vocab.bpe.32000, "
+        "train.tok.clean.bpe.32000.{en,de} (or .bin), newstest2014.tok.bpe.32000.{en,de}, newstest2014.de. The preset "
+        "tiny generates a small language pair."
     ),
     files={
         "when": {"data": "wmt16"},
@@ -394,7 +393,7 @@ def make_rate(p: Settings, updates: int) -> Rate:
 
 def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     """The model, batches and search of this rank for the shared translation loop."""
-    vocabulary = corpus.vocabulary
+    vocabulary = corpus.words
     refuse_bf16_lstm(p.precision, world.device)
     model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
@@ -402,7 +401,7 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
 
     def legacy_bleu(found: Sequence[list[int]]) -> float:
         return mean_of_batches(
-            international_bleu, [vocabulary.text(words) for words in found], corpus.texts, p.evaluation_batch
+            international_bleu, [vocabulary.decode(words) for words in found], corpus.texts, p.evaluation_batch
         )
 
     def limit(lengths: Tensor) -> Tensor:
@@ -424,7 +423,7 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
         learning_rate=make_rate(p, batches.steps * p.epochs),
         divide_by="sentences" if p.gradient_mean == "global" else "own_sentences",
         limit=limit,
-        text=vocabulary.text,
+        text=vocabulary.decode,
         references=corpus.references,
         reference=corpus.reference,
         legacy_bleu=legacy_bleu,

@@ -403,7 +403,7 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     batches = TokenBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
     def legacy_text(numbers: list[int]) -> str:
-        return split_punctuation(corpus.subtokens.decode_as_original(numbers).lower())
+        return split_punctuation(corpus.words.decode_as_original(numbers).lower())
 
     def legacy_bleu(found: Sequence[list[int]]) -> float:
         hypotheses = [legacy_text(numbers) for numbers in found]
@@ -431,7 +431,7 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
         learning_rate=WarmupInverseSqrt(p.learning_rate, p.warmup_updates),
         divide_by="tokens",
         limit=limit,
-        text=corpus.subtokens.decode,
+        text=corpus.words.decode,
         references=corpus.references,
         reference=corpus.reference,
         legacy_bleu=legacy_bleu,

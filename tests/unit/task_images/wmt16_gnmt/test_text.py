@@ -16,7 +16,7 @@ from task_images.translation.bleu import (
     tokenized_bleu,
 )
 from task_images.translation.sample import sample_pairs, write_sample
-from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo, write_codes
+from task_images.wmt16_gnmt.bpe import BytePairs, learn, undo, write_codes
 from task_images.wmt16_gnmt.data import Vocabulary, read_vocabulary
 from task_images.wmt16_gnmt.prepare import prepare
 from task_images.wmt17_transformer.subtokens import END, Subtokens, make_dictionary, read_dictionary
@@ -44,9 +44,8 @@ def test_merges_are_learned_as_subword_nmt_does(tmp_path: Path) -> None:
     assert (tmp_path / "codes").read_text() == CODES
 
 
-def test_merges_are_applied_as_subword_nmt_does(tmp_path: Path) -> None:
-    (tmp_path / "codes").write_text(CODES)
-    pairs = read_codes(tmp_path / "codes")
+def test_merges_are_applied_as_subword_nmt_does() -> None:
+    pairs = BytePairs(learn(Counter(TEXT.split()), 10))
     assert pairs.apply(LINE) == "lo@@ west ne@@ w@@ e@@ r wid@@ e s@@ low ne@@ w x"
     assert undo(pairs.apply(LINE)) == LINE
 
@@ -56,16 +55,6 @@ def test_byte_pairs_can_be_undone(words: list[str]) -> None:
     words = [word for word in words if not word.endswith("@@") and len(word.split()) == 1]
     line = " ".join(words)
     assert undo(BytePairs(learn(Counter(line.split()), 5, least=1)).apply(line)) == line
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("e s\n", "does not begin with '#version: 0.2'"), ("#version: 0.2\ne s t\n", "line 2 of .* is not a merge")],
-)
-def test_bad_codes(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "codes").write_text(content)
-    with pytest.raises(EnvironmentUnfitError, match=message):
-        read_codes(tmp_path / "codes")
 
 
 def test_the_vocabulary_begins_with_marks_and_is_rounded_up() -> None:
@@ -85,8 +74,8 @@ def test_a_vocabulary_file_has_one_word_a_line(tmp_path: Path) -> None:
 def test_numbers_become_a_sentence_as_people_write_it() -> None:
     vocabulary = Vocabulary(["Das", "ist", ",", "wei@@", "ß", "man", "gut", ".", "&quot;"])
     words = vocabulary.encode("Das wei@@ ß man , &quot; ist gut . &quot;")
-    assert vocabulary.text(words) == 'Das weiß man, "ist gut."'
-    assert vocabulary.text([*words, vocabulary.size - 1]) == vocabulary.text(words)
+    assert vocabulary.decode(words) == 'Das weiß man, "ist gut."'
+    assert vocabulary.decode([*words, vocabulary.size - 1]) == vocabulary.decode(words)
 
 
 def test_preparation_from_raw_text(tmp_path: Path) -> None:
@@ -116,7 +105,7 @@ def test_preparation_from_raw_text(tmp_path: Path) -> None:
     english = undo((out / "newstest2014.tok.bpe.32000.en").read_text().splitlines()[0])
     assert english.replace(" .", ".") == (raw / "newstest2014.en").read_text().splitlines()[0]
     german = (out / "newstest2014.tok.bpe.32000.de").read_text().splitlines()[0]
-    assert vocabulary.text(vocabulary.encode(german)) == (raw / "newstest2014.de").read_text().splitlines()[0]
+    assert vocabulary.decode(vocabulary.encode(german)) == (raw / "newstest2014.de").read_text().splitlines()[0]
 
 
 SUBTOKENS = ["<pad>_", "<EOS>_", *"abcdefgh", "ab", "abc_", "c_", "_", "\\", "u", ";", *"0123456789", " ", ", _"]
