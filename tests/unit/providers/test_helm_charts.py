@@ -40,8 +40,9 @@ def resolve_entries(*entries: str) -> dict[str, object]:
     [
         ("1", 1), ("-7", -7), ("0", 0), ("0.5", 0.5), ("-12.25", -12.25), ("true", True), ("false", False),
         ("null", None), ("", ""), ("text", "text"), ("007", "007"), ("1e5", "1e5"), ("True", "True"), ("yes", "yes"),
-        ("1.2.3", "1.2.3"), ("a=b", "a=b"), ('"5"', "5"), ("'true'", "true"), ('"a\\n\\"b\\""', 'a\n"b"'), ("''", ""),
-        ("'it''s'", "it''s"), ('["a", 1, null]', ["a", 1, None]), ('{"b": {"c": 0.5}}', {"b": {"c": 0.5}}),
+        ("1.2.3", "1.2.3"), ("a=b", "a=b"), ('"5"', "5"), ('"a\\n\\"b\\""', 'a\n"b"'), ('""', ""),
+        ("1.10", "1.10"), ("1.0", 1.0), ("NaN", "NaN"),
+        ('["a", 1, null]', ["a", 1, None]), ('{"b": {"c": 0.5}}', {"b": {"c": 0.5}}),
         ("é ☃", "é ☃"), ("12345678901234567890", 12345678901234567890),
     ],
 )  # fmt: skip
@@ -77,44 +78,24 @@ def test_malformed_paths_are_refused(entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says", "helps"),
+    ("value", "says"),
     [
-        ("1.10", "as a number that is 1.1", "'auth=\"1.10\"'"),
-        ("1.0", "as a number that is 1", "auth=1"),
-        ("0.50", "as a number that is 0.5", "auth=0.5"),
-        ('"open', "quote is not closed", None),
-        ('"', "quote is not closed", None),
-        ('"a\\x"', "Invalid", "follow JSON"),
-        ("[1, 2", "is JSON", "in quotes"),
-        ("{{ .Values.x }}", "is JSON", "in quotes"),
-        ("[NaN]", "NaN is not JSON", "in quotes"),
+        ('"open', "Unterminated"),
+        ('"a\\x"', "Invalid"),
+        ("[1, 2", "is JSON"),
+        ("{{ .Values.x }}", "is JSON"),
+        ("[NaN]", "NaN is not JSON"),
     ],
 )
-def test_what_may_be_meant_otherwise_is_asked_about(value: str, says: str, helps: str | None) -> None:
+def test_malformed_json_is_refused(value: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         parse_custom_values([f"auth={value}"])
-    assert helps is None or helps in (caught.value.hint or "")
+    assert "in quotes" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("entries", "says"),
-    [
-        (("a=1", "a=2"), "a=1 and --custom-value a=2 contradict each other: the values differ"),
-        (("a=1", 'a="1"'), "the values differ"),
-        (("a=1", "a=true"), "the values differ"),
-        (("a=1", "a.b=2"), "a=1 and --custom-value a.b=2 .* goes further"),
-        (("a.b.c=1", "a.b=2"), "goes further"),
-        (("a[0]=1", "a.b=2"), "one makes it a list, the other a mapping"),
-        (("a[0].b=1", "a[0]=x"), "goes further"),
-    ],
-)
-def test_contradictions_are_named(entries: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        parse_custom_values(entries)
-
-
-def test_the_same_twice_is_no_contradiction() -> None:
-    assert resolve_entries("a.b=1", "a.c=2", "a.b=1") == {"a": {"b": 1, "c": 2}}
+def test_the_last_of_several_values_counts_as_in_helm() -> None:
+    assert resolve_entries("a.b=1", "a.c=2", "a.b=3") == {"a": {"b": 3, "c": 2}}
+    assert resolve_entries("a=1", "a.b=2", "x[0].y=1", "x[0]=z") == {"a": {"b": 2}, "x": ["z"]}
     assert resolve_entries() == {}
 
 
@@ -135,9 +116,9 @@ def test_lists_keep_the_charts_other_elements() -> None:
 
 
 def test_a_gap_in_a_list_is_named() -> None:
-    with pytest.raises(UsageError, match=r"ports\[4\]=1: the list ports has 2 elements, so the next is \[2\]"):
+    with pytest.raises(UsageError, match=r"ports\[4\]=1: the list has 2 elements, so the next is \[2\]"):
         resolve_entries("ports[4]=1")
-    with pytest.raises(UsageError, match=r"the list new has 0 elements"):
+    with pytest.raises(UsageError, match=r"the list has 0 elements"):
         resolve_entries("new[1]=1")
 
 
