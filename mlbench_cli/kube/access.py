@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.api import Api
-from mlbench_cli.kube.credentials import Credential, CredentialSource
+from mlbench_cli.kube.credentials import Credential, CredentialSource, PrivateFile
 from mlbench_cli.kube.kubeconfig import impersonation_headers, open_context
 from mlbench_cli.kube.official import import_official_client
-from mlbench_cli.kube.private_file import PrivateFile
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration

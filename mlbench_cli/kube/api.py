@@ -27,7 +27,7 @@ from mlbench_cli.errors import (
     UsageError,
 )
 from mlbench_cli.kube.credentials import CredentialSource
-from mlbench_cli.kube.deadline import call_with_deadline
+from mlbench_cli.kube.official import call_with_deadline
 from mlbench_cli.kube.tls import create_context, explain_connection_failure
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ CLOCK_SECONDS = 5.0
 MERGE_PATCH = "application/merge-patch+json"
 # Request body: an object, or the operations of a JSON patch.
 Body = Mapping[str, Any] | list[dict[str, str]]
+POD_PAGE = 100  # pods per answer: 250 complete pods take 15 MB
+GONE = "mlbenchGone"  # set in a pod that was there, and has been deleted
+KEPT_METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
 
 
 class ApiError(MlbenchError):
@@ -452,3 +455,28 @@ def _seconds(text: str | None) -> float | None:
         return max(0.0, float(text)) if text else None
     except ValueError:
         return None
+
+
+# --- pods -------------------------------------------------------------------------------------------------------
+
+
+def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
+    """List the pods with `selector` once, page by page, because 1,000 complete pods take 50 MB."""
+    found: list[dict[str, Any]] = []
+    token: str | None = ""
+    while token is not None:
+        params = {"labelSelector": selector, "limit": POD_PAGE, "continue": token or None}
+        page = api.request("GET", f"/api/v1/namespaces/{namespace}/pods", params=params)
+        found += [_trim(item) for item in page.get("items", ())]
+        token = page.get("metadata", {}).get("continue") or None
+    return found
+
+
+def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep only the fields needed for diagnosis, about a fifth of a pod."""
+    metadata, spec = pod.get("metadata", {}), pod.get("spec", {})
+    return {
+        "metadata": {key: metadata[key] for key in KEPT_METADATA if key in metadata},
+        "spec": {key: spec[key] for key in ("nodeName",) if key in spec},
+        "status": {key: value for key, value in pod.get("status", {}).items() if key not in ("podIPs", "hostIPs")},
+    }

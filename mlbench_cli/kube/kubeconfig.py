@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.kube.credentials import CredentialSource
+from mlbench_cli.kube.credentials import CredentialSource, private_folder
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
 from mlbench_cli.kube.official import import_official_client
-from mlbench_cli.kube.private_file import private_folder
 from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.yaml_text import read_yaml
 

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CredentialError, UsageError
-from mlbench_cli.kube.credentials import Credential, CredentialSource
-from mlbench_cli.kube.deadline import call_with_deadline
-from mlbench_cli.kube.official import import_official_client
-from mlbench_cli.kube.private_file import private_folder
+from mlbench_cli.kube.credentials import Credential, CredentialSource, private_folder
+from mlbench_cli.kube.official import call_with_deadline, import_official_client
 from mlbench_cli.util.files import read_regular
 
 if TYPE_CHECKING:

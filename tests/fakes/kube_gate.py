@@ -14,8 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.credentials import Credential
-from mlbench_cli.kube.private_file import PrivateFile
+from mlbench_cli.kube.credentials import Credential, PrivateFile
 
 REFUSAL = b'{"kind":"Status","message":"Unauthorized","reason":"Unauthorized"}'
 MOST_HEAD = 1 << 16

@@ -39,10 +39,9 @@ from mlbench_cli.engines.kubernetes.workers import (
 )
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods
 from mlbench_cli.kube.claims import DataClaim, ensure_claim
 from mlbench_cli.kube.objects import collection_path, object_path
-from mlbench_cli.kube.pods import list_pods
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import remove_folder, write_atomically

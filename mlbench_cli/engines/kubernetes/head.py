@@ -25,9 +25,8 @@ from mlbench_cli.engines.observe import NodeReport, Snapshot
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.kube.pods import list_pods
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import write_atomically

@@ -30,9 +30,8 @@ from mlbench_cli.engines.kubernetes.workers import (
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, ObjectNotFound, list_pods
 from mlbench_cli.kube.objects import collection_path, condition, object_path
-from mlbench_cli.kube.pods import GONE, list_pods
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import read_end

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from mlbench_cli.engines.observe import NodeReport
+from mlbench_cli.kube.api import GONE
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.kube.pods import GONE
 from mlbench_cli.model.run import Ending, WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

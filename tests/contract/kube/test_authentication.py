@@ -469,7 +469,7 @@ def test_keys_of_a_kubeconfig_touch_no_disk(world: World, monkeypatch: pytest.Mo
 
 
 def test_a_secret_file_is_gone_with_its_object() -> None:
-    from mlbench_cli.kube.private_file import PrivateFile
+    from mlbench_cli.kube.credentials import PrivateFile
 
     file = PrivateFile(b"secret")
     path = file.path

@@ -10,7 +10,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     was_stopped,
     worker_state,
 )
-from mlbench_cli.kube.pods import GONE
+from mlbench_cli.kube.api import GONE
 from mlbench_cli.model.run import WorkerState
 
 START, END = "2027-01-15T08:00:00Z", "2027-01-15T08:00:50.5Z"

@@ -18,9 +18,8 @@ from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import submit
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, main_status
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, RequestRejected
+from mlbench_cli.kube.api import GONE, Api, RequestRejected, list_pods
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
-from mlbench_cli.kube.pods import GONE, list_pods
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 NAMESPACE = "recording"
