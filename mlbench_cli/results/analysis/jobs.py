@@ -2,11 +2,11 @@
 label of a group.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mlbench_cli.results.analysis.comparability import ComparisonKey, Title, describe
-from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.comparability import ComparisonKey, Title
+from mlbench_cli.results.analysis.series import Group, Point, Series, label_groups
 from mlbench_cli.util.text import counted, list_some
 
 
@@ -80,46 +80,6 @@ def _title_of(groups: Sequence[Group]) -> str:
     if len(titles) < 2 or len(commands) > 1:
         return str(titles[0])
     return str(Title(list_some([title.name for title in titles]), commands.pop()))
-
-
-# Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
-# difference.
-_TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
-_LAST = ("machine", "framework", "image", "code", "method_code", "judge", "data", "division")
-
-
-def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups of one job, labeled by their differences; a single group by its method."""
-    facts = [group.facts for group in groups]
-    if len(groups) == 1:
-        return (replace(groups[0], label=describe("method", facts[0]["method"])),)
-    telling = _choose_telling(facts)
-    labels = [_describe_all(telling, fact) for fact in facts]
-    if "code" in telling and all(group.key.command for group in groups):  # versions of a program: by their experiments
-        rest = [name for name in telling if name != "code"]
-        names = [list_some([title.name for title in group.titles]) for group in groups]
-        named = [
-            ", ".join(filter(None, (name, _describe_all(rest, fact)))) for name, fact in zip(names, facts, strict=True)
-        ]
-        labels = named if len(set(named)) == len(named) else labels
-    return tuple(replace(group, label=label or group.label) for group, label in zip(groups, labels, strict=True))
-
-
-def _choose_telling(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """The settings whose values tell the groups apart."""
-    names = dict.fromkeys(name for fact in facts for name in fact if name not in ("metric", "setting goal"))
-    order = [*_TELLING, *(name for name in names if name not in (*_TELLING, *_LAST)), *_LAST]
-    chosen: list[str] = []
-    told = 1
-    for name in order:
-        count = len({tuple(fact.get(each, "") for each in (*chosen, name)) for fact in facts})
-        if count > told:
-            chosen, told = [*chosen, name], count
-    return chosen
-
-
-def _describe_all(names: Sequence[str], facts: Mapping[str, str]) -> str:
-    return ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in names)))
 
 
 def _job_key(key: ComparisonKey) -> tuple[object, ...]:

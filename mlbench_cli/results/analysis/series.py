@@ -11,7 +11,7 @@ same settings but for the method if a method has none of its own.
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,7 @@ from mlbench_cli.results.archive.conditions import Conditions
 from mlbench_cli.results.archive.documents import LABELS
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import format_csv
+from mlbench_cli.util.text import list_some
 from task_images.contract import ALL_CATEGORIES
 
 
@@ -296,12 +297,22 @@ def group_runs(runs: Iterable[Measurement], min_runs: int = 1) -> Series:
     for run in sorted(runs, key=lambda run: (run.whole_run, run.name, run.source)):
         kin = (key for key in cells if not run.good and run.whole_run and key.covers(run.key))
         cells.setdefault(next(kin, run.key), []).append(run)
-    facts = [key.facts() for key in cells]
-    tasks = {fact["task"] for fact in facts}
-    varying = {name for task in tasks for name in _varying([fact for fact in facts if fact["task"] == task])}
-    groups = [_group(key, varying, runs, min_runs) for key, runs in cells.items()]
-    common = {name: facts[0][name] for name in facts[0] if name not in _varying(facts)} if facts else {}
-    return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
+    groups = [Group(key.task, "", key, tuple(_points(found)), min_runs) for key, found in cells.items()]
+    tasks = dict.fromkeys(group.task for group in groups)
+    labeled = [each for task in tasks for each in label_groups([group for group in groups if group.task == task])]
+    facts = [group.facts for group in groups]
+    common = (
+        {name: value for name, value in facts[0].items() if all(fact.get(name, "") == value for fact in facts)}
+        if facts
+        else {}
+    )
+    return Series(tuple(sorted(labeled, key=lambda group: (group.task, group.label))), common)
+
+
+def _points(runs: Sequence[Measurement]) -> Iterator[Point]:
+    for workers in sorted({run.workers for run in runs}):
+        here = [run for run in runs if run.workers == workers]
+        yield Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
 
 
 def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:
@@ -335,24 +346,50 @@ def measure(archive: Archive) -> Measurement:
     )
 
 
-def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    names = dict.fromkeys(name for fact in facts for name in fact)
-    return [name for name in names if len({fact.get(name, "") for fact in facts}) > 1]
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+# Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
+# difference.
+_TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
+_LAST = ("machine", "framework", "image", "code", "method_code", "judge", "data", "division")
 
 
-def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measurement], min_runs: int) -> Group:
-    facts = key.facts()
-    said = {"task", "method_code"} if "method" in varying else {"task"}  # the code of two methods differs
-    shown = [name for name in facts if name not in said and (name in varying or name == "backend")]
-    points = []
-    for workers in sorted({run.workers for run in runs}):
-        here = [run for run in runs if run.workers == workers]
-        points.append(
-            Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
-        )
-    label = ", ".join(filter(None, (describe(name, facts[name]) for name in shown)))
-    return Group(key.task, label, key, tuple(points), min_runs)
+def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups, labeled by what tells them apart; a single group by its method."""
+    facts = [group.facts for group in groups]
+    telling = _choose_telling(facts)
+    labels = [_describe_all(telling, fact) for fact in facts]
+    if "code" in telling and all(group.key.command for group in groups):  # versions of a program: by their experiments
+        rest = [name for name in telling if name != "code"]
+        names = [list_some([title.name for title in group.titles]) for group in groups]
+        named = [
+            ", ".join(filter(None, (name, _describe_all(rest, fact)))) for name, fact in zip(names, facts, strict=True)
+        ]
+        labels = named if len(set(named)) == len(named) else labels
+    return tuple(
+        replace(group, label=label or describe("method", fact["method"]))
+        for group, label, fact in zip(groups, labels, facts, strict=True)
+    )
 
+
+def _choose_telling(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings whose values tell the groups apart."""
+    names = dict.fromkeys(name for fact in facts for name in fact if name not in ("metric", "setting goal"))
+    order = [*_TELLING, *(name for name in names if name not in (*_TELLING, *_LAST)), *_LAST]
+    chosen: list[str] = []
+    told = 1
+    for name in order:
+        count = len({tuple(fact.get(each, "") for each in (*chosen, name)) for fact in facts})
+        if count > told:
+            chosen, told = [*chosen, name], count
+    return chosen
+
+
+def _describe_all(names: Sequence[str], facts: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in names)))
+
+
+# --- the table of series ----------------------------------------------------------------------------------------------
 
 _HEADER = [
     *(

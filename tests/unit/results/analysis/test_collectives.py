@@ -205,8 +205,8 @@ def test_long_lists_of_sizes_that_begin_alike_are_told_apart(tmp_path: Path) -> 
     found = collect(Archive.open(run) for run in runs)
     assert [len(group.points[0].good) for group in found.groups] == [1, 1]
     assert {group.label for group in found.groups} == {
-        "gloo, sizes=24 from 8 to 67108864 (ad0c8c)",
-        "gloo, sizes=23 from 8 to 33554432 (e36354)",
+        "sizes=24 from 8 to 67108864 (ad0c8c)",
+        "sizes=23 from 8 to 33554432 (e36354)",
     }
 
 

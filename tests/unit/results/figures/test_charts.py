@@ -292,7 +292,7 @@ def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Pa
         assert texts_of_file[0].endswith("   FUNCTIONAL ONLY")
         assert [text for text in texts_of_file if "functional only\n" in text]
     assert texts(some, "speedup")["speedup"][0].endswith("   SYNTHETIC DATA   PARTLY FUNCTIONAL ONLY")
-    assert [group.label for group in some.groups] == ["gloo", "gloo, functional only"]
+    assert [group.label for group in some.groups] == ["functional only", "task's own method"]
 
 
 def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
