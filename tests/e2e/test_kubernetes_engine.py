@@ -39,7 +39,7 @@ dist.destroy_process_group()
 """
 MPI = """
 import os, shutil, torch, torch.distributed as dist
-from task_images.mpi import backend as mpi
+from task_images.mpi import group as mpi
 torch.set_num_threads(1)
 dist.init_process_group(mpi.register())
 x = torch.full((200_000,), float(dist.get_rank() + 1))
