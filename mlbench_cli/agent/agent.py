@@ -6,7 +6,7 @@ When the run is over it imports the finalizer that the request names, which comp
 
 FOLDER  the run's folder. `.state/request.json` holds the request, `.state/state.json` is rewritten on each change
 READY   file descriptor that gets the line "ok" once every rank is started, or the reason why not
-LOCK    file descriptor of the folder's lock, held until the state is on disk
+LOCK    file descriptor of the folder's lock, held until this process ends: a free lock proves that it is dead
 MACHINE file descriptor of the machine's lock, held until this process ends, or -1
 
 It decides nothing about success and writes no sentence for users: facts only, from which the engine makes findings.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import selectors
@@ -78,7 +77,6 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):
         os.write(ready, ((problem or "ok") + "\n").encode())
     os.close(ready)
-    os.close(lock)
     agent.watch()
     agent.finish()
     _finalize(folder, request["finalizer"], request["finalizer_path"])
@@ -206,9 +204,8 @@ class Agent:
     # --- start --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Adopt orphans, hold the folder's lock, and handle signals."""
+        """Adopt orphans, and handle signals."""
         machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 1)
-        self._hold_lock()
         self._listen()
 
     def start(self) -> str | None:
@@ -276,12 +273,6 @@ class Agent:
             self.network.finish(f"{self.folder}/shaping.json")
         except OSError as error:
             self.on_write_error(error)
-
-    def _hold_lock(self) -> None:
-        """Lock the run's folder until this process ends, however it ends: a free lock proves to readers that it is
-        dead."""
-        lock = os.open(f"{self.folder}/.state/supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
 
     def _listen(self) -> None:
         """Make signals wake the selector."""

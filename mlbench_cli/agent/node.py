@@ -30,7 +30,7 @@ from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import Cause, fill_in
-from mlbench_cli.agent.processes import is_signaled, kill_processes
+from mlbench_cli.agent.processes import is_signaled, kill_processes, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
 
 BEAT_SECONDS = 5.0
@@ -162,6 +162,7 @@ class NodeAgent(Agent):
 
     def prepare(self) -> None:
         """As the agent of a local run, and leave a guard behind."""
+        lock_file(f"{self.folder}/.state/supervisor.lock")  # until this process ends
         super().prepare()
         machine.start_guard(self._kill_leftovers)
         self._beat(0.0)

@@ -4,7 +4,6 @@ The runs' folders are written first, under ids that nobody knows yet; one transa
 killed before leaves folders without rows and a list of them, which the next recording removes.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlbench_cli.agent.processes import try_lock
+from mlbench_cli.agent.processes import lock_file, try_lock
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, JsonObject, Run
 from mlbench_cli.model.spec import RunSpec
@@ -115,16 +114,16 @@ def record(
 def _intent(folder: Path, experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
     """List the folders of `runs` while they are written. Every client that writes some has the lock."""
     path = folder / _INTENT.format(f"{experiment.id}-{os.getpid()}")
-    with open(folder.parent / _LOCK, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        try:
-            with open(path, "wb") as listed:
-                listed.write(json.dumps([run.id for run in runs]).encode())
-                listed.flush()
-                os.fsync(listed.fileno())
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    lock = lock_file(folder.parent / _LOCK, shared=True)
+    try:
+        with open(path, "wb") as listed:
+            listed.write(json.dumps([run.id for run in runs]).encode())
+            listed.flush()
+            os.fsync(listed.fileno())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
 
 
 def _remove_unrecorded(ids: Iterable[str], store: Store) -> None:

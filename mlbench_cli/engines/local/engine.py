@@ -8,7 +8,6 @@ observe, follow, cancel or delete the run, which outlives its client.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -21,11 +20,11 @@ from pathlib import Path
 import mlbench_cli
 from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
 from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan, fill_in
-from mlbench_cli.agent.processes import kill_processes, signal_process
+from mlbench_cli.agent.processes import kill_processes, signal_process, try_lock
 from mlbench_cli.engines.base import Submission, refuse_running
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
-from mlbench_cli.engines.local.head import LocalHead, abandon, enqueue, is_abandoned, observe_waiting, read_state
+from mlbench_cli.engines.local.head import LOCK, LocalHead, abandon, enqueue, is_abandoned, observe_waiting, read_state
 from mlbench_cli.engines.observe import node_name, observe
 from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
@@ -38,6 +37,7 @@ from mlbench_cli.util.text import rough_duration
 
 AGENT = "mlbench_cli.agent.agent"
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
+LOCK_POLL = 0.01  # seconds between two attempts to get the run's folder, which an observer may have for a moment
 MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
 SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
 _NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
@@ -102,12 +102,13 @@ class LocalEngine:
             if is_abandoned(run):
                 raise UsageError(f'The run "{run.name}" was canceled before it started.')
             if not _adopt(run):
+                assert lock is not None
                 _prepare(run, submission, self._finalizer, lease)
                 self._launch(run, lock, lease)
 
     def _launch(self, run: Run, lock: int, lease: MachineLock) -> None:
-        """Start the agent. It inherits both locks: the folder's, which it drops once its state is on disk, so that
-        a client killed here cannot make room for a second one, and the machine's, which it keeps until it ends.
+        """Start the agent. It inherits the locks of the folder and of the machine and keeps them until it ends, so a
+        client killed here cannot make room for a second one.
         """
         told, ready = os.pipe()
         inherited = [descriptor for descriptor in (ready, lock, lease.descriptor) if descriptor >= 0]
@@ -354,13 +355,17 @@ def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
 
 
 @contextlib.contextmanager
-def _hold_submission(run: Run) -> Iterator[int]:
-    """The lock of the run's submission, for the block; an agent that inherits the descriptor keeps it longer."""
+def _hold_submission(run: Run) -> Iterator[int | None]:
+    """The lock of the run's folder, for the block; an agent that inherits the descriptor keeps it until it ends.
+
+    None if the run has an agent.
+    """
     (run.folder / ".state").mkdir(exist_ok=True)
-    lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(run.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
+        while not (is_held := try_lock(lock)) and read_state(run.folder) is None:
+            time.sleep(LOCK_POLL)
+        yield lock if is_held else None
     finally:
         os.close(lock)
 

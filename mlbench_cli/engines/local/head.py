@@ -14,6 +14,7 @@ from mlbench_cli.engines.observe import NodeReport, Snapshot
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.util.files import write_atomically
 
+LOCK = ".state/supervisor.lock"  # of whoever submits the run, then of its agent until that ends
 STARTING = 60.0  # seconds until a recorded run must have an agent
 HEARTBEAT = 1.0  # seconds for which a client waits for a change before it looks anyway
 OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
@@ -103,7 +104,7 @@ class LocalHead:
         nothing depends on it any more."""
         if self._state is None or self._state["ended"]:
             return None
-        return is_alive(self._state, self._run.folder / ".state" / "supervisor.lock")
+        return is_alive(self._state, self._run.folder / LOCK)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
@@ -152,7 +153,7 @@ def _waits_for_machine(run: Run) -> bool:
 def _is_submitting(run: Run) -> bool:
     """Whether a client, or the agent that it has started, is about to write the run's first state."""
     try:
-        return is_locked(run.folder / ".state" / "submit.lock")
+        return is_locked(run.folder / LOCK)
     except OSError:
         return False
 
