@@ -1,8 +1,8 @@
-"""What a GPU does during training: samples of utilization, memory and power, and the network that NCCL chose.
+"""What a GPU does during training: samples of utilization, memory, power and energy, and the network that NCCL chose.
 
-torch samples by the vendor's library. NVIDIA: the package nvidia-ml-py (extra `gpu`). AMD: the package amdsmi of ROCm.
-Without the package or a driver, nothing is sampled, which is not an error. Samples go to gpu.jsonl in the rank's output
-folder, summaries into the result.
+torch samples by the vendor's library. NVIDIA: the package nvidia-ml-py (extra `gpu`), which also has the counter of the
+GPU's energy. AMD: the package amdsmi of ROCm. Without the package or a driver, nothing is sampled, which is not an
+error. Samples go to gpu.jsonl in the rank's output folder, summaries into the result.
 
 With NCCL_DEBUG=INFO, NCCL (or AMD's RCCL) logs its choices. `log_to` directs the log to the rank's output folder unless
 the user has chosen otherwise; `describe` reads it after the first collective.
@@ -105,7 +105,7 @@ def parse_log(text: str) -> dict[str, object]:
 
 
 FILE = "gpu.jsonl"
-COUNTERS = ("utilization_percent", "memory_bytes", "power_watts")
+COUNTERS = ("utilization_percent", "memory_bytes", "power_watts", "energy_joules")
 SECONDS = 1.0
 
 
@@ -132,7 +132,7 @@ class GpuSampler:
         self._thread.join()
 
     def facts(self) -> dict[str, object]:
-        """Means so far; empty without samples."""
+        """Means and sums so far; empty without samples. Energy is the difference of the GPU's counter."""
         now = self._take() if self._samples else None
         samples = [*self._samples, *([now] if now is not None else [])]
         if not samples:
@@ -144,6 +144,8 @@ class GpuSampler:
                 facts[name] = sum(found[name]) / len(found[name])
         if found["memory_bytes"]:
             facts["peak_memory_bytes"] = max(found["memory_bytes"])
+        if len(found["energy_joules"]) > 1:
+            facts["energy_joules"] = found["energy_joules"][-1] - found["energy_joules"][0]
         return facts
 
     def _run(self) -> None:
@@ -165,9 +167,18 @@ class GpuSampler:
             "utilization_percent": lambda: float(cuda.utilization(self._device)),
             "memory_bytes": lambda: float(cuda.device_memory_used(self._device)),
             "power_watts": lambda: cuda.power_draw(self._device) * watts,
+            "energy_joules": self._count_joules,
         }
         sample = {}
         for name, read in readers.items():
             with contextlib.suppress(Exception):  # each library has its own
                 sample[name] = read()
         return {"time": time.time(), "address": self._address, **sample} if sample else None
+
+    def _count_joules(self) -> float:
+        """NVIDIA's counter since the driver was loaded, which torch does not ask for."""
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(self._address)
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
