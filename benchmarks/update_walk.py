@@ -3,7 +3,8 @@
     .venv/bin/python -m benchmarks.update_walk [TASK [METHOD]]        # digits_resnet, the task's own method
 
 Two ranks train the preset tiny; one update of rank 0 is traced, and every call that leads into another file of
-task_images counts as a change of file. Calls of other threads (of methods that compress) count, too.
+task_images counts as a change of file; `distinct` counts each way from one function to another file once, as a reader
+does. Calls of other threads (of methods that compress) count, too.
 """
 
 import json
@@ -58,6 +59,7 @@ def trace(task: str) -> None:
                 "functions": len({call[1:] for call in calls}),
                 "calls": len(calls),
                 "changes": sum(caller != called for caller, called, _ in calls),
+                "distinct": len({call for call in calls if call[0] != call[1]}),
                 "imported": sum(name.split(".")[0] == "task_images" for name in sys.modules),
             }
             names = sorted(Path(name).relative_to(own).as_posix() for name in files)

@@ -52,15 +52,7 @@ FLOPS_FORMULA = "6 T L (4 d^2 + 2 d f) + 12 L d T^2 + 6 k (d^2 + d V) + 6 (d^2 +
 LEAST_LENGTH = 8
 
 
-@dataclass(frozen=True)
-class Plan(PretrainingPlan):
-    """The plan of BERT. `scored`: positions of a sequence that get logits."""
-
-    shape: Shape
-    scored: int
-
-
-def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> Plan:
+def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> PretrainingPlan:
     """Raises LayoutError, with what to change, if something does not fit."""
     shape, length = SHAPES[parameters["model"]], parameters["sequence_length"]
     if parameters["vocabulary"]:
@@ -78,7 +70,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> P
     layout = plan_layout(parameters["parallel"], ranks, parameters["replicas"], per_node)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
-    return Plan(shape, layout, global_batch, passes, micro_batch, scored)
+    return PretrainingPlan(shape, layout, global_batch, passes, micro_batch, scored)
 
 
 def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:

@@ -19,8 +19,9 @@ from task_images.bert_pretraining.data import (
     validation_batches,
 )
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
+from task_images.bert_pretraining.plan import FLOPS_FORMULA, make_plan
 from task_images.contract import Contract
+from task_images.language.layout import PretrainingPlan
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.tokens import Corpus, Part
 from task_images.train import Unit
@@ -31,13 +32,13 @@ def main(contract: Contract) -> None:
     BertPretraining(contract).run()
 
 
-class BertPretraining(Pretraining[Settings, Plan, Batch]):
+class BertPretraining(Pretraining[Settings, Batch]):
     """Which tokens were hidden, and whether the second sentence follows the first."""
 
     name, what, settings_type = "bert_pretraining", "BERT", Settings
     goal_metric, formula = "mlm_loss", FLOPS_FORMULA
 
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> Plan:
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
         return make_plan(parameters, ranks, per_node)
 
     # --- data -------------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class BertPretraining(Pretraining[Settings, Plan, Batch]):
         return model.layers
 
     def deviation(self, name: str) -> float | None:
-        return self.plan.shape.initial
+        return float(self.plan.shape.initial)
 
     def forward(self, model: nn.Module, data: Batch) -> tuple[Tensor, Tensor]:
         answers: tuple[Tensor, Tensor] = model(data.tokens, data.types, data.mask, data.positions)
@@ -118,9 +119,8 @@ class BertPretraining(Pretraining[Settings, Plan, Batch]):
     # --- what the result says ---------------------------------------------------------------------------------------
 
     def flops(self) -> float:
-        return (
-            self.plan.shape.flops_per_sequence(self.settings.sequence_length, self.plan.scored) * self.plan.global_batch
-        )
+        each = self.plan.shape.flops_per_sequence(self.settings.sequence_length, self.plan.scored)
+        return float(each * self.plan.global_batch)
 
     def unit(self) -> Unit:
         return Unit("sentences")

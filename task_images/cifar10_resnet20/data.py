@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from task_images.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
+from task_images.cifar10_resnet20 import CifarSettings
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
@@ -68,23 +69,7 @@ class Cifar(NamedTuple):
         return compare_data(self.counts, OFFICIAL, self.digest, find_difference=find_difference)
 
 
-class Wanted(Protocol):
-    """What a task's parameters say of the images. `data` is cifar10 or synthetic; the numbers are of the latter."""
-
-    @property
-    def data(self) -> str:
-        """ "cifar10" or "synthetic"."""
-
-    @property
-    def training_images(self) -> int:
-        """How many training images to generate."""
-
-    @property
-    def validation_images(self) -> int:
-        """How many validation images to generate."""
-
-
-def load_images(wanted: Wanted, contract: Contract) -> Cifar:
+def load_images(wanted: CifarSettings, contract: Contract) -> Cifar:
     """The images that the parameters ask for. Raises what `load` raises."""
     if wanted.data == "synthetic":
         sizes = {"training": wanted.training_images, "validation": wanted.validation_images}

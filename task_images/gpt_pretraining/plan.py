@@ -92,13 +92,6 @@ SHAPES = {
 FLOPS_FORMULA = "6 N_matmul + 12 L d T per token"
 
 
-@dataclass(frozen=True)
-class Plan(PretrainingPlan):
-    """The plan of a decoder."""
-
-    shape: Shape
-
-
 def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     """The model's shape, with the run's own vocabulary and context. Raises LayoutError if they do not go together."""
     shape = SHAPES[parameters["model"]]
@@ -118,12 +111,12 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     return shape
 
 
-def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> Plan:
+def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> PretrainingPlan:
     """Raises LayoutError, with what to change, if the mesh or the batch does not fit."""
     shape = choose_shape(parameters)
     layout = plan_layout(parameters["parallel"], ranks, parameters["replicas"], per_node)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
-    return Plan(shape, layout, global_batch, passes, micro_batch)
+    return PretrainingPlan(shape, layout, global_batch, passes, micro_batch)
 
 
 def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:

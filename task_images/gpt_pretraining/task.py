@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining import Settings
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
-from task_images.gpt_pretraining.plan import FLOPS_FORMULA, Plan, make_plan
+from task_images.gpt_pretraining.plan import FLOPS_FORMULA, make_plan
+from task_images.language.layout import PretrainingPlan
 from task_images.language.pretraining import Pretraining, require_data_dir
 from task_images.language.shards import read_shards
 from task_images.language.tokens import (
@@ -32,13 +33,13 @@ def main(contract: Contract) -> None:
     DecoderPretraining(contract).run()
 
 
-class DecoderPretraining(Pretraining[Settings, Plan, Batch]):
+class DecoderPretraining(Pretraining[Settings, Batch]):
     """Windows of tokens; each token is predicted from those before it."""
 
     name, what, settings_type = "gpt_pretraining", "a decoder", Settings
     goal_metric, formula = "loss", FLOPS_FORMULA
 
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> Plan:
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
         return make_plan(parameters, ranks, per_node)
 
     def check_options(self) -> None:

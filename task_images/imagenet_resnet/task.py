@@ -13,7 +13,7 @@ from task_images.contract import Contract, TaskUsageError
 from task_images.data import seed_all
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
-from task_images.imagenet_resnet.model import imagenet_model
+from task_images.imagenet_resnet.model import MODELS, imagenet_model
 from task_images.methods.ddp import Ddp
 from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
 from task_images.report import Reporter, made_up, training_session
@@ -48,25 +48,7 @@ class Settings(CheckpointedSettings):
     model: str = parameter(
         "resnet50",
         "resnet50 and deeper are version 1.5; vgg, densenet and inception need torchvision",
-        choices=(
-            "resnet18",
-            "resnet34",
-            "resnet50",
-            "resnet101",
-            "resnet152",
-            "vgg11",
-            "vgg11_bn",
-            "vgg13",
-            "vgg13_bn",
-            "vgg16",
-            "vgg16_bn",
-            "vgg19",
-            "vgg19_bn",
-            "densenet121",
-            "densenet169",
-            "densenet201",
-            "inception3",
-        ),
+        choices=MODELS,
     )
     width: float = parameter(1.0, "ResNets: factor on the inner channels; 1: as published", min=0.0625, max=8)
     norm: str = parameter(

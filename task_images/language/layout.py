@@ -93,13 +93,15 @@ def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> in
 @dataclass(frozen=True)
 class PretrainingPlan:
     """What follows from parameters and number of ranks: the model's shape, a dataclass with its number of `parameters`;
-    `global_batch` sequences per update, of which each rank takes `micro_batch` in each of its `passes`."""
+    `global_batch` sequences per update, of which each rank takes `micro_batch` in each of its `passes`; of a sequence,
+    `scored` tokens get logits (0: all)."""
 
     shape: Any
     layout: Layout
     global_batch: int
     passes: int
     micro_batch: int
+    scored: int = 0
 
 
 def plan_batch(layout: Layout, parameters: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -94,11 +94,10 @@ class Batch(Protocol):
 
 
 S = TypeVar("S", bound=PretrainingSettings)
-P = TypeVar("P", bound=PretrainingPlan)
 B = TypeVar("B", bound=Batch)
 
 
-class Pretraining(ABC, Generic[S, P, B]):
+class Pretraining(ABC, Generic[S, B]):
     """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`train.Batches`,
     `train.Work` and the validator). Subclasses say what is special.
 
@@ -122,7 +121,7 @@ class Pretraining(ABC, Generic[S, P, B]):
         self.contract = contract
         self.settings: S = _read_settings(self.settings_type, contract)
         with layout_errors_as_usage():
-            self.plan: P = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
+            self.plan = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
         compile = choose_compile(self.settings.compile, contract)
         self.settings = replace(self.settings, global_batch=self.plan.global_batch, compile=compile)
         self.tokens = self.plan.global_batch * self.settings.sequence_length  # of an update
@@ -130,7 +129,7 @@ class Pretraining(ABC, Generic[S, P, B]):
     # --- what a task says -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> P:
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
         """The plan. Raises LayoutError."""
 
     @abstractmethod
@@ -368,7 +367,7 @@ class Pretraining(ABC, Generic[S, P, B]):
 class PretrainingTrainer(Trainer[B]):
     """The training loop for models that may be sharded."""
 
-    task: Pretraining[Any, Any, B] = field(kw_only=True)
+    task: Pretraining[Any, B] = field(kw_only=True)
 
     def _attach(self) -> None:
         super()._attach()

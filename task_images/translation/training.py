@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from task_images.schedules import PerUpdate
 from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, Values, count_parameters
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import Batches
-from task_images.translation.beam import Search, beam_search
+from task_images.translation.beam import Decoder, Search, beam_search
 from task_images.translation.bleu import corpus_bleu
 from task_images.translation.pairs import Pairs
 from task_images.world import World
@@ -74,8 +74,8 @@ def train(
         make_task(settings, world, corpus).run(report)
 
 
-class TranslationModel(nn.Module):
-    """The interface of models, in addition to `beam.Decoder`. Shapes: B sentences, S, T positions, V words."""
+class TranslationModel(nn.Module, Decoder):
+    """The interface of models. Shapes: B sentences, S, T positions, V words."""
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """source [B, S], lengths [B] on the CPU, target [B, T] including its start mark -> features [B, T, width]."""
@@ -83,18 +83,6 @@ class TranslationModel(nn.Module):
 
     def scores(self, features: Tensor) -> Tensor:
         """features [..., width] -> scores of the next word [..., V] before softmax."""
-        raise NotImplementedError
-
-    def begin(self, source: Tensor, lengths: Tensor) -> Any:
-        """The decoder's state before the first word, for source [B, S] with lengths [B]."""
-        raise NotImplementedError
-
-    def step(self, words: Tensor, state: Any) -> tuple[Tensor, Tensor | None]:
-        """Scores [B, K, V] of the next word after words [B, K], and attention weights [B, K, S] or None."""
-        raise NotImplementedError
-
-    def select(self, state: Any, sentences: Tensor, beams: Tensor) -> Any:
-        """The state of selected hypotheses: sentences [B'] out of B, and beams [B', K] of each."""
         raise NotImplementedError
 
 

@@ -20,10 +20,10 @@ from task_images.bert_pretraining.data import (
     validation_batches,
 )
 from task_images.bert_pretraining.model import Bert
-from task_images.bert_pretraining.plan import SHAPES, Plan, Shape, make_plan
+from task_images.bert_pretraining.plan import SHAPES, Shape, make_plan
 from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, split_words
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
-from task_images.language.layout import LayoutError
+from task_images.language.layout import LayoutError, PretrainingPlan
 from task_images.language.parallel import fill_parameters
 from task_images.language.tokens import Corpus, Part
 from tests.needs import needs
@@ -241,7 +241,7 @@ def test_the_batch_of_2020_is_for_throughput_only() -> None:
 # --- checks before a run --------------------------------------------------------------------------------------------
 
 
-def plan(ranks: int = 1, per_node: int = 1, preset: str = "spec", **changes: Any) -> Plan:
+def plan(ranks: int = 1, per_node: int = 1, preset: str = "spec", **changes: Any) -> PretrainingPlan:
     return make_plan({**load_task("bert_pretraining").resolve(preset), **changes}, ranks, per_node)
 
 

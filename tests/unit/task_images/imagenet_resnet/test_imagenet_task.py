@@ -8,7 +8,7 @@ import torch
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract, TaskUsageError
-from task_images.imagenet_resnet.model import MODELS, imagenet_model
+from task_images.imagenet_resnet.model import imagenet_model
 from task_images.imagenet_resnet.task import Settings, main, make_schedule
 from task_images.parameters import read_parameters
 from task_images.train import split_decay
@@ -82,10 +82,6 @@ def test_words_given_by_hand_are_checked(name: str) -> None:
     contract = Contract({"MLBENCH_PARAMETERS": f'{{"{name}": "nonsense"}}'})
     with pytest.raises(TaskUsageError, match=f"the parameter \"{name}\" is 'nonsense'"):
         main(contract)
-
-
-def test_every_model_that_there_is_can_be_chosen() -> None:
-    assert TASK.parameters["model"].choices == MODELS
 
 
 def test_both_ways_to_reduce_of_1a_have_the_same_parameters() -> None:
