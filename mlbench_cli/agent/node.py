@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
@@ -71,12 +70,11 @@ def main(arguments: list[str]) -> int:
     if note is None or shares_folder(folder, note):
         return NodeAgent(place, folder, node, plan).conduct()
     ranks = [entry["rank"] for entry in plan["nodes"][node]["ranks"]]
-    work = partial(_work, place, folder, node, plan)
+
+    def work() -> int:
+        return NodeAgent(place, folder, node, plan).conduct()
+
     return courier.main(place, node, ranks, note, work, hold=plan["hold_seconds"], echo=plan["echo"])
-
-
-def _work(place: str, folder: str, node: int, plan: Mapping[str, Any]) -> int:
-    return NodeAgent(place, folder, node, plan).conduct()
 
 
 class NodeAgent(Agent):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.machines.engine import do_all, run_in_parallel
+from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
 
 MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning
@@ -161,8 +161,10 @@ def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> No
         return
     port = channels[0].call("listen")["port"]
     address = found[0].address
-    answers = do_all(lambda channel: channel.call("connect", address=address, port=port), channels[1:])
+    answers = run_in_parallel(lambda channel: channel.call("connect", address=address, port=port), channels[1:])
     for item, answer in zip(found[1:], answers, strict=True):
+        if isinstance(answer, MlbenchError):
+            raise answer
         if not answer["reached"]:
             raise UnreachableError(
                 f"{item.name} does not reach {found[0].name} at {address}: {answer['problem']}. "

@@ -67,13 +67,7 @@ class HostsEngine(MachinesEngine):
         started = [bool((report.state or {}).get("started")) for report in snapshot.nodes.values()]
         if snapshot.is_cancelled or all(started) or (started[0] and run.spec.absent_seconds is not None):
             return
-        (plan,) = self.render(run.spec).documents
-        data = json.dumps(plan, sort_keys=True).encode()
-        answers = run_in_parallel(lambda channel: self._prepare(run, channel, data), self._channels(run))
-        if errors := _find_errors(run, answers):
-            raise errors[0]
-        self._start_head(run)
-        self._start_agents(run)
+        self.submit(run, self.render(run.spec))
 
     def _prepare(self, run: Run, channel: Channel, plan: bytes) -> Document:
         self._install_code(channel)

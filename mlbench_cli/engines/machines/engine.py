@@ -187,12 +187,17 @@ class MachinesEngine(ABC):
 
     def _list_runs(self) -> list[Document]:
         channels = self._channels()
-        answers = ask_all(lambda channel: channel.call("list_runs", base=self._runs_folder), channels)
-        return [
-            {**answer, "host": channel.target.name}
-            for channel, answer in zip(channels, answers, strict=True)
-            if not isinstance(answer, MlbenchError)
-        ]
+        answers = run_in_parallel(lambda channel: channel.call("list_runs", base=self._runs_folder), channels)
+        found: list[Document] = []
+        errors: list[MlbenchError] = []
+        for channel, answer in zip(channels, answers, strict=True):
+            if isinstance(answer, MlbenchError):
+                errors.append(answer)
+            else:
+                found.append({**answer, "host": channel.target.name})
+        if errors and not found:
+            raise errors[0]
+        return found
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 
@@ -249,19 +254,3 @@ def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> li
         return [attempt(items[0])]
     with ThreadPoolExecutor(min(MAX_PARALLEL, max(1, len(items)))) as pool:
         return list(pool.map(attempt, items))
-
-
-def ask_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
-    """Like `run_in_parallel`. Raises the first error if none has a result."""
-    answers = run_in_parallel(work, items)
-    if answers and all(isinstance(answer, MlbenchError) for answer in answers):
-        raise next(answer for answer in answers if isinstance(answer, MlbenchError))
-    return answers
-
-
-def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Like `run_in_parallel`. Raises the first error if there is one."""
-    answers = run_in_parallel(work, items)
-    if (error := next((answer for answer in answers if isinstance(answer, MlbenchError)), None)) is not None:
-        raise error
-    return [answer for answer in answers if not isinstance(answer, MlbenchError)]
