@@ -8,7 +8,7 @@ from tests import NIGHTLY
 from tests.contract.task_images import golden
 from tests.contract.task_images.ranks import RankServer
 
-METHODS = golden.list_methods() if NIGHTLY else ["fusion", "eftopk", "powersgd", "localsgd"]
+METHODS = golden.list_methods() if NIGHTLY else ["powersgd"]
 CASES: list[tuple[str, str, str | None]] = [(task, task, None) for task in golden.TASKS]
 CASES += [(f"method-{name}", golden.METHOD_TASK, name) for name in METHODS]
 

@@ -30,6 +30,7 @@ def check_times(result: dict[str, Any]) -> None:
     assert 0 <= result["training_seconds"] <= wall
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_digits_reach_their_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
     first, second = run_tiny(ranks, "digits_resnet", tmp_path)

@@ -29,6 +29,7 @@ def train(ranks: RankServer, size: int, folder: Path, preset: str = "tiny", **ch
     return ended
 
 
+@pytest.mark.nightly
 def test_layouts_have_the_curve_of_one_process(ranks: RankServer, tmp_path: Path) -> None:
     [alone] = train(ranks, 1, tmp_path / "alone", **SHORT, validation_sequences=30)
     expected = alone.result["details"]["curve"]

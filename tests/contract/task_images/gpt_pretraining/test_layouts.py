@@ -156,6 +156,7 @@ def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServe
     assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ("wfbp", "bsp") if NIGHTLY else ("wfbp",))
 def test_methods_of_communication_have_the_same_curve(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str

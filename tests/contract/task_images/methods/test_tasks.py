@@ -100,7 +100,12 @@ def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path
 
 @pytest.mark.parametrize(
     ("method", "mixed"),
-    [("ddp", {"backward"}), ("zero1", {"backward", "optimizer"}), ("fsdp2", {"forward", "backward"}), ("wfbp", set())],
+    [
+        pytest.param("ddp", {"backward"}, marks=pytest.mark.nightly),  # by day, test_mixed_phases.py has it
+        pytest.param("zero1", {"backward", "optimizer"}, marks=pytest.mark.nightly),
+        ("fsdp2", {"forward", "backward"}),
+        ("wfbp", set()),
+    ],
 )
 def test_messages_inside_a_pass_have_no_time_of_their_own(
     ranks: RankServer, tmp_path: Path, method: str, mixed: set[str]

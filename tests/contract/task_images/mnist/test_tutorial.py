@@ -59,6 +59,7 @@ def test_both_scripts_run_and_the_benchmark_reports_the_metric(ranks: RankServer
     assert both[0].metric("val_global_Prec@1") == both[1].metric("val_global_Prec@1")
 
 
+@pytest.mark.nightly
 def test_the_task_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("mnist").resolve("tiny")
     first, second = ranks.run("task_images.run mnist", 2, tmp_path, parameters)

@@ -86,6 +86,7 @@ def test_training_changes_the_model(runs: Runs) -> None:
         assert runs.alone.result["details"]["updates_skipped"] == 0
 
 
+@pytest.mark.nightly
 def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(runs: Runs) -> None:
     """The checkpoint is one rank's, from the middle of an epoch; those that go on are two."""
     whole, resumed = runs.together, runs.resumed
