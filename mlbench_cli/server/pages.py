@@ -189,6 +189,7 @@ class _Pages:
             "command_line": shlex.join(map(str, provenance.get("command_line") or [])),
             "experiment": getattr(handle.experiment, "name", None),
             "facts": facts_of(status, archive.result if archive else None),
+            "is_bad": is_bad,
             "failed_rank": failed,
             "last_lines": _last_lines(handle, failed) if is_bad else "",
         }

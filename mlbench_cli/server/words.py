@@ -114,6 +114,8 @@ def _together(name: str, runs: Sequence[JsonObject], found: JsonObject) -> JsonO
     phrases = dict.fromkeys(phrase for run in runs for phrase in run["conditions"] or ())
     same = {"name": name, "repeats": runs, "mean": found["seconds"], "conditions": [*phrases]}
     good = next((run for run in runs if run["name"] in found["counted"]), runs[0])
+    if good.get("goal") and found["metric"]:
+        same["goal"] = {**good["goal"], "value": found["metric"]["mean"], "last": found["metric"]["mean"]}
     outcomes = list(dict.fromkeys(run["outcome"] or run["state"] for run in runs))
     return {**good, **same, "outcomes": outcomes}
 

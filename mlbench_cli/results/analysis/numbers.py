@@ -46,6 +46,8 @@ def format_value(value: float | str | None, unit: str = "") -> str:
         prefix = number[-1] if number[-1] in "kMG" else ""
         return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
     text = significant(value) if abs(value) < 9999.5 and not unit else _with_prefix(value)
+    if abs(value) < 0.1 and not unit and "." in text:
+        text = text.rstrip("0").rstrip(".")  # a learning rate is 0.005, not 0.00500
     return f"{text}{_SPACE}{unit}" if unit else text
 
 
@@ -55,7 +57,7 @@ def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = Fa
     if found is None:
         return NO_VALUE
     text = format_value(found.mean, unit)
-    if with_interval and found.low is not None and found.high is not None:
+    if with_interval and found.low is not None and found.high is not None and (found.low or found.high):
         low, high = (_clip(end, unit, found.mean) for end in (found.low, found.high))
         text += f" ({_between(low, high, found.mean, unit)})"
     return f"{text}, n{_SPACE}={_SPACE}{found.count}" if counts else text

@@ -123,7 +123,7 @@ class Claim:
         names = {run.name for run in self.point.good}
         costs = [self._cost_of(entry) for entry in self.entries if entry.name in names]
         known = [cost for cost in costs if cost is not None]
-        return estimate(known) if known and len(known) == len(costs) else None
+        return estimate(known) if any(known) and len(known) == len(costs) else None
 
     @cached_property
     def energy(self) -> Estimate | None:
