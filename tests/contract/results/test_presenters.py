@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from mlbench_cli import api
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Experiment, Member, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.analysis.figures import SECONDS, THROUGHPUT
+from mlbench_cli.results.exports.facts import read_facts
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.json_text import format_document
@@ -153,3 +156,17 @@ def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboa
     assert page.count(f"{REPEATS} runs</small>") == len(KINDS)
     both = dashboard.ask("/api/v1/compare?a=own&b=sparse").document
     assert both["rows"]["seconds"]["b"]["count"] == REPEATS
+
+
+def test_exports_and_the_table_of_charts_have_the_figures_that_compare_relates(capsys: Captured) -> None:
+    rows = answer(capsys, "compare", "own-2", "sparse-2")["rows"]
+    archives = [api.open_archive(path) for path in api.Client().find_archives(["own-2"])]
+    exported = [read_facts(archive).summary for archive in archives]  # what MLflow, W&B and other trackers get
+    shared = [name for name, row in rows.items() if row["a"] and name in exported[0]]
+    assert {SECONDS, THROUGHPUT, "run"} <= {*shared}
+    for name in shared:
+        mean = statistics.geometric_mean(each[name] for each in exported) if exported[0][name] else 0.0
+        assert rows[name]["a"]["mean"] == pytest.approx(mean), name
+    [row] = csv.DictReader(api.series(archives).to_csv().splitlines())
+    for column, name in (("seconds_mean", SECONDS), ("samples_per_second", THROUGHPUT)):
+        assert float(row[column]) == pytest.approx(rows[name]["a"]["mean"], rel=1e-5)
