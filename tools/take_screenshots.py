@@ -26,7 +26,6 @@ ARCHIVES = ROOT / "results" / "archives"
 CERTIFICATES = ROOT / "results" / "certificates"
 SHOWN = ("net-bsp-100mbit-2-*.zip", "net-eftopk-100mbit-2-*.zip")  # which method is faster on a slow link?
 DRAWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip")
-CHARTS = {"phases": "time_for_all_phases"}  # here and as mlbench names them
 MAX_BYTES = 100_000
 COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3")
@@ -58,8 +57,7 @@ def main() -> int:
             page = write_report(home, Path(folder) / "report.html", *SHOWN)
             shoot(browser, page, IMAGES / "report.png", 1130)
             shoot(browser, address, IMAGES / "dashboard.png", 760)
-        draw(home, Path(folder) / "charts")
-    return check(*(IMAGES / f"{name}.png" for name in ("report", "dashboard", *CHARTS)))
+    return check(*(IMAGES / f"{name}.png" for name in ("report", "dashboard")))
 
 
 def mlbench(home: Path, *words: str, may_fail: bool = False) -> None:
@@ -162,14 +160,6 @@ def open_page(browser: Browser, address: str) -> None:
     browser.wait_for(
         "return document.readyState === 'complete' && !document.querySelector('#listing:not([data-loaded])')"
     )
-
-
-def draw(home: Path, folder: Path) -> None:
-    """Figures of `mlbench charts`."""
-    archives = (str(path) for kind in DRAWN for path in sorted(ARCHIVES.glob(kind)))
-    mlbench(home, "charts", str(folder), *archives, "--yes")
-    for name, drawn in CHARTS.items():
-        reduce(folder / f"{drawn}.png", IMAGES / f"{name}.png")
 
 
 def reduce(source: Path, target: Path) -> None:
