@@ -18,6 +18,7 @@ from tests.e2e.runs import Runs, has_ended, log, until
 CLIENT = """
 import os, signal, sys
 from pathlib import Path
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Run
