@@ -185,6 +185,12 @@ class Point:
         total = sum(sums.values())
         return {name: self.seconds.mean * each / total for name, each in sums.items() if each and total > 0}
 
+    @property
+    def waiting(self) -> float | None:
+        """The share of the time spent waiting for messages; None if it was not measured."""
+        parts = self.parts
+        return parts["communication"] / sum(parts.values()) if "communication" in parts else None
+
 
 def relate_runs(old: Sequence[Measurement], new: Sequence[Measurement], name: str) -> Ratio | None:
     """New / old of a figure that all runs of both sides have; else None."""

@@ -174,5 +174,5 @@ def _places(job: Job) -> list[tuple[Group, Point]]:
 
 def _waiting(point: Point) -> str:
     """ "waits 38 %": share of the time spent waiting for messages; empty if none."""
-    share = point.parts.get("communication", 0.0) / (sum(point.parts.values()) or 1.0)
+    share = point.waiting or 0.0
     return ", ".join(filter(None, (f"waits {format_share(share)}" if share >= 0.005 else "", note_of(point))))

@@ -22,7 +22,7 @@ from mlbench_cli.results.figures.chart import PHASES, Chart
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts
 from mlbench_cli.results.figures.faults import draw_faults
-from mlbench_cli.results.report.finding import Place, base_of, best_of, comparable_with, find, places_of, waiting_of
+from mlbench_cli.results.report.finding import Place, base_of, best_of, comparable_with, find, places_of
 from mlbench_cli.util.text import counted, shorten
 
 Facts = dict[str, Any]
@@ -206,7 +206,7 @@ _COLUMNS = ("change", "efficiency", "throughput", "value", "conditions")
 
 def _waiting(job: Job, places: Sequence[Place]) -> list[tuple[str, float]]:
     shares = [
-        (job.name_of(place.group, place.point), share) for place in places if (share := waiting_of(place)) is not None
+        (job.name_of(place.group, place.point), share) for place in places if (share := place.point.waiting) is not None
     ]
     return shares if len(shares) == len(places) else []
 

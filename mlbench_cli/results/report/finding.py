@@ -153,10 +153,3 @@ def base_of(places: Sequence[Place]) -> Place:
 def _rank_as_baseline(group: Group) -> int:
     name = group.facts.get("method", "")
     return next((place for place, known in enumerate(_BASELINES) if name == known), len(_BASELINES))
-
-
-def waiting_of(place: Place) -> float | None:
-    """The share of the time spent waiting for messages; None if it was not measured."""
-    parts = place.point.parts
-    total = sum(parts.values())
-    return parts["communication"] / total if total > 0 and "communication" in parts else None
