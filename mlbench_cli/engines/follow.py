@@ -53,7 +53,11 @@ def read_log(
     `report` is called with a sentence if the run's head does not answer for long. Raises NotFoundError for a rank that
     the run does not have.
     """
-    check_rank(run, rank)
+    if not 0 <= rank < run.spec.process_count:
+        raise NotFoundError(
+            f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
+            hint=f"mlbench logs {run.name} --rank 0",
+        )
     silence, poll = Silence(RemoteError), engine.head(run).poll_seconds
 
     def has_ended() -> bool:
@@ -80,15 +84,6 @@ def _has_ended(engine: Engine, run: Run, rank: int) -> bool:
         if (is_whole := report.has_whole_log(rank)) is not None:
             return is_whole
     return engine.look(run, max_age=max_age).ended is not None
-
-
-def check_rank(run: Run, rank: int) -> None:
-    """Raise NotFoundError unless the run has this rank."""
-    if not 0 <= rank < run.spec.process_count:
-        raise NotFoundError(
-            f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
-            hint=f"mlbench logs {run.name} --rank 0",
-        )
 
 
 def follow_log(

@@ -26,9 +26,15 @@ from mlbench_cli.runs.kubernetes_options import (
     resolve_kubernetes,
 )
 from mlbench_cli.runs.methods import check_method, resolve_method, split_set
-from mlbench_cli.runs.network_options import check_network, resolve_network
 from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
-from mlbench_cli.runs.preflight import IN_PUBLIC_IMAGE, check_pinning, check_run, find_missing_package
+from mlbench_cli.runs.preflight import (
+    IN_PUBLIC_IMAGE,
+    check_network,
+    check_pinning,
+    check_run,
+    find_missing_package,
+    resolve_network,
+)
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, check_environment, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.command_code import collect_code, reads_parameters

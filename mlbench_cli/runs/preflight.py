@@ -1,4 +1,5 @@
-"""Checks of a run before it starts: run.pin, the number of workers, and the task's own check of its parameters.
+"""Checks of a run before it starts: run.pin, --network, the number of workers, and the task's own check of its
+parameters.
 
 A task may name a module (`preflight`) with one function:
 
@@ -18,11 +19,15 @@ from typing import Any, cast
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
+from mlbench_cli.model.network import MODEL, is_modeled, parse_network
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task
+from mlbench_cli.util.text import shorten
 
 Check = Callable[[Mapping[str, Any], int, int], None]
+NETWORKED_BACKENDS = ("gloo", "grpc")  # that use the network even between ranks on one machine
 
 
 def check_run(task: Task, spec: RunSpec) -> None:
@@ -119,3 +124,33 @@ def find_too_many_workers(specs: Iterable[RunSpec]) -> dict[WorkersRule, list[st
         if rule is not None and spec.world_size > rule.sensible and not spec.parameters.get("blocks"):
             found.setdefault(rule, []).append(spec.name)
     return found
+
+
+def resolve_network(request: Request, asked: str) -> str:
+    """The canonical text of the network that was asked for."""
+    shape = parse_network(asked)
+    if shape.is_modeled and (request.task is None or request.command is not None):
+        raise UsageError(
+            f"--network {shorten(asked)}: modeled networks delay the gradients of tasks, not of your own command.",
+            hint=f"--network {str(shape).removeprefix(MODEL)} emulates a real one.",
+        )
+    return str(shape)
+
+
+def check_network(spec: RunSpec, network: str) -> None:
+    """Refuse a shaped network for a run whose ranks would not use it."""
+    if spec.engine != "local":
+        raise UsageError(
+            "--network emulates a network between processes of this machine only. Machines of a cluster are joined by "
+            "a network that mlbench does not control.",
+            hint="Leave out --network, or --cluster local.",
+        )
+    if is_modeled(network):
+        return
+    if sys.platform != "linux":
+        raise UsageError("--network needs Linux network namespaces.", hint="Leave out --network.")
+    if spec.backend not in NETWORKED_BACKENDS and not (spec.device == "gpu" and spec.backend == "nccl"):
+        raise UsageError(
+            f"--network: ranks on the backend {spec.backend} may communicate through shared memory instead.",
+            hint=f"Choose --backend {NETWORKED_BACKENDS[0]}.",
+        )

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 
 from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
-from mlbench_cli.model.run import Cluster, Run
+from mlbench_cli.model.run import Run
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.run_folder import RunFolder
@@ -45,20 +45,13 @@ def delete_run(
 
 
 def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[str], None]) -> None:
-    cluster = _cluster(run, store)
-    if cluster is None:
-        return
+    try:
+        cluster = store.cluster(run.spec.cluster)
+    except NotFoundError:
+        return  # it was deleted, and everything on it
     try:
         connect_engine(cluster).delete(run, force=force)
     except UnreachableError as error:
         if not force:
             raise
         warn(f"{error.message} What {run.name} left on {cluster.name} stays there until it expires.")
-
-
-def _cluster(run: Run, store: Store) -> Cluster | None:
-    """The run's cluster; None if it was deleted, and everything on it."""
-    try:
-        return store.cluster(run.spec.cluster)
-    except NotFoundError:
-        return None

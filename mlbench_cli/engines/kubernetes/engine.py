@@ -7,7 +7,6 @@ cluster or in the run's folder, not in this process, so any client with access c
 import hashlib
 import time
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import templates
@@ -88,8 +87,9 @@ class KubernetesEngine:
     def head(self, run: Run) -> KubernetesHead:
         """The pod that has the run's folder."""
         if run.id not in self._heads:
-            save = partial(self._save_manifests, run)
-            self._heads[run.id] = KubernetesHead(self._access, self._namespace(run), run, save)
+            self._heads[run.id] = KubernetesHead(
+                self._access, self._namespace(run), run, lambda: _write_manifests(run, self.render(run.spec))
+            )
         return self._heads[run.id]
 
     def look(self, run: Run, *, max_age: float = 0.0) -> Observation:
@@ -147,9 +147,6 @@ class KubernetesEngine:
         for pod in list_pods(api, namespace, f"{RUN_LABEL}={run.name}"):
             # The node of a pod that is cut off cannot confirm that the pod has ended.
             api.delete(object_path("Pod", namespace, pod["metadata"]["name"]), grace=0 if is_cut_off(pod) else 1)
-
-    def _save_manifests(self, run: Run) -> None:
-        _write_manifests(run, self.render(run.spec))
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,8 @@ class MachinesEngine(ABC):
         if (kept := folder.read_observation()) is not None:
             return kept
         snapshot = self.head(run).read(max_age=max_age)
-        names = _process_names(run.spec, self._shares(run.spec))
+        known = {rank: share.name for share in self._shares(run.spec) for rank in share.ranks(run.spec)}
+        names = [known[rank] for rank in range(run.spec.process_count)]  # of nodes, as far as known before the run
         with self._lock:
             seen = observe(run.spec, names, snapshot, lambda rank: read_last_lines(folder.log(rank)))
             return self._judge(run, snapshot, seen)
@@ -233,12 +234,6 @@ class MachinesEngine(ABC):
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench status --refresh, then mlbench delete {run.name}; or choose another name",
             )
-
-
-def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:
-    """Name of the node of each process, ranks first, as far as it is known before the run."""
-    names = {rank: share.name for share in shares for rank in share.ranks(spec)}
-    return [names[rank] for rank in range(spec.process_count)]
 
 
 def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
