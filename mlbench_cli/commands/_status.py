@@ -17,7 +17,7 @@ from mlbench_cli.model.run import DAMAGED, ExperimentState, FindingDocument, Jso
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_percent, format_value, unit_of
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
-from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
+from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric, group_conditions
 from mlbench_cli.runs.views import add_figures, runs_document
 from mlbench_cli.util.text import counted, list_some
 from mlbench_cli.util.times import parse_timestamp
@@ -181,7 +181,7 @@ def show_rows(runs: Sequence[JsonObject]) -> None:
         "METHOD": [run["method"] for run in runs],
         "NETWORK": [run["network"] for run in runs],
         "LABEL": ["functional" if run["functional_only"] else None for run in runs],
-        "CONDITIONS": [_labels(run.get("conditions")) for run in runs],
+        "CONDITIONS": [", ".join(group_conditions(run.get("conditions"))) or None for run in runs],
     }
     columns |= {name: cells for name, cells in special.items() if set(cells) - {None, "", OWN}}
     columns |= {
@@ -193,11 +193,6 @@ def show_rows(runs: Sequence[JsonObject]) -> None:
     droppable = ["BACKEND", "CLUSTER", "CREATED", "TASK", "GOAL", "LABEL", "CONDITIONS", "NETWORK", "TIME"]
     rows = list(zip(*columns.values(), strict=True))
     console.out_table(list(columns), rows, droppable=[name for name in droppable if name in columns])
-
-
-def _labels(conditions: Sequence[str] | None) -> str | None:
-    """The labels of conditions without their reasons, which `mlbench status RUN` shows."""
-    return ", ".join(phrase.partition(":")[0] for phrase in conditions or ()) or None
 
 
 def show_one(document: dict[str, Any], metric: str | None, verbose: bool) -> None:

@@ -207,6 +207,14 @@ def condition_phrases(document: object) -> Iterator[str]:
         yield f"{str(label).replace('_', '-')}: {reason}" if reason else str(label).replace("_", "-")
 
 
+def group_conditions(phrases: Iterable[str] | None) -> dict[str, list[str]]:
+    """The phrases of conditions by their labels, which lists of runs show without the reasons."""
+    found: dict[str, list[str]] = {}
+    for phrase in phrases or ():
+        found.setdefault(phrase.partition(":")[0], []).append(phrase)
+    return found
+
+
 def _finished_goal(goal: Mapping[str, Any] | None, outcome: str) -> GoalStanding | None:
     """As `format_goal`: of a run that spent a time budget, the value at the end."""
     if goal is None:

@@ -8,6 +8,7 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
+from mlbench_cli.runs.snapshot import group_conditions
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_filters(environment: "Environment") -> None:
         "figure_name": lambda name: _FIGURES.get(name) or name_metric(name),
         "ratio_strip": draw_ratio,
         "plain": plain_value,
+        "by_label": group_conditions,
     }
 
 
