@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UnreachableError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import TransientError
@@ -70,8 +70,8 @@ def test_what_a_google_project_lacks(command: Command, gke_world: World) -> None
     ("spoil", "what", "code", "hint"),
     [
         ({"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}, "credentials", CredentialError.exit_code, "gcloud auth"),
-        ({"MLBENCH_GKE_ENDPOINT": "127.0.0.1:9"}, "API container", DeadlineError.exit_code, None),
-        ({"MLBENCH_COMPUTE_ENDPOINT": "http://127.0.0.1:9"}, "API compute", DeadlineError.exit_code, None),
+        ({"MLBENCH_GKE_ENDPOINT": "127.0.0.1:9"}, "API container", UnreachableError.exit_code, None),
+        ({"MLBENCH_COMPUTE_ENDPOINT": "http://127.0.0.1:9"}, "API compute", UnreachableError.exit_code, None),
     ],
 )
 def test_what_fails_at_google_is_named(
@@ -202,7 +202,7 @@ def test_google_that_never_answers_is_not_waited_for(
         (tmp_path / "key.json").write_text(json.dumps({**key, "token_uri": f"{silent.url}/token"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     done = command("create-cluster", "gke", "1", "never", "--yes")
-    assert done.code == DeadlineError.exit_code, done.err
+    assert done.code == UnreachableError.exit_code, done.err
     assert silent.connections
     assert not any(line.startswith("Create") for line in gke_world.log)
     if what == "cluster manager":
@@ -229,7 +229,7 @@ def test_aws_that_never_answers_is_not_waited_for(
     forget()
     if service in ("sts", "ec2", "service_quotas"):  # what is asked before anything is made
         done = command("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
-        assert done.code == DeadlineError.exit_code, done.err
+        assert done.code == UnreachableError.exit_code, done.err
         assert "no usable answer" in done.err
         assert aws.list_left("never-1") == []
     else:
