@@ -359,6 +359,7 @@ def mlbench(aws: AwsClient, home: Path, *words: str, **more: str) -> "subprocess
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_from_making_to_removing_on_another_machine(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = mlbench(aws, home, "create-cluster", "aws", "2", "story", "-t", "g4dn.xlarge", "--yes", "-z", "eu-west-1a")

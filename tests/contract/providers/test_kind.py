@@ -100,7 +100,7 @@ def test_the_number_is_that_of_workers_as_on_every_provider(world: World) -> Non
     assert found.details["nodes"] == made.details["nodes"] == 3
 
 
-@pytest.mark.parametrize("program", ["podman", "nerdctl"])
+@pytest.mark.parametrize("program", ["podman", "nerdctl"] if NIGHTLY else ["podman"])
 def test_another_program_of_containers_is_named_by_kinds_own_variable(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
