@@ -10,12 +10,18 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
+from task_images import Lazy
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import Bytes
+
+if TYPE_CHECKING:
+    from PIL import Image
+else:  # random images, as of the preset `throughput`, need no decoder
+    Image = Lazy("PIL.Image")
 
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10
@@ -62,7 +68,7 @@ def random_box(width: int, height: int, least: float, stream: np.random.Generato
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Image.Image]:
+def _open(path: Path) -> "Iterator[Image.Image]":
     """The image, which is decoded within the context."""
     try:
         with Image.open(path) as image:
@@ -76,7 +82,7 @@ def _open(path: Path) -> Iterator[Image.Image]:
         ) from None
 
 
-def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> Bytes:
+def _scale(image: "Image.Image", box: Box, size: tuple[int, int], draft: bool) -> Bytes:
     """The part `box` of the image, scaled to `size` (bilinear, averaging if it gets smaller); [height, width, 3]."""
     width, height = image.size
     if draft:
