@@ -6,7 +6,6 @@ and verifies at the end that no resource is left. Both can be killed at any time
 created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
@@ -659,12 +659,9 @@ def is_operation_running(store: Store, name: str) -> bool:
     """Whether a process of this data directory is creating or deleting a cluster of that name now."""
     try:
         with open(_lock_path(store, name)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not try_lock(file.fileno(), shared=True)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 @contextmanager
@@ -679,14 +676,12 @@ def hold_operation_lock(store: Store, name: str) -> Iterator[None]:
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             file.seek(0)
             raise UsageError(
                 f'Another mlbench (process {file.read().strip() or "?"}) is working on the cluster "{name}".',
                 hint="Wait for it, or stop it.",
-            ) from None
+            )
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
