@@ -163,7 +163,7 @@ class Agent:
         self.idle = hang.IdleWatch()
         self.are_stacks_wanted = False
         self.out_of_memory_before = machine.memory_kills()
-        self.cancelled = False
+        self.canceled = False
         self.network: ShapedNetwork | None = None
         self.faults = self._control_faults(plan.get("faults"))
         note = processes.process_note(os.getpid())
@@ -400,8 +400,8 @@ class Agent:
         if self.are_stacks_wanted:
             self.are_stacks_wanted = False
             self._print_stacks()
-        if self.cancelled:
-            self._stop("cancelled", GRACE)
+        if self.canceled:
+            self._stop("canceled", GRACE)
         if now >= self.deadline:
             if self.state["ended"] is None:
                 self._print_stacks()
@@ -459,7 +459,7 @@ class Agent:
         rank.facts["stopped"] = self.state["first_failed"] not in (None, rank.number)
 
     def _on_cancel(self, *_: object) -> None:
-        self.cancelled = True
+        self.canceled = True
 
     def _on_exit(self, rank: Rank) -> None:
         pid, status, usage = os.wait4(rank.pid, os.WNOHANG)
@@ -639,7 +639,7 @@ class Agent:
         if machine.is_full(error):
             self.state["disk_full"] = True
         elif not os.path.isdir(self.folder):
-            self._stop("cancelled", grace=0)  # the run's folder was removed
+            self._stop("canceled", grace=0)  # the run's folder was removed
             return
         self._stop("failed", GRACE)
 

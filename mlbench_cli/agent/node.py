@@ -420,24 +420,24 @@ class NodeAgent(Agent):
 
     def _on_exit(self, rank: Rank) -> None:
         """A batch system that ends a job signals ranks and agents alike: then a rank has not failed by itself."""
-        if self.state["ended"] is None and not self.cancelled and is_signaled(rank.pid):
+        if self.state["ended"] is None and not self.canceled and is_signaled(rank.pid):
             time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
-        if self.cancelled:
-            self._stop("cancelled", GRACE)
+        if self.canceled:
+            self._stop("canceled", GRACE)
         super()._on_exit(rank)
 
     def _on_time(self, now: float) -> None:
         if self.state["started"] and not self.state["finished"]:
             super()._on_time(now)
-        elif self.cancelled and self.hosts is None:
-            self._stop("cancelled", grace=0)
+        elif self.canceled and self.hosts is None:
+            self._stop("canceled", grace=0)
         self._beat(now)
         for link in list(self.links):
             link.tick(now)
         if now >= self.next_look:
             self.next_look = now + LOOK_SECONDS
             if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
-                self._stop("cancelled", GRACE)
+                self._stop("canceled", GRACE)
             asked = machine.read_bytes(f"{self.run_folder}/stacks")
             if asked != self.stacks_asked:
                 self.stacks_asked, self.are_stacks_wanted = asked, True

@@ -187,7 +187,7 @@ def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], st
             f'Canceling the run "{run.name}"; its archive follows.{never}',
             f"mlbench status {run.name}",
         )
-    if finished.outcome is not Outcome.CANCELLED:
+    if finished.outcome is not Outcome.CANCELED:
         return explain_stop(
             stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {run.name}"
         )

@@ -9,7 +9,7 @@ from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, St
 
 
 @dataclass(frozen=True)
-class _Cancelled:
+class _Canceled:
     """What happened to a run. `outcome` is None if it was not started and can be resumed later."""
 
     run: RunHandle
@@ -37,36 +37,36 @@ def cancel(
     whole = {run.run.id for experiment in chosen.experiments for run in experiment.runs()}
     is_only = len(chosen.runs) == 1
     due = (run for run in chosen.runs if is_only or not run.is_finished)
-    cancelled, worst = act_on_each(due, lambda run: _cancel(run, is_whole=run.run.id in whole), is_only=is_only)
+    canceled, worst = act_on_each(due, lambda run: _cancel(run, is_whole=run.run.id in whole), is_only=is_only)
     if output == Format.json:
-        runs = [{"run": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in cancelled]
+        runs = [{"run": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in canceled]
         console.out_json({"runs": runs}, worst)
     else:
-        _show(cancelled, [experiment.name for experiment in chosen.experiments])
+        _show(canceled, [experiment.name for experiment in chosen.experiments])
     if worst is not None:
         raise worst
 
 
-def _show(cancelled: list[_Cancelled], experiments: list[str]) -> None:
-    for item in cancelled:
+def _show(canceled: list[_Canceled], experiments: list[str]) -> None:
+    for item in canceled:
         console.out(item.text)
-    if not cancelled:
+    if not canceled:
         console.note("Nothing to cancel: all these runs have already ended.")
         return
-    if any(item.outcome is None for item in cancelled):
+    if any(item.outcome is None for item in canceled):
         console.note("What was not started can be resumed.")
         console.next_step(*(f"mlbench run {name}" for name in experiments))
-    ended = [item for item in cancelled if item.outcome is not None]
+    ended = [item for item in canceled if item.outcome is not None]
     if ended:
         run = ended[0].run
         console.note(f"Partial results are in {run.folder}.")
         console.next_step(f"mlbench logs {run.name}")
 
 
-def _cancel(run: RunHandle, *, is_whole: bool) -> _Cancelled:
+def _cancel(run: RunHandle, *, is_whole: bool) -> _Canceled:
     if is_whole and not run.is_started:
-        return _Cancelled(run, None, f"{run.name} was not started.")
+        return _Canceled(run, None, f"{run.name} was not started.")
     if (known := run.finished) is not None:
-        return _Cancelled(run, str(known.outcome), f"{run.name} had ended already: {known.outcome}.")
+        return _Canceled(run, str(known.outcome), f"{run.name} had ended already: {known.outcome}.")
     finished = run.cancel()
-    return _Cancelled(run, str(finished.outcome), finished.summary)
+    return _Canceled(run, str(finished.outcome), finished.summary)

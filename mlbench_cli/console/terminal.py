@@ -20,7 +20,7 @@ from mlbench_cli.util import text
 # Styles of cells with exactly this text.
 CELL_STYLES = {
     **dict.fromkeys(("goal_reached", "completed", "budget_spent", "ok", "ready", "succeeded"), "green"),
-    **dict.fromkeys(("goal_missed", "cancelled", "missing"), "yellow"),
+    **dict.fromkeys(("goal_missed", "canceled", "missing"), "yellow"),
     **dict.fromkeys(("failed", "deadline", "never_started", "lost"), "red"),
 }
 # Erases from the cursor to the end of the screen.

@@ -69,7 +69,7 @@ class Snapshot:
     time: float
     nodes: Mapping[int, NodeReport]
     exists: bool = True  # the run's folder is there
-    is_cancelled: bool = False
+    is_canceled: bool = False
     is_served: bool = True  # the head that nodes with disks of their own send to is running
     free_bytes: int | None = None  # of the disk of the run's folder
     needs_all: bool = True  # else nodes that never came are not waited for once node 0 is done
@@ -137,7 +137,7 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
         return Ending.LOST
     if all(word == Ending.EXITED for word in words):
         return Ending.EXITED
-    order = (Ending.CANCELLED, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
+    order = (Ending.CANCELED, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
     return next((ending for ending in order if ending in words), Ending.LOST)
 
 
@@ -190,10 +190,10 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
                 evidence={"node": number, "beat_age": report.beat_age},
             )
         )
-    if ended is Ending.CANCELLED and not snapshot.is_cancelled:
+    if ended is Ending.CANCELED and not snapshot.is_canceled:
         found.append(
             Finding(
-                "cancelled_by_other",
+                "canceled_by_other",
                 "Someone else stopped the run: its agents got SIGTERM.",
                 hint="Run it again.",
                 retryable=True,

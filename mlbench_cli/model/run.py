@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     BUDGET_SPENT = "budget_spent"
     COMPLETED = "completed"
     FAILED = "failed"
-    CANCELLED = "cancelled"
+    CANCELED = "canceled"
     DEADLINE = "deadline"
     NEVER_STARTED = "never_started"
     LOST = "lost"
@@ -63,7 +63,7 @@ class Outcome(StrEnum):
         """The exit code of mlbench for this outcome.
 
         With `require_goal` only a run whose goal was reached (`goal_reached`: result.json's goal.reached) passes.
-        A cancelled run gives 7 to commands that waited for it; a finished run without an archive gives 8.
+        A canceled run gives 7 to commands that waited for it; a finished run without an archive gives 8.
         """
         if not self.is_success:
             return _FAILURE_CODES.get(self, TaskFailedError.exit_code)
@@ -73,7 +73,7 @@ class Outcome(StrEnum):
 
 
 _SUCCESSES = frozenset({Outcome.GOAL_REACHED, Outcome.GOAL_MISSED, Outcome.BUDGET_SPENT, Outcome.COMPLETED})
-_INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.NEVER_STARTED, Outcome.LOST})
+_INTERRUPTED = frozenset({Outcome.CANCELED, Outcome.NEVER_STARTED, Outcome.LOST})
 _FAILURE_CODES = {
     Outcome.NEVER_STARTED: NeverStartedError.exit_code,
     Outcome.DEADLINE: DeadlineError.exit_code,
@@ -84,7 +84,7 @@ _PHRASES = {
     Outcome.BUDGET_SPENT: "has spent its time budget",
     Outcome.COMPLETED: "completed",
     Outcome.FAILED: "failed",
-    Outcome.CANCELLED: "was cancelled",
+    Outcome.CANCELED: "was canceled",
     Outcome.DEADLINE: "was stopped at its deadline",
     Outcome.NEVER_STARTED: "never started",
     Outcome.LOST: "was lost: nothing of it could be observed any more",
@@ -96,7 +96,7 @@ class Ending(StrEnum):
 
     EXITED = "exited"  # all ranks have exit codes
     FAILED = "failed"  # a rank failed, the others were stopped
-    CANCELLED = "cancelled"
+    CANCELED = "canceled"
     DEADLINE = "deadline"
     NEVER_STARTED = "never_started"
     LOST = "lost"  # nothing remains to observe
@@ -108,7 +108,7 @@ class Ending(StrEnum):
 
 
 _ENDING_OUTCOMES = {
-    Ending.CANCELLED: Outcome.CANCELLED,
+    Ending.CANCELED: Outcome.CANCELED,
     Ending.DEADLINE: Outcome.DEADLINE,
     Ending.NEVER_STARTED: Outcome.NEVER_STARTED,
     Ending.LOST: Outcome.LOST,

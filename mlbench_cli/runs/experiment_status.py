@@ -72,7 +72,7 @@ def experiment_status(
     folder = QueueFolder.of(store.folder, experiment.id)
     queue = folder.find_state()
     state = ExperimentState.derive(known, is_queued=queue is not QueueState.ENDED)
-    canceled = sum(1 for _, outcome in known if outcome is Outcome.CANCELLED)
+    canceled = sum(1 for _, outcome in known if outcome is Outcome.CANCELED)
     failed = sum(1 for _, outcome in known if outcome is not None and not outcome.is_success) - canceled
     finished = sum(1 for state, _ in known if state is RunState.FINISHED)
     return ExperimentStatus(

@@ -296,7 +296,7 @@ def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
 
 def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
     """Start a run and follow it until it ends. Returns what went wrong, as a sentence without a period."""
-    row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
+    row = store.find_run(run_id)  # it may have been deleted or canceled in the meantime
     if row is None or row.state is RunState.FINISHED:
         return None
     run = row.run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TONES = {
     **dict.fromkeys(("goal_reached", "completed", "budget_spent"), "good"),
     **dict.fromkeys(("failed", "deadline", "lost", "never_started", "damaged"), "bad"),
-    **dict.fromkeys(("goal_missed", "cancelled"), "warn"),
+    **dict.fromkeys(("goal_missed", "canceled"), "warn"),
     "running": "live",
 }
 _FIGURES = {"run": "whole run", "seconds": "time to goal or end", "training": "training alone"}

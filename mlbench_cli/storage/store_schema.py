@@ -97,6 +97,11 @@ def _give_options_to_engines(db: sqlite3.Connection) -> None:
         db.execute("UPDATE members SET content_hash = ? WHERE run = ?", (spec.content_hash, run_id))
 
 
+def _spell_canceled(db: sqlite3.Connection) -> None:
+    """The outcome was spelled in two ways, in records and in sentences."""
+    db.execute("UPDATE runs SET outcome = 'canceled' WHERE outcome = 'cancelled'")
+
+
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
     """Account and location of a cluster from the details of its record."""
     if provider == "eks":
@@ -114,5 +119,6 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _index_runs_by_task,
     _tell_queued_runs,
     _give_options_to_engines,
+    _spell_canceled,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

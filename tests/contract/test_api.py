@@ -56,7 +56,7 @@ def test_a_run_is_started_followed_and_read(client: Client, command: str) -> Non
     assert {sample.rank for sample in run.resources()} == {0}
 
 
-def test_a_running_run_has_metrics_logs_and_can_be_cancelled(client: Client, command: str) -> None:
+def test_a_running_run_has_metrics_logs_and_can_be_canceled(client: Client, command: str) -> None:
     experiment = client.run("long", 1, command=f"sh -c '{command}; sleep 600'")
     (run,) = experiment.runs()
     for _ in run.follow(0.1):
@@ -65,7 +65,7 @@ def test_a_running_run_has_metrics_logs_and_can_be_cancelled(client: Client, com
     assert not run.is_finished
     assert run.is_running
     assert [entry.text for entry in run.logs(0, tail=1)] == [b"epoch 3\n"]
-    assert run.cancel().outcome is Outcome.CANCELLED
+    assert run.cancel().outcome is Outcome.CANCELED
     experiment.cancel()
 
 

@@ -102,7 +102,7 @@ def test_a_crash_with_nobody_connected_keeps_what_all_workers_wrote(runs: Runs, 
     assert (log(again, 0), log(again, 1)) == ("begun 0\nstopped\n", "begun 1\nboom\n")
 
 
-def test_a_cancelled_run_is_kept(runs: Runs, tmp_path: Path) -> None:
+def test_a_canceled_run_is_kept(runs: Runs, tmp_path: Path) -> None:
     script = 'echo half > "$MLBENCH_OUTPUT_DIR/part"; echo begun; sleep 100'
     engine, run = runs.start(runs.cluster.spec("keptcancel-2", "sh", "-c", script), tmp_path / "first")
     until(engine, run, all_run)
@@ -112,7 +112,7 @@ def test_a_cancelled_run_is_kept(runs: Runs, tmp_path: Path) -> None:
     while pods_of(runs, run, "worker"):
         time.sleep(0.5)
     other, again = on_another_machine(runs, run, tmp_path / "second")
-    assert until(other, again, has_ended).ended == "cancelled"
+    assert until(other, again, has_ended).ended == "canceled"
     assert other.head(again).fetch().complete
     assert (again.folder / "output/rank-0/part").read_text() == "half\n"
     assert (log(again, 0), log(again, 1)) == ("begun\n", "begun\n")

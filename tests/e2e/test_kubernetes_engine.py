@@ -225,7 +225,7 @@ def test_cancel_keeps_what_there_is(runs: Runs, tmp_path: Path) -> None:
     until(engine, run, all_run)
     time.sleep(1)
     engine.cancel(run)
-    assert until(engine, run, has_ended).ended == "cancelled"
+    assert until(engine, run, has_ended).ended == "canceled"
     assert engine.head(run).fetch().complete
     assert (tmp_path / "output/rank-0/part").read_text() == "half\n"
     assert log(run, 0).startswith("begun\n")

@@ -173,7 +173,7 @@ def test_a_second_run_starts_when_the_first_has_ended(
         assert finished.outcome is Outcome.COMPLETED, finished.findings
 
 
-def test_a_run_that_waits_or_runs_is_cancelled(
+def test_a_run_that_waits_or_runs_is_canceled(
     runs: Runs, store: Store, api: Api, set_quota: Callable[[str], None]
 ) -> None:
     cluster, namespace = runs.cluster, runs.cluster.access.namespace
@@ -187,7 +187,7 @@ def test_a_run_that_waits_or_runs_is_cancelled(
             until(cluster.engine, run, all_run)
         cluster.engine.cancel(run)
         finished = supervise.follow(run, cluster.engine, store, timeout=300)
-        assert finished.outcome is Outcome.CANCELLED, finished.findings
+        assert finished.outcome is Outcome.CANCELED, finished.findings
         cluster.engine.delete(run, force=True)
 
 

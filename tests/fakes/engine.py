@@ -52,14 +52,14 @@ class FakeEngine:
         return FakeHead(self, run)
 
     def cancel(self, run: Run) -> None:
-        """End the run: the last observation becomes a cancelled one unless it has ended.
+        """End the run: the last observation becomes a canceled one unless it has ended.
 
         Raises `error` if it is set.
         """
         self.record("cancel")
         last = self.observations[-1]
         if last.ended is None:
-            self.observations = [Observation(last.time, last.workers, last.findings, Ending.CANCELLED)]
+            self.observations = [Observation(last.time, last.workers, last.findings, Ending.CANCELED)]
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Record the call. Raises `error` if it is set."""

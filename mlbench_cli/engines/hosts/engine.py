@@ -65,7 +65,7 @@ class HostsEngine(MachinesEngine):
         if not snapshot.is_served:
             self._start_head(run)
         started = [bool((report.state or {}).get("started")) for report in snapshot.nodes.values()]
-        if snapshot.is_cancelled or all(started) or (started[0] and run.spec.absent_seconds is not None):
+        if snapshot.is_canceled or all(started) or (started[0] and run.spec.absent_seconds is not None):
             return
         self.submit(run, self.render(run.spec))
 
@@ -149,8 +149,8 @@ class HostsEngine(MachinesEngine):
         if not snapshot.is_served and snapshot.shows_life:
             self._start_head(run)  # it was killed, or its machine has started again
         begun = [report for report in snapshot.nodes.values() if report.state is not None]
-        if snapshot.is_cancelled and all(report.is_over for report in begun):
-            return replace(observation, ended=Ending.CANCELLED)
+        if snapshot.is_canceled and all(report.is_over for report in begun):
+            return replace(observation, ended=Ending.CANCELED)
         is_short = len(begun) < len(snapshot.nodes) and run.spec.absent_seconds is None
         if is_short and begun and all(report.is_over for report in begun):
             return replace(observation, ended=Ending.NEVER_STARTED)

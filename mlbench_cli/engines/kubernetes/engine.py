@@ -118,7 +118,7 @@ class KubernetesEngine:
     def cancel(self, run: Run) -> None:
         """Stop the workers gracefully: their agents end the ranks and hand over the results."""
         with self._access.client() as api:
-            self.head(run).stop(api, str(Ending.CANCELLED))
+            self.head(run).stop(api, str(Ending.CANCELED))
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's objects, verified by their label, and its folder.

@@ -100,7 +100,7 @@ class KubernetesHead(RemoteHead):
         """
         seen = self.observe()
         with self._access.client() as api:
-            self._stop_those_who_wait(api, str(seen.ended or Ending.CANCELLED))
+            self._stop_those_who_wait(api, str(seen.ended or Ending.CANCELED))
             snapshot = self._await_head(api)
             fetched = Fetched(0, 0)
             if snapshot.is_served:

@@ -93,7 +93,7 @@ def summarize(report: NodeReport) -> Summary | None:
     reason = "exited"
     if state["ended"] == Ending.DEADLINE:
         reason = "deadline"
-    elif state["ended"] == Ending.CANCELLED or (first is None and any(facts["stopped"] for facts in ranks)):
+    elif state["ended"] == Ending.CANCELED or (first is None and any(facts["stopped"] for facts in ranks)):
         reason = "terminated"
     starts = [facts["started"] for facts in ranks if facts["started"] is not None]
     ends = [facts["finished"] for facts in ranks if facts["finished"] is not None]

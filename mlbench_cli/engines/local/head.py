@@ -41,7 +41,7 @@ class LocalHead:
         # An agent on another machine cannot be seen from here, and is not taken for dead.
         report = NodeReport(self._state, {}, alive, beat_age=0.0 if alive is None else None, is_here=True)
         # Whoever may signal the agent of a run on this machine is its owner: nobody else stopped it.
-        return Snapshot(time.time(), {0: report}, is_cancelled=True)
+        return Snapshot(time.time(), {0: report}, is_canceled=True)
 
     @property
     def report(self) -> NodeReport:
@@ -126,7 +126,7 @@ def observe_waiting(run: Run) -> Observation:
     reason = "waiting for the runs before it" if waits else None
     workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
     if is_canceled:
-        return Observation(time.time(), workers, (), Ending.CANCELLED)
+        return Observation(time.time(), workers, (), Ending.CANCELED)
     is_new = time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
     if is_new or waits or _is_submitting(run):
         return Observation(time.time(), workers)

@@ -84,16 +84,16 @@ def is_worth_telling(job: JobReport) -> bool:
     return (job.reason or "None").split(",")[0].split(" ")[0] not in _SOON
 
 
-def explain_end(job: JobReport, *, is_begun: bool, is_cancelled: bool) -> tuple[Ending, Finding | None]:
+def explain_end(job: JobReport, *, is_begun: bool, is_canceled: bool) -> tuple[Ending, Finding | None]:
     """How a run ended whose agents have not written so, from Slurm's state of its job.
 
-    `is_begun` says whether an agent has written anything, `is_cancelled` whether mlbench was asked to cancel.
+    `is_begun` says whether an agent has written anything, `is_canceled` whether mlbench was asked to cancel.
     COMPLETED is never a success here: evidence of the ranks is missing.
     """
     state, facts = job.state, {"job": job.id, "state": job.state, "reason": job.reason, "nodes": job.nodes}
     ended, code, summary, hint = _decide(job, is_begun)
-    if state == "CANCELLED" and is_cancelled:
-        return Ending.CANCELLED, None
+    if state == "CANCELLED" and is_canceled:
+        return Ending.CANCELED, None
     return ended, Finding(code, summary, hint=hint, retryable=state != "FAILED", evidence=facts)
 
 
@@ -121,7 +121,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         return Ending.LOST, "preempted", f"The job {number} was preempted by another job ({job.state}).", again
     if job.state == "CANCELLED":
         summary = f"The job {number} was canceled by someone else."
-        return (Ending.CANCELLED if is_begun else Ending.NEVER_STARTED), "cancelled_by_other", summary, again
+        return (Ending.CANCELED if is_begun else Ending.NEVER_STARTED), "canceled_by_other", summary, again
     if job.state == "FAILED" and not is_begun:
         if job.reason == "JobLaunchFailure":
             summary = f"Slurm could not start the job {number} on {nodes}; often its folder is not writable there."

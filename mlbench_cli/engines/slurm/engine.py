@@ -24,7 +24,7 @@ MAX_POLL = 120.0  # after errors
 FILE_SECONDS = 10.0  # time until files that a node wrote before its job ended are visible everywhere
 VANISHED_SECONDS = 60.0
 CONTROLLER_SILENT = "controller_silent"
-FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
+FOREIGN_ENDS = ("canceled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
 
 
 class SlurmEngine(MachinesEngine):
@@ -72,7 +72,7 @@ class SlurmEngine(MachinesEngine):
             self._channel.call("unlock", path=lock)
 
     def _is_submitted(self, run: Run) -> bool:
-        """Whether the run has a job. Raises UsageError if another run has its name, or if it was cancelled."""
+        """Whether the run has a job. Raises UsageError if another run has its name, or if it was canceled."""
         self._check_owner(self._channel, run)
         if self._job_id(run) is not None:
             return True
@@ -202,7 +202,7 @@ class SlurmEngine(MachinesEngine):
                 ended=Ending.NEVER_STARTED,
                 findings=(*observation.findings, diagnosis.setup_failed(failed)),
             )
-        ended, found_end = diagnosis.explain_end(job, is_begun=snapshot.is_begun, is_cancelled=snapshot.is_cancelled)
+        ended, found_end = diagnosis.explain_end(job, is_begun=snapshot.is_begun, is_canceled=snapshot.is_canceled)
         more = (found_end,) if found_end is not None else ()
         return replace(observation, ended=ended, findings=(*observation.findings, *more))
 
@@ -223,8 +223,8 @@ class SlurmEngine(MachinesEngine):
     def _without_job(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         if observation.ended is not None:
             return observation
-        if snapshot.exists and snapshot.is_cancelled:
-            return replace(observation, ended=Ending.CANCELLED)
+        if snapshot.exists and snapshot.is_canceled:
+            return replace(observation, ended=Ending.CANCELED)
         if snapshot.exists and (self._read_text(f"{self._run_place(run)}/started/job") is not None):
             return observation
         if snapshot.exists or not (run.manifests / "job.sh").exists():
@@ -264,7 +264,7 @@ class SlurmEngine(MachinesEngine):
         self._next_squeue = 0.0
 
     def delete(self, run: Run, *, force: bool = False) -> None:
-        """Remove the run's folder on the cluster; with `force` the job is cancelled first."""
+        """Remove the run's folder on the cluster; with `force` the job is canceled first."""
         if force and (number := self._job_id(run)) is not None:
             controller.cancel_job(self._channel, number)
         super().delete(run, force=force)
@@ -283,8 +283,8 @@ def _as_failure(observation: Observation, found: Finding) -> Observation:
 
 def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
     """Whether Slurm may know better why the run ended: its agents or ranks were stopped from outside."""
-    if observation.ended is Ending.CANCELLED:
-        return not snapshot.is_cancelled
+    if observation.ended is Ending.CANCELED:
+        return not snapshot.is_canceled
     if observation.ended is Ending.FAILED and observation.first_failed is not None:
         return observation.workers[observation.first_failed].exit_code in (128 + 9, 128 + 15)
     return observation.ended is Ending.LOST
@@ -294,8 +294,8 @@ def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Sna
     """A run whose agents were stopped or lost, with Slurm's reason for it."""
     if job is None or not job.has_ended or job.state in ("COMPLETED", "FAILED"):
         return observation
-    if job.state == "CANCELLED" and observation.ended is not Ending.CANCELLED:
+    if job.state == "CANCELLED" and observation.ended is not Ending.CANCELED:
         return observation
-    ended, finding = diagnosis.explain_end(job, is_begun=True, is_cancelled=snapshot.is_cancelled)
+    ended, finding = diagnosis.explain_end(job, is_begun=True, is_canceled=snapshot.is_canceled)
     kept = tuple(item for item in observation.findings if item.code not in FOREIGN_ENDS)
     return replace(observation, ended=ended, findings=(*kept, *([finding] if finding else [])))

@@ -444,7 +444,7 @@ def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[
     assert ending is not None
     if (outcome := ending.outcome) is not None:
         never_started = all(worker.started is None for worker in observation.workers)
-        if ending is Ending.CANCELLED and never_started and any(found.permanent for found in observation.findings):
+        if ending is Ending.CANCELED and never_started and any(found.permanent for found in observation.findings):
             return Outcome.NEVER_STARTED  # the client gave up, because waiting was pointless
         return outcome
     if ending is not Ending.EXITED or len(observation.workers) < spec.workers:

@@ -34,7 +34,7 @@ def seal_partial(run: Run, observation: Observation, target: Path) -> None:
         folder, packed = Path(name, "run"), Path(name, "run.zip")
         shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(run_folder.STATE_FOLDER))
         found = (_UNFINISHED, *observation.findings)
-        seal(replace(run, folder=folder), replace(observation, ended=Ending.CANCELLED, findings=found))
+        seal(replace(run, folder=folder), replace(observation, ended=Ending.CANCELED, findings=found))
         _pack(folder, packed, f"{run.name} cannot be archived while it runs")
         packed.replace(target)
 

@@ -14,7 +14,7 @@ from mlbench_cli.results.exports.facts import RunFacts, list_values, name_with_r
 MAX_METRICS, MAX_PARAMETERS = 1000, 100  # in a request
 MAX_NAME = 250  # characters
 _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. /:")
-_BAD_OUTCOMES = ("failed", "cancelled", "deadline", "lost", "never_started")
+_BAD_OUTCOMES = ("failed", "canceled", "deadline", "lost", "never_started")
 
 
 def export_run(target: str, facts: RunFacts, metrics: MetricTable, samples: ResourceTable) -> None:

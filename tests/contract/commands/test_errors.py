@@ -270,7 +270,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         assert process.wait() == 141
 
 
-def test_a_run_is_not_cancelled_because_nobody_reads_about_it(tmp_path: Path) -> None:
+def test_a_run_is_not_canceled_because_nobody_reads_about_it(tmp_path: Path) -> None:
     """mlbench run ... 2>&1 | head -1"""
     environment = {**os.environ, "MLBENCH_HOME": str(tmp_path), "MLBENCH_MACHINE_LOCK": "none"}
     words = ["run", "x", "1", "--command", "sh -c 'until test -e go; do sleep 0.02; done'"]

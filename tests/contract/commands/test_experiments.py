@@ -87,7 +87,7 @@ def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int,
     assert client.returncode == code
     assert "Not started: x-2, x-3" in err
     assert "mlbench run x" in err
-    until(lambda: answer(capsys, "status", "x-1")["outcome"] == "cancelled")
+    until(lambda: answer(capsys, "status", "x-1")["outcome"] == "canceled")
     found = answer(capsys, "status", "x")["experiments"][0]
     assert found["state"] == "stopped"
     assert found["queue"]["state"] == "ended"

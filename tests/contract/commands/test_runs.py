@@ -189,7 +189,7 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert run(["verify", "partial.zip"]) == 0
     with Archive.open(Path("partial.zip")) as archive:
         assert archive.result["summary"].startswith("far-2 had not ended. This archive was written during the run")
-        assert archive.result["outcome"] == "cancelled"
+        assert archive.result["outcome"] == "canceled"
         assert b"begun" in archive.read("logs/rank-1.log", 1000)
     capsys.readouterr()
     assert answer(capsys, "status")["runs"][0]["state"] == "running"
@@ -234,9 +234,9 @@ def test_cancel_keeps_what_there_is(capsys: Captured) -> None:
     while "partial" not in capsys.readouterr().out:
         assert run(["logs", "a-1"]) == 0
     assert run(["cancel", "a-1"]) == 0
-    assert "was cancelled" in capsys.readouterr().out
+    assert "was canceled" in capsys.readouterr().out
     assert run(["cancel", "a-1"]) == 0
-    assert "had ended already: cancelled" in capsys.readouterr().out
+    assert "had ended already: canceled" in capsys.readouterr().out
     assert run(["wait", "a-1"]) == 7
     capsys.readouterr()
     assert run(["logs", "a-1"]) == 0

@@ -108,7 +108,7 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     assert "Not started: a-2; to resume: mlbench run a" in printed
     assert gone(pid)
     rows = Store(home).runs()
-    assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "cancelled"), ("a-2", None)]
+    assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "canceled"), ("a-2", None)]
     assert (rows[0].run.folder / "logs" / "rank-0.log").read_text() == "begun\n"
     assert (rows[0].run.folder / "SHA256SUMS").exists()
 
@@ -128,7 +128,7 @@ def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     assert json.loads(out)["error"]["code"] == "terminated"
     assert "Traceback" not in err
     assert gone(pid)
-    assert Store(home).run("a-1").outcome == "cancelled"
+    assert Store(home).run("a-1").outcome == "canceled"
 
 
 def test_a_run_outlives_a_client_that_is_killed(home: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> No
         for lines in follow:
             assert any(b"in wait_for_the_others" in line.text for line in lines)
     lab.engine.cancel(run)
-    assert lab.end(run).ended == "cancelled"
+    assert lab.end(run).ended == "canceled"
 
 
 # --- a rank ends ----------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_cancel_is_graceful_and_idempotent_and_keeps_partial_results(lab: Engine
     EngineLab(kind, home).engine.cancel(run)
     lab.engine.cancel(run)
     end = lab.end(run)
-    assert (end.ended, end.first_failed, end.findings) == ("cancelled", None, ())
+    assert (end.ended, end.first_failed, end.findings) == ("canceled", None, ())
     lab.engine.head(run).fetch()
     assert [lab.log(run, rank) for rank in (0, 1)] == [b"ready\nsaved\n"] * 2
     assert (run.folder / "output/rank-1/f").read_text() == "kept\n"

@@ -127,11 +127,11 @@ def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     assert 1 <= stopped["until"] - stopped["at"] < 30
 
 
-def test_a_cancelled_run_is_not_started_again(lab: EngineLab) -> None:
+def test_a_canceled_run_is_not_started_again(lab: EngineLab) -> None:
     run = lab.start(shell("sleep 60"), workers=2, faults="at 0.2s for 60s stop rank 1", on_failure="restart")
     until(lambda: any(is_stopped(pid) for pid in lab.processes(run)))
     lab.engine.cancel(run)
-    assert lab.end(run).ended == "cancelled"
+    assert lab.end(run).ended == "canceled"
     until(lambda: not lab.processes(run))
 
 

@@ -78,16 +78,16 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
     assert status(capsys, "x")["experiments"][0]["state"] == "completed"
 
 
-def test_one_that_waits_can_be_cancelled_or_deleted(capsys: Captured) -> None:
+def test_one_that_waits_can_be_canceled_or_deleted(capsys: Captured) -> None:
     start(capsys)
     assert run(["cancel", "x-2"]) == 0
-    assert status(capsys, "x-2")["outcome"] == "cancelled"
+    assert status(capsys, "x-2")["outcome"] == "canceled"
     assert run(["delete", "x-3", "--yes"]) == 0
     Path("go-1").touch()
     assert run(["wait", "x-1"]) == 0
     until(lambda: has_ended(background()))
     assert list_begun() == ["1 begins"]
-    assert {row.run.name: row.outcome for row in Store().runs()} == {"x-1": "completed", "x-2": "cancelled"}
+    assert {row.run.name: row.outcome for row in Store().runs()} == {"x-1": "completed", "x-2": "canceled"}
 
 
 def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: Captured) -> None:
@@ -114,7 +114,7 @@ def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: 
     assert {row.run.name: row.outcome for row in Store().runs()} == dict.fromkeys(["x-1", "x-2", "x-3"], "completed")
 
 
-def test_an_experiment_is_cancelled_as_a_whole_and_resumed(capsys: Captured) -> None:
+def test_an_experiment_is_canceled_as_a_whole_and_resumed(capsys: Captured) -> None:
     start(capsys)
     assert run(["run", "x"]) == 2
     assert 'The experiment "x" is running' in capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_the_queue_is_not_shadowed_by_modules_of_the_current_folder(capsys: Capt
     assert run(["wait", "x"]) == 0
 
 
-def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
+def test_one_that_was_canceled_is_not_started_after_all(home: Path) -> None:
     """The process that starts them may have looked just before."""
     home.mkdir()
     lab = Lab(home)
@@ -153,7 +153,7 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
     lab.engine.cancel(waiting)
     with pytest.raises(UsageError, match="was canceled before it started"):
         lab.engine.submit(waiting, lab.engine.render(waiting.spec))
-    assert lab.end(waiting).ended == "cancelled"
+    assert lab.end(waiting).ended == "canceled"
     lab.close()
 
 

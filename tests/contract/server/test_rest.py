@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_request_is_said(dashboard: Dashboard, path: str, s
 def test_a_run_is_started_stopped_and_deleted(acting: Dashboard, program: str) -> None:
     started = acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program})
     assert (started.status, started.document) == (201, {"experiment": "mine", "runs": ["mine-1"]})
-    assert acting.post("/api/v1/runs/mine-1/cancel", {}).document["outcome"] in ("cancelled", "completed")
+    assert acting.post("/api/v1/runs/mine-1/cancel", {}).document["outcome"] in ("canceled", "completed")
     assert acting.ask("/api/v1/runs/mine-1", "DELETE").document == {"run": "mine-1", "deleted": True}
     assert acting.ask("/api/v1/runs").document["runs"] == []
 

@@ -140,8 +140,8 @@ def test_ends_of_forgotten_jobs_are_known_from_accounting(lab: Client, fleet: Fl
     assert lab.run("wait", "gone-2").returncode == 7
     assert codes(lab, "gone-2")[0] == "preempted"
     lab.run("wait", "taken-1")
-    assert lab.result("taken-1")["outcome"] == "cancelled"
-    assert "cancelled_by_other" in codes(lab, "taken-1")
+    assert lab.result("taken-1")["outcome"] == "canceled"
+    assert "canceled_by_other" in codes(lab, "taken-1")
     lab.ok("wait", "well-1")
 
 

@@ -115,7 +115,7 @@ def test_cancelling_keeps_what_there_is(machines: Client) -> None:
     until(lambda: machines.ok("logs", "stop-2").count("ready") == 2, every=1.0)
     machines.ok("cancel", "stop-2")
     machines.run("wait", "stop-2")
-    assert machines.result("stop-2")["outcome"] == "cancelled"
+    assert machines.result("stop-2")["outcome"] == "canceled"
     assert (machines.folder("stop-2") / "output/rank-1/f").read_text() == "kept\n"
     until(lambda: not ranks("stop-2"))
 

@@ -71,8 +71,8 @@ def test_a_cancellation_by_somebody_else_is_said(slurm: Client, fleet: Fleet) ->
     until(lambda: len(ranks("scancel-2")) >= 2)
     slurm_command("scancel", job_of(fleet, "scancel-2"))
     slurm.run("wait", "scancel-2")
-    assert slurm.result("scancel-2")["outcome"] == "cancelled"
-    assert "cancelled_by_other" in codes(slurm, "scancel-2")
+    assert slurm.result("scancel-2")["outcome"] == "canceled"
+    assert "canceled_by_other" in codes(slurm, "scancel-2")
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_job_that_waits_says_why(slurm: Client, fleet: Fleet) -> None:
     until(is_explained)
     slurm.ok("cancel", "second-1")
     slurm.run("wait", "second-1")
-    assert slurm.result("second-1")["outcome"] == "cancelled"
+    assert slurm.result("second-1")["outcome"] == "canceled"
     slurm.ok("cancel", "first-3")
     until(lambda: not agents("first-3"))
 

@@ -124,7 +124,7 @@ def test_a_run_whose_folder_is_gone_or_that_has_no_nodes_has_not_ended() -> None
         ({"why": "failed", "rank": 1, "node": 1}, Ending.FAILED),
         ({"why": "deadline", "rank": None, "node": 0}, Ending.DEADLINE),
         ({"why": "lost", "rank": None, "node": 1}, Ending.LOST),
-        ({"why": "cancelled", "rank": None, "node": 0}, Ending.CANCELLED),
+        ({"why": "canceled", "rank": None, "node": 0}, Ending.CANCELED),
     ],
 )
 def test_what_ended_the_run_first_decides_how_it_ended(first: dict[str, Any], ended: Ending) -> None:
@@ -136,17 +136,17 @@ def test_what_ended_the_run_first_decides_how_it_ended(first: dict[str, Any], en
     assert observation.first_failed == (1 if ended is Ending.FAILED else None)
 
 
-def test_a_cancelled_node_outweighs_those_that_exited_and_a_lost_one_all() -> None:
-    cancelled = NodeReport(node_state(rank_facts(1, "failed"), ended=Ending.CANCELLED), PACKED, alive=False)
+def test_a_canceled_node_outweighs_those_that_exited_and_a_lost_one_all() -> None:
+    canceled = NodeReport(node_state(rank_facts(1, "failed"), ended=Ending.CANCELED), PACKED, alive=False)
     lost = NodeReport(node_state(rank_facts(1)), alive=False)
-    assert look(DONE, cancelled).ended is Ending.CANCELLED
+    assert look(DONE, canceled).ended is Ending.CANCELED
     assert look(DONE, lost).ended is Ending.LOST
 
 
 def test_a_cancellation_from_outside_is_a_finding_and_the_users_own_is_none() -> None:
-    cancelled = NodeReport(node_state(rank_facts(1, "failed"), ended=Ending.CANCELLED), PACKED, alive=False)
-    assert "cancelled_by_other" in codes(look(DONE, cancelled))
-    assert "cancelled_by_other" not in codes(look(DONE, cancelled, is_cancelled=True))
+    canceled = NodeReport(node_state(rank_facts(1, "failed"), ended=Ending.CANCELED), PACKED, alive=False)
+    assert "canceled_by_other" in codes(look(DONE, canceled))
+    assert "canceled_by_other" not in codes(look(DONE, canceled, is_canceled=True))
 
 
 def test_a_rank_that_was_stopped_names_the_one_that_failed() -> None:

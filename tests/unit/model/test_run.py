@@ -20,7 +20,7 @@ from mlbench_cli.model.run import (
         (Outcome.BUDGET_SPENT, True, False, 0),
         (Outcome.COMPLETED, True, False, 0),
         (Outcome.FAILED, False, False, 7),
-        (Outcome.CANCELLED, False, True, 7),
+        (Outcome.CANCELED, False, True, 7),
         (Outcome.DEADLINE, False, False, 124),
         (Outcome.NEVER_STARTED, False, True, 6),
         (Outcome.LOST, False, True, 7),

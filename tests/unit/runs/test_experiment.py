@@ -78,7 +78,7 @@ def test_the_same_again_leaves_nothing_to_do(store: Recorder) -> None:
 
 def test_what_was_not_started_is_left_and_what_was_interrupted_starts_once_more(store: Recorder) -> None:
     first = store.plan(None, ask(workers=(1, 2, 3)))
-    store.outcomes = {"0": Outcome.COMPLETED, "1": Outcome.CANCELLED, "2": None}
+    store.outcomes = {"0": Outcome.COMPLETED, "1": Outcome.CANCELED, "2": None}
     again = store.plan(first, ask(workers=(1, 2, 3)))
     assert names(again.left) == ["demo-2-try2", "demo-3"]
     assert names(again.new) == ["demo-2-try2"]
@@ -171,7 +171,7 @@ def test_a_recorded_request_gives_the_same_runs_again() -> None:
 # --- state -----------------------------------------------------------------------------------------------------------
 
 DONE, FAILED, CANCELLED = (
-    (RunState.FINISHED, outcome) for outcome in (Outcome.GOAL_MISSED, Outcome.FAILED, Outcome.CANCELLED)
+    (RunState.FINISHED, outcome) for outcome in (Outcome.GOAL_MISSED, Outcome.FAILED, Outcome.CANCELED)
 )
 
 

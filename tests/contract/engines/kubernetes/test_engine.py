@@ -321,7 +321,7 @@ def test_cancel_says_so_in_the_cluster_once(server: KubeApi, tmp_path: Path) -> 
     assert STOPPED_ANNOTATION in job["metadata"]["annotations"]
     engine.cancel(run)
     assert job_of(server) == job
-    assert look(server, run).ended == "cancelled"
+    assert look(server, run).ended == "canceled"
     submit(server, run)
     assert job_of(server)["spec"]["suspend"] is True  # nobody releases it again
 

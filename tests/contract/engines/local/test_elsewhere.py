@@ -42,7 +42,7 @@ def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
     assert not (run.folder / "observation.json").exists()
     finished = supervise.cancel(run, lab.engine, lab.store)
     assert finished is not None
-    assert finished.outcome == "cancelled"
+    assert finished.outcome == "canceled"
     assert find_problems(run.folder) == []
 
 

@@ -62,7 +62,7 @@ def test_all_reasons_are_given_the_failed_rank_first() -> None:
     assert diagnose_state({"ended": None, "stopping": "deadline"}) == [
         ("deadline", "The run was stopped at its deadline of 60 s.")
     ]
-    assert diagnose_state({"ended": "exited"}) == diagnose_state({"ended": "cancelled"}) == []
+    assert diagnose_state({"ended": "exited"}) == diagnose_state({"ended": "canceled"}) == []
     ((code, summary),) = diagnose_state({"ended": "never_started", "start_problem": "no more processes"})
     assert (code, "no more processes" in summary) == ("not_started", True)
 

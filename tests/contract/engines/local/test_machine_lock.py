@@ -164,7 +164,7 @@ def test_the_wait_has_an_end(lab: Lab, other: Lab) -> None:
     assert [sentence for sentence in lab_sentences if "is waiting for this machine" in sentence]
 
 
-def test_a_run_that_waits_can_be_cancelled(lab: Lab, other: Lab, tmp_path: Path) -> None:
+def test_a_run_that_waits_can_be_canceled(lab: Lab, other: Lab, tmp_path: Path) -> None:
     lab.start(SLEEP)
     run = other.record(QUICK)
     waiting = start_in_another_process(run, tmp_path / "other", stderr=subprocess.PIPE)

@@ -21,7 +21,7 @@ def test_a_stopped_agent_is_woken_and_ends_its_run(lab: Lab, monkeypatch: pytest
     monkeypatch.setattr(local, "OVERDUE_SECONDS", 1.0)
     run = lab.start(shell("exec sleep 300"), timeout=2.0)
     os.kill(agent_of(lab), signal.SIGSTOP)
-    assert lab.end(run).ended in ("deadline", "cancelled", "lost")
+    assert lab.end(run).ended in ("deadline", "canceled", "lost")
     until(lambda: not processes_of(run))
 
 
@@ -29,7 +29,7 @@ def test_cancel_wakes_a_stopped_agent(lab: Lab) -> None:
     run = lab.start(shell("exec sleep 300"))
     os.kill(agent_of(lab), signal.SIGSTOP)
     lab.engine.cancel(run)
-    assert lab.end(run).ended == "cancelled"
+    assert lab.end(run).ended == "canceled"
 
 
 def test_a_run_whose_agent_was_stopped_for_a_while_says_so(lab: Lab) -> None:

@@ -108,8 +108,8 @@ def test_the_state_in_the_store_goes_from_submitted_to_running_to_finished(lab: 
     assert finalize(run, lab.engine, lab.store) is None
     outcome = supervise.cancel(run, lab.engine, lab.store)
     assert outcome
-    assert end_of(outcome) == ("cancelled", 7, True)
-    assert (lab.store.run(run.name).state, result_of(run)["outcome"]) == ("finished", "cancelled")
+    assert end_of(outcome) == ("canceled", 7, True)
+    assert (lab.store.run(run.name).state, result_of(run)["outcome"]) == ("finished", "canceled")
     assert_sound(run)
 
 
@@ -157,10 +157,10 @@ def test_an_interrupt_cancels_gracefully(lab: Lab, tmp_path: Path) -> None:
         run = lab.store.run("theirs").run
         until(lambda: lab.store.run("theirs").state == "running")
         other.send_signal(signal.SIGINT)
-        assert other.stdout.read() == "cancelled\n"
+        assert other.stdout.read() == "canceled\n"
         assert other.wait() == 130
     assert processes_of(run) == []
-    assert lab.store.run("theirs").outcome == "cancelled"
+    assert lab.store.run("theirs").outcome == "canceled"
     assert_sound(run)
 
 

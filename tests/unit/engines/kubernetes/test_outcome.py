@@ -70,9 +70,9 @@ CRASHED = a_pod("ended", 5)
         (a_job("DeadlineExceeded"), [a_pod("ended", 143), a_pod("ended", 143)], {}, 0, "deadline"),
         (a_job(start="2027-01-15T07:00:00Z"), [RUNNING, RUNNING], {}, None, None),
         # Stopped by a client: over when the workers are.
-        (a_job(stopped="cancelled"), [RUNNING, DONE], {}, None, None),
-        (a_job(stopped="cancelled"), [RUNNING, DONE], {0: BAD}, 0, "cancelled"),
-        (a_job(stopped="cancelled"), [], {}, None, "cancelled"),
+        (a_job(stopped="canceled"), [RUNNING, DONE], {}, None, None),
+        (a_job(stopped="canceled"), [RUNNING, DONE], {0: BAD}, 0, "canceled"),
+        (a_job(stopped="canceled"), [], {}, None, "canceled"),
         (a_job(stopped="failed"), [], {}, None, "failed"),
     ],
 )

@@ -21,7 +21,7 @@ def test_jobs_are_read_from_the_format_of_our_own() -> None:
     }
 
 
-def test_a_state_of_accounting_loses_who_cancelled() -> None:
+def test_a_state_of_accounting_loses_who_canceled() -> None:
     text = "51|CANCELLED by 1000|1795308551|1795308560|n1|None\n51.batch|CANCELLED|||n1|\n"
     assert controller.parse_jobs(text)["51"].state == "CANCELLED"
 

@@ -64,7 +64,7 @@ def test_a_pending_reason_comes_with_a_hint(reason: str, permanent: bool, word: 
         ("NODE_FAIL", "NodeDown", True, Ending.LOST, "node_failed"),
         ("BOOT_FAIL", "", False, Ending.NEVER_STARTED, "node_failed"),
         ("PREEMPTED", "", True, Ending.LOST, "preempted"),
-        ("CANCELLED", "", True, Ending.CANCELLED, "cancelled_by_other"),
+        ("CANCELLED", "", True, Ending.CANCELED, "canceled_by_other"),
         ("FAILED", "JobLaunchFailure", False, Ending.NEVER_STARTED, "output_unwritable"),
         ("FAILED", "BadConstraints", False, Ending.NEVER_STARTED, "impossible_request"),
         ("FAILED", "NonZeroExitCode", False, Ending.NEVER_STARTED, "not_started"),
@@ -75,14 +75,14 @@ def test_a_pending_reason_comes_with_a_hint(reason: str, permanent: bool, word: 
 def test_an_end_that_no_rank_wrote_down_is_never_a_success(
     state: str, reason: str, begun: bool, ended: Ending, code: str
 ) -> None:
-    found, finding = diagnosis.explain_end(job(state, reason), is_begun=begun, is_cancelled=False)
+    found, finding = diagnosis.explain_end(job(state, reason), is_begun=begun, is_canceled=False)
     assert found is ended
     assert finding is not None
     assert finding.code == code
 
 
 def test_our_own_cancellation_needs_no_finding() -> None:
-    assert diagnosis.explain_end(job("CANCELLED"), is_begun=True, is_cancelled=True) == (Ending.CANCELLED, None)
+    assert diagnosis.explain_end(job("CANCELLED"), is_begun=True, is_canceled=True) == (Ending.CANCELED, None)
 
 
 def test_a_job_that_slurm_forgot_runs_on_while_its_ranks_show_life() -> None:

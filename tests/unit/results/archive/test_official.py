@@ -105,7 +105,7 @@ def test_another_method_than_the_tasks_own_is_named(tmp_path: Path) -> None:
         ({"outcome": "goal_missed"}, 'the goal "80% Top 1 Validation Accuracy" was not reached, Prec@1 came to 80.4'),
         ({"outcome": "failed", "exit_code": 7, "first_failed": 2}, "the run failed with exit code 7, rank 2 first"),
         ({"outcome": "failed", "exit_code": 137}, "the run failed with exit code 137"),
-        ({"outcome": "cancelled"}, "the run was cancelled"),
+        ({"outcome": "canceled"}, "the run was canceled"),
         ({"outcome": "deadline"}, "the run was stopped at its deadline"),
         ({"outcome": "never_started"}, "the run never started"),
         ({"outcome": "lost"}, "the run was lost: nothing of it could be observed any more"),
