@@ -140,16 +140,25 @@ class Channel:
         return answers
 
     def exchange(
-        self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any
+        self,
+        do: str,
+        data: bytes = b"",
+        *,
+        seconds: float = CALL_SECONDS,
+        quiet_seconds: float = CALL_SECONDS,
+        **arguments: Any,
     ) -> tuple[Document, bytes]:
-        """The answer's document and its data; errors as `call`. A request is not repeated after a lost connection."""
+        """The answer's document and its data; errors as `call`. A request is not repeated after a lost connection.
+
+        `seconds` for all of it, and `quiet_seconds` until the next bytes of the answer.
+        """
         request = wire.encode({"do": do, **arguments}, data)
         with self._lock:
             end = time.monotonic() + seconds
             try:
                 self._connect(end)
                 self._send(request, end)
-                document, received = self._read_answer(end)
+                document, received = self._read_answer(end, quiet_seconds)
             except BaseException as error:
                 self.close()
                 if isinstance(error, UnreachableError):
@@ -160,11 +169,11 @@ class Channel:
         self._raise_error(document)
         return document, received
 
-    def _read_answer(self, end: float) -> tuple[Document, bytes]:
+    def _read_answer(self, end: float, quiet_seconds: float) -> tuple[Document, bytes]:
         """One answer of `serve`. Raises UnreachableError for anything else."""
         try:
             while (found := self._decoder.take()) is None:
-                self._decoder.feed(self._receive(end))
+                self._decoder.feed(self._receive(min(end, time.monotonic() + quiet_seconds)))
         except ValueError as error:
             raise UnreachableError(
                 f"{self.target.name} does not answer as mlbench's program does: {error}.",

@@ -24,6 +24,7 @@ from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import size_of, write_atomically
 
+QUIET_SECONDS = 12.0  # of a head that is asked what is new, which takes it some milliseconds; the user is told then
 EXTRA_LOG_BYTES = 1 << 16  # of the end of each
 
 
@@ -83,7 +84,9 @@ class RemoteHead:
                 str(node): {str(rank): size_of(folder.log(rank)) for rank in share.ranks(self.run.spec)}
                 for node, share in enumerate(self._shares)
             }
-            answer, data = channel.exchange("sync", folder=self.place, nodes=offsets, limit=channel.piece)
+            answer, data = channel.exchange(
+                "sync", folder=self.place, nodes=offsets, limit=channel.piece, quiet_seconds=QUIET_SECONDS
+            )
             position = 0
             for rank, offset, size in answer["pieces"]:
                 # By offset, so that two clients write the same.
