@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.agent.channel import BOOT, Channel, Target
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import AccessDenied, ApiError
+from mlbench_cli.kube.api import AccessDenied, ApiError, NodeUnreachable
 
 if TYPE_CHECKING:
     import websocket
@@ -68,6 +68,8 @@ class PodChannel(Channel):
                 f"--resource=pods/exec -n {self._namespace}, and bind it to your user"
             )
             raise
+        except NodeUnreachable as error:  # until the cluster, too, has noticed that the node is gone
+            raise UnreachableError(error.message, hint=error.hint) from None
         except ApiError as error:
             if error.status in (400, 404, 500):  # the container has ended, the pod is gone, or its node is silent
                 raise HeadMissing(f"{self.target.name} does not answer: {error.message}") from None
