@@ -98,7 +98,10 @@ def list_pages(home: Path, address: str) -> dict[str, str]:
     )
     runs = json.loads(listed.stdout)["runs"]
     base = address.partition("?")[0].rstrip("/")
-    pages = {"dashboard": address, **{f"dashboard-{name}": f"{base}/{name}" for name in ("new", "experiments")}}
+    pages = {
+        "dashboard": address,
+        **{f"dashboard-{name}": f"{base}/{name}" for name in ("new", "experiments", "clusters")},
+    }
     for kind, is_failed in (("run", False), ("failed-run", True)):
         found = [run["name"] for run in runs if (run["outcome"] == "failed") is is_failed]
         pages |= {f"dashboard-{kind}": f"{base}/runs/{found[0]}"} if found else {}
