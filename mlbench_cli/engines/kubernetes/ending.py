@@ -28,7 +28,7 @@ def decide_ending(
     """
     going_on = active(pods, summaries)
     if is_stopped(job):
-        return None if going_on else _annotations(job)[STOPPED_ANNOTATION].partition(" ")[0]
+        return None if going_on else stopped_as(job)
     failed = [state for state in states if state.phase in ("failed", "lost")]
     limit = None if failed or is_over(job) else start_limit(spec, job, states)
     if limit is not None and now > limit:
@@ -58,6 +58,11 @@ def is_over(job: Mapping[str, Any]) -> bool:
 def is_stopped(job: Mapping[str, Any]) -> bool:
     """Whether a client has stopped the run."""
     return STOPPED_ANNOTATION in _annotations(job)
+
+
+def stopped_as(job: Mapping[str, Any]) -> str:
+    """How the run had ended for the client that stopped it, a value of Observation.ended; empty if none has."""
+    return str(_annotations(job).get(STOPPED_ANNOTATION, "")).partition(" ")[0]
 
 
 def is_unreleased(job: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
-from mlbench_cli.engines.kubernetes.ending import decide_ending, is_stopped, start_limit
+from mlbench_cli.engines.kubernetes.ending import decide_ending, start_limit, stopped_as
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.workers import (
@@ -130,9 +130,10 @@ class RunObserver:
         first = first_failed(job, states, pods, summaries)
         if first is not None:
             self._failing_since = min(self._failing_since or now, states[first].finished or now)
+        stopped = stopped_as(job)
         found = (
             []
-            if is_stopped(job)
+            if stopped not in ("", Ending.FAILED)
             else diagnose(
                 job,
                 pods.values(),
@@ -145,6 +146,8 @@ class RunObserver:
                 groups=self._groups or frozenset(),
             )
         )
+        if stopped:  # how the others ended says nothing, but what another client has stopped them for counts
+            found = [finding for finding in found if finding.code in OUTSIDE]
         word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
         codes = {finding.code for finding in found}
         if word == Ending.NEVER_STARTED:
@@ -156,7 +159,7 @@ class RunObserver:
         agents = self._observe_agents(snapshot)
         ended = Ending(word) if word is not None else None
         first_rank = None if first is None else spec.ranks_of(first)[0]
-        if agents is not None and not is_stopped(job):
+        if agents is not None and not stopped:
             ended = agents.ended or ended
             if ended is Ending.LOST and any(finding.code in OUTSIDE for finding in found):
                 ended = Ending.FAILED  # it is known what became of the machine
