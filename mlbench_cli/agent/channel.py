@@ -5,6 +5,7 @@ asked, and no argument of a request appears on a command line.
 """
 
 import contextlib
+import math
 import os
 import selectors
 import shlex
@@ -145,7 +146,7 @@ class Channel:
         data: bytes = b"",
         *,
         seconds: float = CALL_SECONDS,
-        quiet_seconds: float = CALL_SECONDS,
+        quiet_seconds: float = math.inf,
         **arguments: Any,
     ) -> tuple[Document, bytes]:
         """The answer's document and its data; errors as `call`. A request is not repeated after a lost connection.

@@ -40,7 +40,7 @@ class Machine:
 
     @property
     def gpu(self) -> Gpu | None:
-        """Its GPU; None without one, or with one that gpus.csv lacks."""
+        """Its GPU; None if it has none, or one that is not in gpus.csv."""
         name = f"{self.cloud}/{self.attached or self.shape.gpu}"
         return next((gpu for gpu in load_gpus() if name in gpu.sold_as), None)
 

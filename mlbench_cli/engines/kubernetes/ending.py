@@ -57,7 +57,7 @@ def is_over(job: Mapping[str, Any]) -> bool:
 
 def is_stopped(job: Mapping[str, Any]) -> bool:
     """Whether a client has stopped the run."""
-    return STOPPED_ANNOTATION in _annotations(job)
+    return bool(stopped_as(job))
 
 
 def stopped_as(job: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from mlbench_cli.util.text import rough_duration
 
 AGENT = "mlbench_cli.agent.agent"
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
-LOCK_POLL = 0.01  # seconds between two attempts to get the run's folder, which an observer may have for a moment
+LOCK_POLL = 0.01  # seconds between two attempts to get the run's folder, which an observer may hold for a moment
 MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
 SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
 _NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
@@ -222,6 +222,7 @@ class LocalEngine:
                 signal_process(report.state, signal.SIGKILL)
             kill_processes(f"{run.folder}/output")
         self._reap()
+        self._heads.pop(run.folder, None)
         with _explain_os_errors(run, "removed"):
             remove_folder(run.folder)
 

@@ -1,6 +1,7 @@
 """Why a connection failed, from ssh's own words, as OpenSSH 9.2 wrote them."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,19 @@ def test_what_ssh_wrote_before_it_ended_is_told(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(CredentialError) as caught:
         channel.call("anything")
     assert caught.value.message == "me@m1 refuses the login: me@m1: Permission denied (\ufffd publickey)."
+
+
+def test_a_request_may_be_bounded_by_the_silence_before_its_answer() -> None:
+    channel = Channel(Target(None, sys.executable))
+    with pytest.raises(UnreachableError, match="no answer in time"):
+        channel.exchange("run", argv=["sleep", "3"], quiet_seconds=0.5)
+    assert channel.exchange("run", argv=["sleep", "1"])[0]["code"] == 0
+    channel.close()
+
+
+@pytest.mark.nightly
+def test_a_request_that_may_take_long_is_waited_for_all_of_its_time() -> None:
+    """Commands of a controller that is down take up to 45 s, and probes of hosts two minutes."""
+    channel = Channel(Target(None, sys.executable))
+    assert channel.call("run", argv=["sleep", "42"], timeout=60, seconds=65)["code"] == 0
+    channel.close()
