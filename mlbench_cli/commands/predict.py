@@ -13,17 +13,10 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import format_rate, format_seconds, parse_network
-from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.machines import Machine, find_machine, require_measured
-from mlbench_cli.predict.model import Basis, Link, Measured, Prediction, measure, predict
+from mlbench_cli.predict.model import Link, Measured, Prediction, measure, predict
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_money, format_percent, format_value
 from mlbench_cli.util.text import counted
-
-BASES = {
-    Basis.MEASURED: "as measured in this setting",
-    Basis.SCALED: "measured computing, and the method's formula for its messages",
-    Basis.EXTRAPOLATED: "the same, far beyond any run",
-}
 
 
 def predict_command(
@@ -84,7 +77,7 @@ def predict_command(
         per_hour = known_price if price is None else price
         found += [predict(group, size, link, per_hour) for size in sizes or own]
     if output == Format.json:
-        console.out_json({"task": tasks[0], "predictions": [_document(item) for item in found]})
+        console.out_json({"task": tasks[0], "predictions": [item._asdict() for item in found]})
         return
     _show(found, known, machine, link)
 
@@ -99,58 +92,30 @@ def _parse_sizes(text: str | None) -> list[int]:
 
 
 def _show(found: list[Prediction], known: list[Measured], machine: Machine | None, link: Link | None) -> None:
-    has_goal = any(item.to_goal is not None for item in found)
-    rows = [
-        [
-            *(item.base.method.name, item.workers, format_value(item.seconds, SECONDS)),
-            f"{format_value(item.low, SECONDS)} to {format_value(item.high, SECONDS)}",
-            *(format_value(item.throughput, SAMPLES_PER_SECOND), format_percent(item.efficiency)),
-            _to_goal(item) if has_goal else "-",
-            "unknown" if item.price is None else f"{_bound(item)}{format_money(item.price)}",
-            item.basis.value,
-        ]
-        for item in found
-    ]
+    has_goal = any(item.seconds_to_goal is not None for item in found)
     price = "PRICE (USD)" if has_goal else "USD/H"
     heads = ["METHOD", "WORKERS", "UPDATE", "INTERVAL", "SAMPLES/S", "COMPUTING", "TO GOAL", price, "BASIS"]
-    console.out_table(heads, rows, droppable=["COMPUTING", "INTERVAL"])
+    console.out_table(heads, [_row(item) for item in found], droppable=["COMPUTING", "INTERVAL"])
     on = "" if machine is None else f"On {machine}. "
-    if link is not None:
-        console.note(f"{on}Network: {_describe(link)}.")
-    elif probed := next((one.link for one in known if one.link is not None), None):
-        console.note(f"{on}Network: {_describe(probed)}, as the runs probed it.")
+    told = "" if link else ", as the runs probed it"
+    if shown := link or next((one.link for one in known if one.link is not None), None):
+        console.note(f"{on}Network: {format_rate(shown.rate)}, round trip {format_seconds(shown.round_trip)}{told}.")
     console.note(f"From {counted(len(known), 'run')}. Basis:")
     for basis in dict.fromkeys(item.basis for item in found):
-        console.note(f"  {basis.value}: {BASES[basis]}")
-    if any(item.is_bound for item in found):
+        console.note(f"  {basis.value}: {basis.meaning}")
+    if any(item.is_lower_bound for item in found):
         console.note('"at least": this many samples reached the goal with a smaller batch; a larger one needs more.')
 
 
-def _describe(link: Link) -> str:
-    return f"{format_rate(link.rate)}, round trip {format_seconds(link.round_trip)}"
-
-
-def _bound(item: Prediction) -> str:
-    return "at least " if item.is_bound and item.to_goal is not None else ""
-
-
-def _to_goal(item: Prediction) -> str:
-    return "-" if item.to_goal is None else f"{_bound(item)}{format_value(item.to_goal, SECONDS)}"
-
-
-def _document(item: Prediction) -> JsonObject:
-    return {
-        "method": item.base.method.name,
-        "workers": item.workers,
-        "update_seconds": item.seconds,
-        "low_seconds": item.low,
-        "high_seconds": item.high,
-        "computing_seconds": item.computing,
-        "exposed_seconds": item.exposed,
-        "samples_per_second": item.throughput,
-        "global_batch": item.samples,
-        "seconds_to_goal": item.to_goal,
-        "is_lower_bound": item.is_bound,
-        "price_usd": item.price,
-        "basis": item.basis.value,
-    }
+def _row(item: Prediction) -> list[str | int]:
+    bound = "at least " if item.is_lower_bound else ""
+    goal, price = item.seconds_to_goal, item.price_usd
+    return [
+        *(item.method, item.workers, format_value(item.update_seconds, SECONDS)),
+        f"{format_value(item.low_seconds, SECONDS)} to {format_value(item.high_seconds, SECONDS)}",
+        format_value(item.samples_per_second, SAMPLES_PER_SECOND),
+        format_percent(item.computing_seconds / item.update_seconds),
+        "-" if goal is None else f"{bound}{format_value(goal, SECONDS)}",
+        "unknown" if price is None else f"{bound}{format_money(price)}",
+        item.basis.value,
+    ]

@@ -4,9 +4,9 @@ network carries. gpus.csv has the GPUs by CUDA's names for devices, and by what 
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.predict.model import Link, Measured
@@ -16,8 +16,7 @@ NETWORK_SHARE = 0.8  # share of the documented rate that a stream of messages re
 NETWORK_ROUND_TRIP = 1e-4  # seconds, in one zone
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A type of GPU. `names` are substrings of CUDA's device name, `sold_as` what clouds call it."""
 
     key: str
@@ -25,23 +24,20 @@ class Gpu:
     sold_as: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A machine type of a cloud. `attached` is the GPU added to a type that has none, e.g. a T4 on Google's N1."""
+class Machine(NamedTuple):
+    """A machine type of a cloud."""
 
     cloud: str
     shape: Shape
-    attached: str = ""
 
-    @property
-    def kind(self) -> str:
+    def __str__(self) -> str:
         """Cloud and machine type, as runs on such machines record them."""
         return f"{self.cloud}/{self.shape.name}"
 
     @property
     def gpu(self) -> Gpu | None:
         """Its GPU; None if it has none, or one that is not in gpus.csv."""
-        name = f"{self.cloud}/{self.attached or self.shape.gpu}"
+        name = f"{self.cloud}/{self.shape.gpu}"
         return next((gpu for gpu in load_gpus() if name in gpu.sold_as), None)
 
     @property
@@ -54,12 +50,8 @@ class Machine:
     def price(self) -> float | None:
         """The lowest list price for an hour over all regions; None if it is unknown."""
         table = load_prices(self.cloud)
-        items = [item for item in (self.shape.name, self.attached) if item]
-        by_region = [[table.price(item, region) for item in items] for region in table.list_regions()]
-        return min((sum(p or 0.0 for p in parts) for parts in by_region if None not in parts), default=None)
-
-    def __str__(self) -> str:
-        return f"{self.kind}+{self.attached}" if self.attached else self.kind
+        prices = (table.price(self.shape.name, region) for region in table.list_regions())
+        return min((price for price in prices if price is not None), default=None)
 
 
 @cache
@@ -78,43 +70,29 @@ def find_gpu(name: str) -> Gpu | None:
     return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
-def find_machine(text: str) -> Machine:
-    """The machine type named `text`: with or without its cloud, and perhaps "+GPU" for an attached one.
-
-    Raises UsageError that suggests a near name.
-    """
-    name, _, added = text.partition("+")
+def find_machine(name: str) -> Machine:
+    """The machine type `name`, with or without its cloud. Raises UsageError that suggests a near name."""
     machines = {
-        f"{cloud}/{shape.name}": Machine(cloud, shape) for cloud in list_clouds() for shape in load_shapes(cloud)
+        str(one): one for one in (Machine(cloud, shape) for cloud in list_clouds() for shape in load_shapes(cloud))
     }
     found = machines.get(name) or next((each for each in machines.values() if each.shape.name == name), None)
     if found is None:
         near = did_you_mean(name, [*machines, *(each.shape.name for each in machines.values())])
         raise UsageError(
-            f'mlbench does not know the machine type "{text[:60]}".{near}',
+            f'mlbench does not know the machine type "{name[:60]}".{near}',
             hint="Without --on, predictions are for the machine of the run.",
         )
-    if not added:
-        return found
-    sold = [
-        name.partition("/") for gpu in load_gpus() for name in gpu.sold_as if added in (gpu.key, name.partition("/")[2])
-    ]
-    with_gpu = [Machine(found.cloud, found.shape, item) for cloud, _, item in sold if cloud == found.cloud]
-    # A GPU that can be attached has a price of its own.
-    if found.shape.gpu or not with_gpu or with_gpu[0].price is None:
-        raise UsageError(
-            f'mlbench knows no {found.shape.name} with a GPU "{added[:60]}" attached.',
-            hint="For example --on gke/n1-standard-8+t4",
-        )
-    return with_gpu[0]
+    return found
 
 
 def require_measured(machine: Machine, runs: Sequence[Measured]) -> None:
     """Raise UsageError if no run computed on such a machine, or on the same GPU: no table says how fast it is."""
     base = runs[0]
     gpu = find_gpu(base.device)
-    if (gpu is None or gpu != machine.gpu) and all(one.machine != machine.kind for one in runs):
+    # A GPU that is attached to a machine type without one is no part of the type's price.
+    is_same = any(one.machine == str(machine) and bool(one.device) == bool(machine.shape.gpu) for one in runs)
+    if not is_same and (gpu is None or gpu != machine.gpu):
         raise UsageError(
             f"{base.name} computed on {base.device or 'CPUs'}, which says nothing about {machine}.",
-            hint="Run the task for a minute on one such machine, and predict from that run.",
+            hint="Run the task for a minute on one such machine, and predict from that run without --on.",
         )

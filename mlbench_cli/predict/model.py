@@ -2,36 +2,42 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape
 from mlbench_cli.predict.cost import update_cost
-from task_images.methods import FILES
 from task_images.methods.base import Method, MethodError, Sent
 from task_images.methods.catalog import find_class, make_method
 
 MAX_WORKERS = 100_000
 FAR = 4  # times the ranks of the largest run; beyond that, predictions are extrapolated
 FP32_BYTES = 4
-# An update is predicted to take between these multiples of the figure. From `benchmarks/predict.py`: at least 90 % of
-# the held-out runs of the published archives are within.
-SPREADS = {"measured": 1.10, "scaled": 1.35, "extrapolated": 2.0}
 
 
 class Basis(StrEnum):
-    """What a prediction rests on: a run of this very setting, the formula, or the formula far from any run."""
+    """What a prediction rests on: a run of this very setting, the formula, or the formula far from any run.
 
-    MEASURED = "measured"
-    SCALED = "scaled"
-    EXTRAPOLATED = "extrapolated"
+    `spread`: an update is predicted to take between the figure divided by it and the figure times it. From
+    `benchmarks/predict.py`: at least 90 % of the held-out runs of the published archives are within.
+    """
+
+    spread: float
+    meaning: str
+
+    MEASURED = "measured", 1.10, "as measured in this setting"
+    SCALED = "scaled", 1.35, "measured computing, and the method's formula for its messages"
+    EXTRAPOLATED = "extrapolated", 2.0, "the same, far beyond any run"
+
+    def __new__(cls, value: str, spread: float, meaning: str) -> Self:
+        basis = str.__new__(cls, value)
+        basis._value_, basis.spread, basis.meaning = value, spread, meaning
+        return basis
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A link between two workers: bits per second, and seconds of a round trip."""
 
     rate: float
@@ -43,8 +49,7 @@ class Link:
         return cls(shape.rate, 2 * shape.delay)
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What an update took in one run, in seconds, on the mean of its ranks.
 
     computing       everything but communication and validation
@@ -79,11 +84,6 @@ class Measured:
     def communication(self) -> float:
         """Seconds of communication in an update, hidden or not."""
         return self.exposed + self.hidden
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of an update."""
-        return self.computing + self.exposed
 
 
 def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapping[str, Any]) -> Measured:
@@ -137,64 +137,49 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
 
 def _method_of(name: str, spec: Mapping[str, Any]) -> Method:
     """The run's method; without one the task's own: one message after the backward pass, or torch's DDP."""
-    given = spec.get("method")
+    given = spec.get("method") or {"name": "ddp" if str(spec.get("task")).endswith("_ddp") else "bsp"}
+    if "file" in given:
+        raise UsageError(
+            f"{name} used a method from the file {given['file']}, which is not loaded.",
+            hint="Install the method's package, and run the training with --method NAME.",
+        )
     try:
-        if isinstance(given, Mapping) and given:
-            if "file" in given:
-                raise UsageError(
-                    f"{name} used a method from the file {given['file']}, which is not loaded.",
-                    hint="Install the method's package, and run the training with --method NAME.",
-                )
-            # Which collectives a method uses does not depend on options of other versions.
-            known = find_class(str(given.get("name"))).list_options()
-            return make_method({key: str(value) for key, value in given.items() if key == "name" or key in known})
-        if isinstance(given, str) and given in FILES:
-            return find_class(given)()
+        # Which collectives a method uses does not depend on options of other versions.
+        known = find_class(str(given.get("name"))).list_options()
+        return make_method({key: str(value) for key, value in given.items() if key == "name" or key in known})
     except MethodError as error:
         raise UsageError(f"The method of {name} is unknown here: {error.reason}.") from None
-    return find_class("ddp" if str(spec.get("task")).endswith("_ddp") else "bsp")()
 
 
 def _link_of(result: Mapping[str, Any]) -> Link | None:
     probe = result.get("network") or {}
-    summary = probe.get("summary", probe)
-    rate = summary.get("together_bits_per_second") or summary.get("alone_bits_per_second")
-    trip = summary.get("rtt_seconds")
+    rate = probe.get("together_bits_per_second") or probe.get("alone_bits_per_second")
+    trip = probe.get("rtt_seconds")
     return Link(float(rate), float(trip)) if rate and trip is not None else None
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """An update with `workers`, in seconds: computing, communication that it waits for, and the sum with its interval.
+class Prediction(NamedTuple):
+    """An update with `workers`: computing, communication that it waits for, and the sum with its interval.
 
-    samples     of all ranks in an update
-    to_goal     seconds until the goal with as many samples as in the runs; `is_bound`: at least that, since a larger
-                batch needs more
-    price       of the time to the goal, or of an hour without a goal; None if unknown
+    global_batch        samples of all ranks in an update
+    seconds_to_goal     with as many samples as in the runs; None without a goal. `is_lower_bound`: at least that, since
+                        a larger batch needs more
+    price_usd           of the time to the goal, or of an hour without a goal; None if unknown
     """
 
-    base: Measured
+    method: str
     workers: int
-    computing: float
-    exposed: float
-    seconds: float
-    low: float
-    high: float
+    update_seconds: float
+    low_seconds: float
+    high_seconds: float
+    computing_seconds: float
+    exposed_seconds: float
+    samples_per_second: float
+    global_batch: float
+    seconds_to_goal: float | None
+    is_lower_bound: bool
+    price_usd: float | None
     basis: Basis
-    samples: float
-    to_goal: float | None
-    is_bound: bool
-    price: float | None
-
-    @property
-    def throughput(self) -> float:
-        """Samples per second."""
-        return self.samples / self.seconds
-
-    @property
-    def efficiency(self) -> float:
-        """Share of the time that computes."""
-        return self.computing / self.seconds
 
 
 def predict(
@@ -222,13 +207,23 @@ def predict(
     else:
         is_far = ranks > FAR * base.ranks or (base.ranks == 1 and ranks > 1)
         basis = Basis.EXTRAPOLATED if is_far else Basis.SCALED
-    spread = SPREADS[basis]
     reached = [one.samples * one.to_goal for one in runs if one.to_goal is not None and one.samples == base.samples]
     to_goal = fmean(reached) / samples * seconds if reached else None
     price = None if per_hour is None else per_hour * workers * (1.0 if to_goal is None else to_goal / 3600)
     return Prediction(
-        *(base, workers, computing, exposed, seconds, seconds / spread, seconds * spread),
-        *(basis, samples, to_goal, samples > base.samples, price),
+        method=base.method.name,
+        workers=workers,
+        update_seconds=seconds,
+        low_seconds=seconds / basis.spread,
+        high_seconds=seconds * basis.spread,
+        computing_seconds=computing,
+        exposed_seconds=exposed,
+        samples_per_second=samples / seconds,
+        global_batch=samples,
+        seconds_to_goal=to_goal,
+        is_lower_bound=to_goal is not None and samples > base.samples,
+        price_usd=price,
+        basis=basis,
     )
 
 
