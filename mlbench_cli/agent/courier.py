@@ -20,6 +20,7 @@ from mlbench_cli.agent import head, link, machine, wire
 PIECE = 1 << 18
 PAUSE = 0.1  # seconds between two checks for new data
 BEAT_SECONDS = 2.0
+SILENT_SECONDS = 10.0  # without an answer to a beat, until the connection counts as cut
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 ARCHIVE, RESULTS, STATE = ".state/archive.tar", ".state/results.json", ".state/state.json"
@@ -127,7 +128,7 @@ class Courier:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""
         offsets = {name: int(have.get(name, 0)) for name in [*self.logs, ARCHIVE]}
         sent: dict[str, tuple[int, int, int]] = {}
-        next_beat = 0.0
+        next_beat, asked = 0.0, float("inf")  # asked: when the first beat was sent that is not answered
         while True:
             is_running = self._watch_agent()
             self._echo()
@@ -141,6 +142,7 @@ class Courier:
             if is_running and time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_SECONDS
                 talk.send({"beat": True})
+                asked = min(asked, time.monotonic())
             if not is_running and not is_news:
                 talk.send({"sizes": list(offsets)})  # what was sent has not arrived yet
                 arrived = self._await(talk, "have")
@@ -153,7 +155,10 @@ class Courier:
                 return
             while (found := talk.receive(0.0 if is_news else PAUSE)) is not None:
                 self._take(*found)
-                is_news = True
+                is_news, asked = True, float("inf")
+            if time.monotonic() > asked + SILENT_SECONDS:
+                # The head's machine is gone. TCP would accept more data, and repeat it for a quarter of an hour.
+                raise TimeoutError("the head does not answer")
 
     def _echo(self) -> None:
         """Copy what logs have gained to standard output, for whoever looks at this container alone."""

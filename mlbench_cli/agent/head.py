@@ -110,6 +110,7 @@ class Head:
         elif "beat" in message:
             with open(f"{place}/.state/beat", "w", encoding="ascii") as file:
                 file.write(f"{time.time():.3f}\n")
+            return {"beat": True}
         elif "sizes" in message:
             return {"have": self.have(node, message["sizes"])}
         elif "gone" in message:

@@ -84,6 +84,36 @@ def test_logs_and_output_arrive_exactly_through_random_cuts(tmp_path: Path, seed
     assert archive.read_bytes() == (there / "nodes/0/.state/archive.tar").read_bytes()
 
 
+def test_a_node_whose_head_went_silent_turns_to_the_next_one(tmp_path: Path) -> None:
+    """A machine that lost its power closes no connection, and what is sent to it seems to arrive."""
+    first, second, there = (tmp_path / name for name in ("first", "second", "node"))
+    gate = tmp_path / "gate"
+    spec = replace(SPEC, argv=shell(f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"), workers=1)
+    details = MachineDetails(folder=str(tmp_path), python=sys.executable, interface="lo")
+    plan = make_plan(spec, details, [NodeShare((0,), address="127.0.0.1")], lock="share")
+    for folder in (first, second, there):
+        folder.mkdir()
+        (folder / "plan.json").write_text(json.dumps(plan))
+    (there / "nodes/0").mkdir(parents=True)
+    logs = [folder / "nodes/0/logs/rank-0.log" for folder in (first, second)]
+    with start("head", first) as head:
+        note = until(lambda: link.read_note(str(first), link.HEAD))
+        with CuttingProxy("127.0.0.1", note["port"]) as proxy, start("node", there / "nodes/0") as node:
+            link.write_note(str(there), link.HEAD, ["127.0.0.1"], proxy.port, note["token"])
+            until(lambda: logs[0].exists() and logs[0].read_text() == "before\n")
+            head.send_signal(signal.SIGSTOP)
+            link.write_note(str(second), link.HEAD, ["127.0.0.1"], 0, note["token"])
+            with start("head", second) as other:
+                port = until(lambda: (link.read_note(str(second), link.HEAD) or {}).get("port"))
+                proxy.upstream = ("127.0.0.1", port)
+                until(lambda: logs[1].exists() and logs[1].read_text() == "before\n")
+                gate.touch()
+                assert node.wait(PATIENCE) == 0
+                assert other.wait(PATIENCE) == 0
+        head.kill()
+    assert logs[1].read_text() == "before\nafter\n"
+
+
 def test_a_head_that_is_killed_starts_again_and_loses_nothing(lab: EngineLab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = f"seq 5000; while [ ! -e {gate} ]; do sleep 0.05; done; seq 5000; echo $RANK > $MLBENCH_OUTPUT_DIR/f"
