@@ -532,6 +532,8 @@ def _request(name: str | None, workers: list[str] | None, file: Path | None, opt
 def _read_size(word: str, command: str | None) -> int:
     if word.isascii() and word.isdecimal():
         return int(word[:9])
+    if word[:1].isdigit():  # 1,2,4 or 2.0
+        raise UsageError(f'"{word}" is not a number of workers. Several are written with spaces: 1 2 4.')
     if command is None:
         hint = "mlbench run NAME 1 2 --task TASK, or --command 'python train.py' for your own program"
     else:

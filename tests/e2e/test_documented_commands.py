@@ -23,6 +23,8 @@ def adapt(command: str) -> str | None:
         return None
     if command.startswith("mlbench run") and "--preset" not in command:
         command = command.replace("--task digits_resnet", "--task digits_resnet --preset tiny")
+    if command.startswith("mlbench run") and "--create" in command:
+        return f"{command} --dry-run"
     if command.startswith("mlbench run") and "--dry-run" not in command:
         return f"{command} --yes"
     return command
