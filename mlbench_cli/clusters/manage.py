@@ -470,7 +470,7 @@ def require_account(provider: Provider, cluster: Cluster) -> None:
 def list_abandoned(store: Store, search: Search, names: Sequence[str] | None) -> list[Cluster]:
     """Recorded clusters whose creation nobody continues: the client was killed. As their cloud shows them, if it
     does; those of clouds that could not be searched are left out."""
-    creators = [name for name in names or registry.creators() if name not in search.errors]
+    creators = [name for name in _creators(names) if name not in search.errors]
     records = [
         cluster
         for cluster in store.clusters()
@@ -490,12 +490,16 @@ def list_gone(store: Store, search: Search, names: Sequence[str] | None = None) 
     return [
         cluster
         for cluster in store.clusters()
-        if cluster.provider in (names or registry.creators())
+        if cluster.provider in _creators(names)  # attached clusters are in no list of a cloud
         and cluster.state != "creating"
         and not hidden & {cluster.provider, *(f"{cluster.provider} {of} {cluster.account}" for of in ACCOUNT_WORDS)}
         and not is_known(cluster, shown)
         and not is_operation_running(store, cluster.name)
     ]
+
+
+def _creators(names: Sequence[str] | None) -> list[str]:
+    return [name for name in registry.creators() if not names or name in names]
 
 
 def removal_reason(

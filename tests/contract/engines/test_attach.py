@@ -86,3 +86,21 @@ def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path:
 def test_one_machine_under_two_names_is_told(shell: Shell, tmp_path: Path) -> None:
     hosts = ("--hosts", "m0,m1", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")
     assert "m0, m1 are one machine" in shell("attach-hosts", "lab", *hosts)
+
+
+def test_gc_leaves_attached_machines_attached(shell: Shell, tmp_path: Path) -> None:
+    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--no-probe")
+    shell(
+        "attach-hosts",
+        "h",
+        "--hosts",
+        "m0",
+        "--python",
+        shell.python,
+        "--dir",
+        str(tmp_path / "m"),
+        "--interface",
+        "lo",
+    )
+    assert "Nothing to delete." in shell("gc", "slurm", "hosts", "--yes")
+    assert {cluster.name for cluster in Store(tmp_path / "home").clusters()} >= {"s", "h"}
