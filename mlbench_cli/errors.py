@@ -3,6 +3,7 @@
 MlbenchError                1    internal
 ├── UsageError              2    wrong command line, spec file or configuration
 │   ├── StoreError          2    the store is damaged, out of reach, or of a newer version
+│   ├── DamagedRun          2    what a run's agents have written is damaged, or of another version
 │   └── DamagedArchive      2    a file of an archive has changed since it was sealed
 ├── CredentialError         3    no credentials, or no permission
 ├── NotFoundError           4    no such cluster, run, file
@@ -70,6 +71,12 @@ class UsageError(MlbenchError):
 
 class StoreError(UsageError):
     """The store is damaged or out of reach, or a newer mlbench wrote it."""
+
+
+class DamagedRun(UsageError):
+    """What the agents of a run have written is damaged, or another version of mlbench wrote it."""
+
+    code = "damaged_run"
 
 
 class DamagedArchive(UsageError):

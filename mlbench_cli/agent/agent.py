@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
-from mlbench_cli.agent.messages import AT_START, NodeState, pending_facts
+from mlbench_cli.agent.messages import AT_START, SCHEMA_VERSION, NodeState, pending_facts
 from task_images import cores
 
 if TYPE_CHECKING:  # loaded for runs that have them
@@ -168,7 +168,7 @@ class Agent:
         self.faults = self._control_faults(plan.get("faults"))
         note = processes.process_note(os.getpid())
         self.state: NodeState = {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "run_id": request["run_id"],
             "name": plan["name"],
             "spec_hash": plan["spec_hash"],
@@ -436,7 +436,7 @@ class Agent:
 
     def start_again(self, rank: Rank) -> None:
         """Start a rank whose process has ended. Raises OSError."""
-        rank.facts["restarts"] = rank.facts.get("restarts", 0) + 1
+        rank.facts["restarts"] += 1
         rank.facts.update({"exit_code": None, "signal": None, "stopped": False, "out_of_memory": None})
         self._start(rank)
         self._write_state()

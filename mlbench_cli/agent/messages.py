@@ -7,13 +7,11 @@ version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from mlbench_cli.agent.processes import ProcessNote
 
-if TYPE_CHECKING:  # Python 3.9 and 3.10 lack it
-    from typing import NotRequired
-
+SCHEMA_VERSION = 1
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
 
 
@@ -55,7 +53,16 @@ class HubPlan(TypedDict):
     token: str
 
 
-class RunPlan(TypedDict):
+class PlanOptions(TypedDict, total=False):
+    """Fields that a plan may lack."""
+
+    pin: bool
+    absent_seconds: float  # after which the run starts without nodes that are missing
+    faults: FaultPlan
+    hub: HubPlan
+
+
+class RunPlan(PlanOptions):
     """Fields of every plan. Times are in seconds."""
 
     kind: str
@@ -66,10 +73,6 @@ class RunPlan(TypedDict):
     gpus_per_worker: int
     environment: Mapping[str, str]  # of all ranks
     defaults: Mapping[str, str]  # where the user's environment has no such variable
-    pin: NotRequired[bool]
-    absent_seconds: NotRequired[float]  # after which the run starts without nodes that are missing
-    faults: NotRequired[FaultPlan]
-    hub: NotRequired[HubPlan]
 
 
 class LocalShape(TypedDict, total=False):
@@ -119,7 +122,7 @@ class RankFacts(TypedDict):
     start_error: str | None
     peak_rss_bytes: int | None  # of its largest process
     memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
-    restarts: NotRequired[int]  # how often it was started again
+    restarts: int  # how often it was started again
 
 
 class BoundRank(TypedDict):
@@ -152,20 +155,36 @@ class AgentState(ProcessNote):
     seconds: float | None  # from the start of the first rank to the end of the last, by the monotonic clock
     stepped_seconds: float  # by which the wall clock was set in that time
     ended: str | None  # model.Ending; the promise that everything is over
-    stopping: NotRequired[str]  # model.Ending, as long as it is not
     first: Cause | None  # what ended it; of several machines only node 0 knows the order
     first_failed: int | None
-    idle_since: NotRequired[float | None]  # since when no rank has used a CPU, if for long
-    stalled_seconds: NotRequired[float]  # for which the agent itself did not run
     disk_full: bool
     start_problem: str | None
     network_problem: str | None
     ranks: list[RankFacts]
 
 
-class NodeState(AgentState, total=False):
-    """The state of one machine of several."""
+class Digest(TypedDict):
+    """Of a file; `size` in bytes."""
 
+    size: int
+    sha256: str
+
+
+class NodeResults(TypedDict):
+    """results.json: what a client fetches of a machine; `logs` by rank, `archive` None if it could not be packed."""
+
+    schema_version: int
+    archive: Digest | None
+    logs: Mapping[str, Digest]
+    problem: str | None
+
+
+class NodeState(AgentState, total=False):
+    """What is there at times, and what one machine of several adds."""
+
+    stopping: str  # model.Ending, as long as it has not ended
+    idle_since: float | None  # since when no rank has used a CPU, if for long
+    stalled_seconds: float  # for which the agent itself did not run
     node: int
     node_name: str
     address: str | None
@@ -194,6 +213,7 @@ def pending_facts(rank: int) -> RankFacts:
         "start_error": None,
         "peak_rss_bytes": None,
         "memory_limit_bytes": None,
+        "restarts": 0,
     }
 
 

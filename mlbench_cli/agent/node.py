@@ -28,7 +28,7 @@ from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
-from mlbench_cli.agent.messages import Cause, fill_in
+from mlbench_cli.agent.messages import SCHEMA_VERSION, Cause, fill_in
 from mlbench_cli.agent.processes import is_signaled, kill_processes, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
 
@@ -459,7 +459,7 @@ class NodeAgent(Agent):
         import tarfile  # needed only at the end; at the top it would delay the ranks
 
         path = f"{self.folder}/.state/archive.tar"
-        results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
+        results: dict[str, object] = {"schema_version": SCHEMA_VERSION, "archive": None, "logs": {}, "problem": None}
         try:
             with tarfile.open(f"{path}.part", "w") as archive:
                 names = ("output", "resources.jsonl", "faults.json")

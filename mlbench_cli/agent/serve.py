@@ -191,7 +191,7 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
         with contextlib.suppress(OSError):
             os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
             report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
-        if state is not None:
+        if isinstance(state, dict) and "boot_id" in state:  # else it is damaged, which the client says
             has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
             is_gone = os.path.exists(f"{place}/.state/gone")
             report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)

@@ -17,7 +17,7 @@ from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.follow import POLL_SECONDS
-from mlbench_cli.engines.observe import NodeReport, Snapshot
+from mlbench_cli.engines.observe import NodeReport, Snapshot, check_results, check_state
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Finding, Run
@@ -68,12 +68,23 @@ class RemoteHead:
         answer = self._copy_logs()
         return Snapshot(
             time.time(),
-            {node: NodeReport(**answer["nodes"].get(str(node), {})) for node in range(len(self._shares))},
+            {node: self._report(**answer["nodes"].get(str(node), {})) for node in range(len(self._shares))},
             bool(answer["exists"]),
             bool(answer.get("cancel")),
             bool(answer.get("served", True)),
             answer.get("free_bytes"),
             self.run.spec.absent_seconds is None,
+        )
+
+    def _report(
+        self, state: object = None, results: object = None, alive: bool | None = None, beat_age: float | None = None
+    ) -> NodeReport:
+        name = self.run.name
+        return NodeReport(
+            None if state is None else check_state(name, state),
+            None if results is None else check_results(name, results),
+            alive,
+            beat_age,
         )
 
     def _copy_logs(self) -> Document:

@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.agent.messages import pending_facts
+import msgspec
+
+from mlbench_cli.agent.messages import SCHEMA_VERSION, NodeResults, NodeState, pending_facts
 from mlbench_cli.engines import diagnosis
+from mlbench_cli.errors import DamagedRun
 from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
@@ -60,6 +63,49 @@ class NodeReport:
     def is_over(self) -> bool:
         """Whether this node is done."""
         return self.has_ended or self.is_lost
+
+
+def check_state(name: str, facts: object) -> dict[str, Any]:
+    """`facts` if they are the state of an agent of the run `name`. Raises DamagedRun."""
+    state = _check(name, facts, NodeState)
+    try:
+        for entry in state["ranks"]:
+            Phase(entry["phase"])
+        for word in (state["ended"], state.get("stopping"), (state["first"] or {}).get("why")):
+            if word is not None:
+                Ending(word)
+    except ValueError as error:
+        raise damaged(name, str(error)) from None
+    return state
+
+
+def check_results(name: str, facts: object) -> dict[str, Any]:
+    """`facts` if they are the results of a node of the run `name`. Raises DamagedRun."""
+    return _check(name, facts, NodeResults)
+
+
+def _check(name: str, facts: object, kind: type) -> dict[str, Any]:
+    found = facts.get("schema_version") if isinstance(facts, dict) else None
+    if isinstance(found, int) and found != SCHEMA_VERSION:
+        raise DamagedRun(
+            f'Another version of mlbench runs "{name}": its agents write version {found}, and this one reads version '
+            f"{SCHEMA_VERSION}.",
+            hint=f"Use that version for this run, or: mlbench delete {name} --force",
+        )
+    try:
+        msgspec.convert(facts, kind)
+    except msgspec.ValidationError as error:
+        raise damaged(name, str(error)) from None
+    assert isinstance(facts, dict)
+    return facts
+
+
+def damaged(name: str, problem: str) -> DamagedRun:
+    """The error for what cannot be read of the run `name`."""
+    return DamagedRun(
+        f'What an agent of the run "{name}" has written about it is damaged: {problem}.',
+        hint=f"mlbench delete {name} --force",
+    )
 
 
 @dataclass(frozen=True)
@@ -237,7 +283,7 @@ def _worker(spec: RunSpec, own: Facts, report: NodeReport, name: str | None, fac
         own["exit_code"],
         own["started"],
         own["finished"],
-        restarts=own.get("restarts", 0),
+        restarts=own["restarts"],
         seconds=own.get("seconds"),
     )
 

@@ -26,7 +26,7 @@ from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.local.head import LOCK, LocalHead, abandon, enqueue, is_abandoned, observe_waiting, read_state
 from mlbench_cli.engines.observe import node_name, observe
-from mlbench_cli.errors import CapacityError, DeadlineError, UsageError
+from mlbench_cli.errors import CapacityError, DamagedRun, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Finding, Observation, Run
@@ -202,13 +202,25 @@ class LocalEngine:
     def _abandon(self, run: Run) -> bool:
         """Remove a waiting run from the queue; False if it has already started."""
         with _explain_os_errors(run, "changed"), _hold_submission(run):
-            if read_state(run.folder) is not None:
+            if read_state(run) is not None:
                 return False
             abandon(run)
             return True
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""
+        try:
+            self._end(run, force)
+        except DamagedRun:
+            if not force:
+                raise
+            kill_processes(f"{run.folder}/output")
+        self._reap()
+        self._heads.pop(run.folder, None)
+        with _explain_os_errors(run, "removed"):
+            remove_folder(run.folder)
+
+    def _end(self, run: Run, force: bool) -> None:
         head = self.head(run)
         if head.is_running and not force:
             raise refuse_running(run)
@@ -221,10 +233,6 @@ class LocalEngine:
             if not report.is_lost:
                 signal_process(report.state, signal.SIGKILL)
             kill_processes(f"{run.folder}/output")
-        self._reap()
-        self._heads.pop(run.folder, None)
-        with _explain_os_errors(run, "removed"):
-            remove_folder(run.folder)
 
     def _reap(self) -> None:
         """Take up the ends of agents that this process has started."""
@@ -279,7 +287,7 @@ def _wait_for_machine(run: Run, lock: MachineLock, line: Line, report: Callable[
     end = begun + run.spec.timeout
     reported: int | None = None
     while (before := line.count_before()) or not lock.acquire():
-        if is_abandoned(run) or read_state(run.folder) is not None or not run.folder.is_dir():
+        if is_abandoned(run) or read_state(run) is not None or not run.folder.is_dir():
             lock.give_up("another process started, canceled or deleted this run")
             return
         holder, now = lock.read_holder(), time.monotonic()
@@ -310,7 +318,7 @@ def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
 
 def _adopt(run: Run) -> bool:
     """Whether the run already exists. Raises UsageError if the folder belongs to another run."""
-    state = read_state(run.folder)
+    state = read_state(run)
     if state is None:
         return False
     if state["spec_hash"] != run.spec.hash:
@@ -364,7 +372,7 @@ def _hold_submission(run: Run) -> Iterator[int | None]:
     (run.folder / ".state").mkdir(exist_ok=True)
     lock = os.open(run.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while not (is_held := try_lock(lock)) and read_state(run.folder) is None:
+        while not (is_held := try_lock(lock)) and read_state(run) is None:
             time.sleep(LOCK_POLL)
         yield lock if is_held else None
     finally:

@@ -4,13 +4,12 @@ import json
 import signal
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.agent.processes import is_alive, is_locked, kill_processes, process_note, signal_process
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.diagnosis import diagnose
-from mlbench_cli.engines.observe import NodeReport, Snapshot
+from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.util.files import write_atomically
 
@@ -71,7 +70,7 @@ class LocalHead:
 
     def print_stacks(self) -> None:
         """Send the agent a signal, on which it makes the ranks print their stacks."""
-        if (state := read_state(self._run.folder)) is not None:
+        if (state := read_state(self._run)) is not None:
             signal_process(state, signal.SIGUSR1)
 
     def end_overdue(self) -> None:
@@ -96,7 +95,7 @@ class LocalHead:
 
     def _refresh(self) -> None:
         stamp = self._find_stamp()
-        if stamp is not None and stamp != self._stamp and (state := read_state(self._run.folder)) is not None:
+        if stamp is not None and stamp != self._stamp and (state := read_state(self._run)) is not None:
             self._stamp, self._state = stamp, state
 
     def _find_alive(self) -> bool | None:
@@ -107,13 +106,16 @@ class LocalHead:
         return is_alive(self._state, self._run.folder / LOCK)
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """The last state that the agent wrote; None if there is none yet."""
+def read_state(run: Run) -> dict[str, Any] | None:
+    """The last state that the agent wrote; None if there is none yet. Raises DamagedRun."""
     try:
-        state: dict[str, Any] = json.loads((folder / ".state" / "state.json").read_bytes())
-    except (OSError, ValueError):
+        text = (run.folder / ".state" / "state.json").read_bytes()
+    except OSError:
         return None
-    return state
+    try:
+        return check_state(run.name, json.loads(text))
+    except ValueError as error:
+        raise damaged(run.name, str(error)) from None
 
 
 # --- before the agent has written a state -----------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def _is_submitting(run: Run) -> bool:
 
 def has_begun(run: Run) -> bool:
     """Whether the run has an agent or is about to, or was taken out of its queue."""
-    return is_abandoned(run) or _is_submitting(run) or read_state(run.folder) is not None
+    return is_abandoned(run) or _is_submitting(run) or read_state(run) is not None
 
 
 def abandon(run: Run) -> None:

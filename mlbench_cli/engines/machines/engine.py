@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,7 +18,7 @@ from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import DamagedRun, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
@@ -132,8 +133,9 @@ class MachinesEngine(ABC):
         if not force:
             self._refuse_loss(run)
         elif RunFolder(run.folder).read_observation() is None:
-            self.cancel(run)
-            self._await_end(run)
+            with suppress(DamagedRun):  # its processes are found by their folder
+                self.cancel(run)
+                self._await_end(run)
         for answer in run_in_parallel(lambda channel: self._remove(channel, run, force), self._channels(run)):
             if isinstance(answer, MlbenchError) and not force:
                 raise answer

@@ -76,12 +76,16 @@ class EngineLab(Lab):
 
     def agents(self, run: Run) -> list[int]:
         """The agents of the run, by node, once all of them are known."""
+        return [json.loads(path.read_text())["pid"] for path in self.states(run)]
+
+    def states(self, run: Run) -> list[Path]:
+        """What the run's head has of each node's agent, once all of them are there."""
         states = [run.folder / ".state/state.json"]
         if self.kind != "local":  # the head has the states of all, and the last may still be on its way
             place = pod_folder(f"{run.name}-head") / "nodes" if self.kind == "kubernetes" else self.places(run)[0]
             until(lambda: len(list(place.glob("*/.state/state.json"))) == run.spec.workers)
             states = sorted(place.glob("*/.state/state.json"))
-        return [json.loads(path.read_text())["pid"] for path in states]
+        return states
 
 
 def pod_folder(job: str, index: int = 0) -> Path:

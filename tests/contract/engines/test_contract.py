@@ -14,7 +14,7 @@ import pytest
 
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.follow import read_log
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import DamagedRun, NotFoundError, UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.tasks.catalog import load_task
@@ -238,6 +238,19 @@ def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
     until(lambda: not lab.processes(run))
     assert not run.folder.exists()
     lab.engine.delete(run)
+
+
+def test_a_run_that_another_version_executes_is_refused_and_deleted_by_force(lab: EngineLab) -> None:
+    run = lab.start(SLEEP, workers=2)
+    until(lambda: len(lab.processes(run)) == 2)
+    for text, problem in (('{"schema_version": 2}', "write version 2"), ('{"schema_version": 1}', "is damaged")):
+        for path in lab.states(run):
+            path.write_text(text)
+        with pytest.raises(DamagedRun, match=problem):
+            lab.engine.look(run)
+    lab.engine.delete(run, force=True)
+    until(lambda: not lab.processes(run))
+    assert not run.folder.exists()
 
 
 # --- somebody dies --------------------------------------------------------------------------------------------------

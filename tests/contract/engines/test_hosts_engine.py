@@ -50,13 +50,15 @@ def test_a_host_that_is_not_heard_of_any_more_ends_the_run_as_lost_and_the_rest_
     (folder / ".state").mkdir(parents=True)
     run = Run("1", SPEC, folder, "2026-01-01T00:00:00Z")
     state = {
+        "schema_version": 1, "run_id": "1", "name": SPEC.name, "spec_hash": SPEC.hash, "master_port": 1,
+        "finished": None, "seconds": None, "stepped_seconds": 0.0, "pid_namespace": None,
         "first": None, "first_failed": None, "disk_full": False, "start_problem": None, "network_problem": None,
         "started": 1.0, "ended": None,
         "boot_id": None, "host": "elsewhere", "pid": 1, "start_time": 0,
     }  # fmt: skip
     rank = {**pending_facts(0), "phase": "failed", "exit_code": 143, "signal": 15, "stopped": True, "started": 1.0}
     here = {**state, "ranks": [rank], "first": LOST, "ended": "failed", "node_name": "here"}
-    results = {"archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
+    results = {"schema_version": 1, "archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
     put_node(tmp_path, 0, here, results)
     running = {**pending_facts(1), "phase": "running", "started": 1.0}
     beat = put_node(tmp_path, 1, {**state, "ranks": [running], "node_name": "away"}, None)

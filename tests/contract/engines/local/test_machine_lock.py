@@ -102,13 +102,13 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     assert f"{second.name} is waiting for this machine: {first.name} of user " in sentence
     assert "Timeout 24 h; mlbench run --share-machine" in sentence
     assert "--share-machine" in sentence
-    assert read_state(second.folder) is None
+    assert read_state(second) is None
     observation = other.engine.look(second)
     assert {worker.reason for worker in observation.workers} == {"waiting for the runs before it"}
     (tmp_path / "go").touch()
     assert waiting.wait(PATIENCE) == 0
     assert other.end(second).ended == "exited"
-    first_end, second_start = (read_state(run.folder) for run in (first, second))
+    first_end, second_start = (read_state(run) for run in (first, second))
     assert first_end is not None
     assert second_start is not None
     assert first_end["finished"] <= second_start["started"]
@@ -134,7 +134,7 @@ def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, oth
     lab.end(first)
     for run in (runs[0], runs[2], runs[3]):
         assert other.end(run).ended == "exited"
-    served = [read_state(run.folder) for run in (runs[0], runs[2], runs[3])]
+    served = [read_state(run) for run in (runs[0], runs[2], runs[3])]
     times = [state["started"] for state in served if state is not None]
     assert len(times) == 3
     assert times == sorted(times)
@@ -145,7 +145,7 @@ def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock:
     run = lab.record(SLEEP)
     client = start_in_another_process(run, lab.store.folder)
     assert client.wait(PATIENCE) == 0  # the client is gone; the run was detached
-    state = read_state(run.folder)
+    state = read_state(run)
     assert state is not None
     assert not is_free(lock)
     if victim == "agent":
@@ -174,7 +174,7 @@ def test_a_run_that_waits_can_be_canceled(lab: Lab, other: Lab, tmp_path: Path) 
     _, problem = waiting.communicate(timeout=120)
     assert waiting.returncode != 0
     assert "was canceled before it started" in problem
-    assert read_state(run.folder) is None
+    assert read_state(run) is None
 
 
 def test_a_run_that_shares_starts_at_once_and_says_so(lab: Lab, other: Lab) -> None:
@@ -272,7 +272,7 @@ def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp
     assert out == "later-1\n"
     assert f"later-1 is waiting for this machine: {first.name} of user" in err
     assert mlbench(["run", "now", "1", "--share-machine", "--command", "true", "-o", "json"]) == 0
-    assert read_state(Store().run("later-1").run.folder) is None
+    assert read_state(Store().run("later-1").run) is None
     (tmp_path / "go").touch()
     assert mlbench(["wait", "later-1"]) == 0
 
@@ -285,7 +285,7 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     waiting.send_signal(signal.SIGINT)
     waiting.communicate(timeout=120)
     assert waiting.returncode == 130
-    assert read_state(Store().run("mine-1").run.folder) is None
+    assert read_state(Store().run("mine-1").run) is None
 
 
 def _next_sentence(client: "subprocess.Popen[str]", start: str) -> str:

@@ -214,7 +214,7 @@ def test_a_single_worker_needs_no_network(lab: Lab) -> None:
 
 def test_a_run_whose_network_breaks_fails_with_the_reason(lab: Lab) -> None:
     run = lab.start(("sleep", "600"), workers=2, network=SLOW)
-    state = read_state(run.folder)
+    state = read_state(run)
     assert state is not None
     children = [int(pid) for pid in Path(f"/proc/{state['pid']}/task/{state['pid']}/children").read_text().split()]
     (hub,) = (pid for pid in children if b"network.hub" in Path(f"/proc/{pid}/cmdline").read_bytes())
