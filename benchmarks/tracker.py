@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from task_images.classification import Samples
 from task_images.clock import Tracker
 from task_images.contract import Contract
 from task_images.data import ArrayData
@@ -24,7 +23,7 @@ from task_images.methods.base import Bsp
 from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import Plan, SampleBatches, Trainer
+from task_images.train import Plan, SampleBatches, Samples, Trainer
 from task_images.world import open_world
 
 BATCH = 32

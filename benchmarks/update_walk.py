@@ -3,10 +3,12 @@
     .venv/bin/python -m benchmarks.update_walk [TASK [METHOD]]        # digits_resnet, the task's own method
 
 Two ranks train the preset tiny; one update of rank 0 is traced, and every call that leads into another file of
-task_images counts as a change of file; `distinct` counts each way from one function to another file once, as a reader
-does. Calls of other threads (of methods that compress) count, too.
+task_images counts as a change of file. A call that a line makes again and again without another change in between, such
+as the hook of each parameter, counts once; `distinct` counts each way from one file to a function of another once. Calls
+of other threads (of methods that compress) count, too.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -28,7 +30,7 @@ def trace(task: str) -> None:
     from task_images.run import find_in, find_package
     from task_images.train import Loop
 
-    calls: list[tuple[str, str, str]] = []  # of the caller, of the called; its function
+    calls: list[tuple[str, int, str, str]] = []  # file and line of the caller; file and function of the called
     own = str(ROOT / "task_images") + os.sep
 
     is_on = threading.Event()
@@ -39,7 +41,8 @@ def trace(task: str) -> None:
         while back is not None and not back.f_code.co_filename.startswith(own):
             back = back.f_back
         if event == "call" and frame.f_code.co_filename.startswith(own):
-            calls.append((back.f_code.co_filename if back else "", frame.f_code.co_filename, frame.f_code.co_qualname))
+            place = (back.f_code.co_filename, back.f_lineno) if back else ("", 0)
+            calls.append((*place, frame.f_code.co_filename, frame.f_code.co_qualname))
 
     step = Loop._step
 
@@ -53,13 +56,14 @@ def trace(task: str) -> None:
         finally:
             sys.setprofile(None)
             is_on.clear()
-            files = {called for _, called, _ in calls}
+            files = {called for _, _, called, _ in calls}
+            changes = [call for call in calls if call[0] != call[2]]
             found = {
                 "files": len(files),
-                "functions": len({call[1:] for call in calls}),
+                "functions": len({call[2:] for call in calls}),
                 "calls": len(calls),
-                "changes": sum(caller != called for caller, called, _ in calls),
-                "distinct": len({call for call in calls if call[0] != call[1]}),
+                "changes": sum(1 for _ in itertools.groupby(changes)),
+                "distinct": len({(caller, *called) for caller, _, *called in changes}),
                 "imported": sum(name.split(".")[0] == "task_images" for name in sys.modules),
             }
             names = sorted(Path(name).relative_to(own).as_posix() for name in files)

@@ -1,9 +1,9 @@
 """The benchmark programs. A package that declares `TASK` is a task: read its `task.py` first. They share these modules:
 
 contract     what the tool gives a task and takes from it, failures by exit code; all that the tool and its tasks share
-train        the training loop: epochs, validation, goal, budget, checkpoints; `Trainer`; number formats
-metrics      of a whole data set, over all ranks
-classification   batches of inputs and targets; for images, from model and data to the result
+train        the training loop: epochs, validation, goal, budget; `Trainer`, and `Samples`: passes on batches; number formats
+metrics      of a whole data set, and losses, over all ranks
+classification   of images, from model and data to the result
 methods      how gradients travel: a method is a file
 run          `python -m task_images.run TASK` is a rank: contract in, exit code out
 parameters   what a task declares of itself; describe: writes it to catalog.json, which the tool reads

@@ -2,11 +2,13 @@
 or rank means would depend on how the data are split."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from task_images.contract import DivergedError
 from task_images.world import World
 
 
@@ -47,6 +49,12 @@ class Metric:
             # One transfer for all of them.
             for index, value in zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True):
                 sums[index] += value
+        return sums
+
+    def read(self) -> list[float]:
+        """This rank's sums, which stay."""
+        sums = self.take()
+        self.add(*sums)
         return sums
 
 
@@ -141,12 +149,68 @@ class Dice(Metric):
         return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
 
 
-def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
+Values = dict[str, float]
+
+
+def collect(world: World, metrics: Sequence[Metric]) -> Values:
     """name -> value over all ranks; resets the metrics. One collective, so every rank must call it."""
     own = [metric.take() for metric in metrics]
     total = world.sum([number for sums in own for number in sums])
-    values, start = {}, 0
+    values: Values = {}
+    start = 0
     for metric, sums in zip(metrics, own, strict=True):
         values[metric.name] = metric.value(total[start : start + len(sums)])
         start += len(sums)
     return values
+
+
+class TrainingLoss:
+    """Losses of this rank's passes; their means are over all ranks, which must request them after the same updates."""
+
+    def __init__(self) -> None:
+        self._added, self._recent, self._whole = (Mean("loss") for _ in range(3))
+
+    def add(self, mean: Tensor | float, weight: float) -> None:
+        """Add this rank's mean loss over `weight` samples (or tokens). On a device, it stays there."""
+        self._added.add_mean(mean, weight)
+
+    def collect_recent(self, world: World, epoch: int, step: int) -> float:
+        """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
+        self._fold()
+        loss = collect(world, [self._recent])["loss"]
+        if not math.isfinite(loss):
+            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
+        return loss
+
+    def collect_whole(self, world: World) -> float:
+        """The mean since the last call of this method, NaN if nothing was added; one collective."""
+        self._fold()
+        return collect(world, [self._whole])["loss"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's sums that are not yet part of a mean."""
+        self._fold()
+        return {"recent": self._recent.read(), "whole": self._whole.read()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums of `state_dict`."""
+        self._recent.add(*state["recent"])
+        self._whole.add(*state["whole"])
+
+    def _fold(self) -> None:
+        sums = self._added.take()
+        self._recent.add(*sums)
+        self._whole.add(*sums)
+
+
+def check_finite(values: Mapping[str, float], epoch: int) -> Values:
+    """Check and return the `values` of a validation. Raises DivergedError if their loss is not finite: the last update
+    may have broken a model whose training loss was still finite."""
+    if not math.isfinite(values["loss"]):
+        raise make_divergence_error(f"the validation loss is {values['loss']} in epoch {epoch}")
+    return dict(values)
+
+
+def make_divergence_error(what: str) -> DivergedError:
+    """The error for a non-finite figure named `what`."""
+    return DivergedError(f"{what}: the training has diverged", "A lower learning rate may help.")

@@ -20,7 +20,6 @@ seed_all, generator          random numbers that do not depend on the number of 
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
 
-from task_images.classification import Samples
 from task_images.clock import Tracker
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError, emit
 from task_images.data import ArrayData, Batch, Data, generator, seed_all
@@ -31,6 +30,6 @@ from task_images.prepare import load_validation
 from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run
 from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
-from task_images.train import Batches, PassLoss, Plan, Precision, SampleBatches, Trainer, Unit, Update, Work
+from task_images.train import Batches, PassLoss, Plan, Precision, SampleBatches, Samples, Trainer, Unit, Update, Work
 from task_images.translation.bleu import Bleu, corpus_bleu
 from task_images.world import World

@@ -28,7 +28,7 @@ def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:
 
     compile=blocks: each block of the model, so that gradients still appear one after another; graphs: all of it, and on
     a GPU the kernels of a pass are recorded once and replayed as CUDA graphs, so that small steps do not wait for
-    kernel launches (see `Graphs`); only for training batches of the usual size, see classification.Samples.
+    kernel launches (see `Graphs`); only for training batches of the usual size, see train.Samples.
     """
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)

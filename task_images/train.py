@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -24,9 +23,18 @@ from torch import Tensor, nn
 
 from task_images import Lazy
 from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
-from task_images.contract import CATEGORIES, DivergedError, TaskUsageError
+from task_images.contract import CATEGORIES, TaskUsageError
 from task_images.data import Batch, Data, load_lasting_states, read_lasting_states, seed_device
 from task_images.methods.base import LossScale, MakeOptimizer, Method
+from task_images.metrics import (
+    Mean,
+    Metric,
+    TrainingLoss,
+    Values,
+    check_finite,
+    collect,
+    make_divergence_error,
+)
 from task_images.parameters import CUDNN, CudaSettings
 from task_images.parameters import Protocol as ThroughputProtocol
 from task_images.report import GoalWatch, Reporter
@@ -95,82 +103,6 @@ class SampleBatches:
                 yield Update([batch], 1, batch.size, batch.total, batch.total)
 
 
-# Maximum number of losses that stay on the device to be read together.
-MAX_HELD = 64
-
-
-class TrainingLoss:
-    """Losses of this rank's passes; their means are over all ranks.
-
-    A loss may be a scalar on a device. It stays there until a mean is requested, or until there are MAX_HELD; then
-    `read` returns all values in one transfer. All ranks must request means after the same updates.
-    """
-
-    def __init__(self, read: Callable[[list[Any]], list[float]]) -> None:
-        self._read = read
-        self._held: list[Any] = []
-        self._weights: list[float] = []
-        self._recent, self._whole = (0.0, 0.0), (0.0, 0.0)  # weighted sum and weight
-
-    def add(self, mean: Any, weight: float) -> None:
-        """Add this rank's mean loss over `weight` samples (or tokens)."""
-        self._held.append(mean)
-        self._weights.append(weight)
-        if len(self._held) == MAX_HELD:
-            self._fold()
-
-    def collect_recent(self, world: World, epoch: int, step: int) -> float:
-        """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
-        self._fold()
-        loss, self._recent = _average(world, self._recent), (0.0, 0.0)
-        if not math.isfinite(loss):
-            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
-        return loss
-
-    def collect_whole(self, world: World) -> float:
-        """The mean since the last call of this method, NaN if nothing was added; one collective."""
-        self._fold()
-        loss, self._whole = _average(world, self._whole), (0.0, 0.0)
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's sums that are not yet part of a mean."""
-        self._fold()
-        return {"recent": list(self._recent), "whole": list(self._whole)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums of `state_dict`."""
-        self._recent, self._whole = (state["recent"][0], state["recent"][1]), (state["whole"][0], state["whole"][1])
-
-    def _fold(self) -> None:
-        if not self._held:
-            return
-        means, weights = self._read(self._held), self._weights
-        total, weight = sum(mean * each for mean, each in zip(means, weights, strict=True)), sum(weights)
-        self._recent = (self._recent[0] + total, self._recent[1] + weight)
-        self._whole = (self._whole[0] + total, self._whole[1] + weight)
-        self._held, self._weights = [], []
-
-
-def _average(world: World, own: tuple[float, float]) -> float:
-    total, weight = world.sum(own)
-    return total / weight if weight else math.nan
-
-
-def check_finite(values: Mapping[str, float], epoch: int) -> dict[str, float]:
-    """Check and return the `values` of a validation. Raises DivergedError if their loss is not finite: the last update
-    may have broken a model whose training loss was still finite."""
-    if not math.isfinite(values["loss"]):
-        raise make_divergence_error(f"the validation loss is {values['loss']} in epoch {epoch}")
-    return dict(values)
-
-
-def make_divergence_error(what: str) -> DivergedError:
-    """The error for a non-finite figure named `what`."""
-    return DivergedError(f"{what}: the training has diverged", "A lower learning rate may help.")
-
-
-Values = dict[str, float]
 NO_PROTOCOL = ThroughputProtocol(blocks=0)
 
 # Prefix of metrics of the training samples. Metrics of the validation set have no prefix in a goal.
@@ -275,7 +207,7 @@ class Loop(Generic[P]):
         self.world.await_loading()
         self.tracker, self.position = self._make_tracker(), Position()
         self.curve: list[Values] = []
-        self.losses = TrainingLoss(self._read_losses)
+        self.losses = TrainingLoss()
         self._is_done, self._spent = False, False
         self._attach()
         contract = self.world.contract
@@ -372,7 +304,7 @@ class Loop(Generic[P]):
                 position.epoch, position.in_epoch = position.epoch + 1, 0
         measured = meter.measurement()
         self._measured_loss = self.losses.collect_whole(self.world)
-        if not isfinite(self._measured_loss):
+        if not math.isfinite(self._measured_loss):
             raise make_divergence_error(f"the training loss is {self._measured_loss}")
         self.report.say(str(measured))
         self.report.metric(f"{self.unit.name}_per_second", measured.summary.mean, unit=f"{self.unit.name}/s")
@@ -515,10 +447,6 @@ class Loop(Generic[P]):
     def _set_mode(self, training: bool) -> None:
         """Switch the model between training and evaluation."""
 
-    def _read_losses(self, losses: list[Any]) -> list[float]:
-        """The values of losses that may be on a device, in one transfer."""
-        raise NotImplementedError
-
     def _collect_training_values(self) -> Values:
         """Metrics of the training passes since the last call, over all ranks, by name without prefix. Collective."""
         return {}
@@ -623,6 +551,95 @@ class Work(Protocol[W]):
 
 
 @dataclass
+class Samples:
+    """A task whose passes map a batch of inputs to outputs and a loss: what a pass computes, and the
+    validation of the whole validation set, each rank on its shard, which may be empty.
+
+    model              unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch to validate
+    loss_of            (outputs, targets) -> mean over the batch; validation_loss: None: the same
+    metrics            of the validation set, including the goal's
+    training_metrics   of the training samples, as augmented, by the model that trained on them
+    scores             maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)
+    compiled           whether the model has compiled parts: they are used only for training batches of the usual size,
+                       because recompiling for a few others costs more than it saves
+    """
+
+    world: World
+    data: Data
+    model: nn.Module
+    loss_of: Loss
+    metrics: Sequence[Metric] = ()
+    training_metrics: Sequence[Metric] = ()
+    validation_loss: Loss | None = None
+    scores: Callable[[Tensor], Tensor] | None = None
+    precision: Precision | None = None
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        self._usual = 0
+
+    def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """Inputs and targets on the device; the first batch's size is the usual one."""
+        self._usual = self._usual or part.size
+        return self.data.prepare(part, training=True)
+
+    def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        """The model's outputs."""
+        with run_eagerly(self.compiled and len(data[1]) != self._usual):
+            outputs: Tensor = model(data[0])
+        return outputs
+
+    def loss(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> PassLoss:
+        """The mean loss over the batch, with the number of samples."""
+        value = self.loss_of(outputs, data[1])
+        return PassLoss(value, value.detach(), len(data[1]))
+
+    def observe(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> None:
+        """Add a pass to the metrics, asynchronously."""
+        self._count(self.training_metrics, outputs.detach(), data[1])
+
+    def _count(self, metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> None:
+        scores = outputs if self.scores is None else self.scores(outputs)
+        for metric in metrics:
+            metric.update(scores, targets)
+
+    def read_sums(self) -> list[list[float]]:
+        """This rank's sums of the metrics since they were last collected, for a checkpoint."""
+        sums = [metric.take() for metric in self.training_metrics]
+        self.load_sums(sums)
+        return sums
+
+    def load_sums(self, sums: list[list[float]]) -> None:
+        """Restore the sums of `read_sums`."""
+        for metric, own in zip(self.training_metrics, sums, strict=True):
+            metric.take()
+            metric.add(*own)
+
+    def collect_metrics(self, world: World) -> Values:
+        """The metrics since the last call, over all ranks. Collective."""
+        return collect(world, self.training_metrics) if self.training_metrics else {}
+
+    def validate(self, epoch: int) -> Values:
+        """Loss and metrics over the whole validation set. Collective."""
+        mean, loss_of = Mean("loss"), self.validation_loss or self.loss_of
+        autocast = contextlib.nullcontext if self.precision is None else self.precision.autocast
+        with torch.inference_mode(), run_eagerly(self.compiled):
+            for batch in self.data.validation():
+                inputs, targets = self.data.prepare(batch, training=False)
+                with autocast():
+                    outputs = self.model(inputs)
+                    loss = loss_of(outputs, targets)
+                mean.add_mean(loss, batch.size)
+                self._count(self.metrics, outputs, targets)
+        return check_finite(collect(self.world, [mean, *self.metrics]), epoch)
+
+
+def run_eagerly(needed: bool) -> AbstractContextManager[object]:
+    """A context that bypasses compiled code if `needed`."""
+    return torch.compiler.set_stance("force_eager") if needed else contextlib.nullcontext()
+
+
+@dataclass
 class Trainer(Loop[P], Generic[P]):
     """A training in torch.
 
@@ -692,7 +709,6 @@ class Trainer(Loop[P], Generic[P]):
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
-            enter("metrics")
             for loss in losses:
                 self.losses.add(loss.mean, loss.weight)
         return updated
@@ -722,10 +738,6 @@ class Trainer(Loop[P], Generic[P]):
 
     def _set_mode(self, training: bool) -> None:
         self._trained.train(training)
-
-    def _read_losses(self, losses: list[Any]) -> list[float]:
-        values: list[float] = torch.stack(losses).tolist()
-        return values
 
     def _collect_training_values(self) -> Values:
         collect_metrics = getattr(self.work, "collect_metrics", None)

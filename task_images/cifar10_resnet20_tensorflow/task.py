@@ -25,10 +25,11 @@ from task_images.cifar10_resnet20.data import prepare_data as prepare_data
 from task_images.contract import Contract, PeerLostError, TaskUsageError
 from task_images.data import Batch, numpy_generator
 from task_images.images import ImageData
+from task_images.metrics import Values, check_finite
 from task_images.parameters import AccuracySettings, SgdSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter
 from task_images.tensorflow_ranks import TensorFlowRanks, find_addresses
-from task_images.train import Loop, Plan, SampleBatches, Unit, Update, Values, check_finite
+from task_images.train import Loop, Plan, SampleBatches, Unit, Update
 from task_images.world import World, check_same, open_world
 
 tf: Any = Lazy("tensorflow")
@@ -398,9 +399,6 @@ class TensorFlowTrainer(Loop[Batch]):
         enter("metrics")
         self.losses.add(float(loss), update.weight)
         return True
-
-    def _read_losses(self, losses: list[Any]) -> list[float]:
-        return losses
 
     def _check_replicas(self) -> Values:
         """Raises DivergedError if parameters differ; running statistics are averaged."""

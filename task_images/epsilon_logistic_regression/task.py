@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from task_images.classification import Samples
 from task_images.contract import Contract
 from task_images.data import ArrayData, seed_all
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
@@ -26,7 +25,7 @@ from task_images.parameters import (
 )
 from task_images.report import made_up, make_accuracy_goal, training_session
 from task_images.schedules import PerUpdate, Schedule, follow_plateaus
-from task_images.train import Plan, SampleBatches, Trainer, Unit
+from task_images.train import Plan, SampleBatches, Samples, Trainer, Unit
 
 
 @dataclass(frozen=True)

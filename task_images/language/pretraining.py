@@ -29,7 +29,7 @@ from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.methods.fsdp import Sharded
-from task_images.metrics import Mean, collect
+from task_images.metrics import Mean, Values, check_finite, collect
 from task_images.parameters import read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
@@ -41,8 +41,6 @@ from task_images.train import (
     Trainer,
     Unit,
     Update,
-    Values,
-    check_finite,
     count_parameters,
     split_decay,
 )

@@ -7,14 +7,13 @@ a full bucket waits for those that come before it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from task_images.methods import torch
-from task_images.methods.base import LossScale, Method
+from task_images.methods.base import NOTHING, Method
 from task_images.methods.plans import Groups
 
 if TYPE_CHECKING:
@@ -136,22 +135,10 @@ class Bucketed(Method):
 
     # --- an update ----------------------------------------------------------------------------------------------------
 
-    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Begin an update, whose messages start when the first gradient of the last pass is ready."""
-        super().begin(weight, total, passes, scale)
-        self._open = False
-
     def last_pass(self) -> AbstractContextManager[object]:
-        """A context in which the hooks take gradients."""
-        return self._arm() if self.world.size > 1 else super().last_pass()
-
-    @contextlib.contextmanager
-    def _arm(self) -> Iterator[None]:
+        """From now on the hooks take gradients, and messages start when the first one is ready."""
         self._armed = True
-        try:
-            yield
-        finally:
-            self._armed = False
+        return NOTHING
 
     def open_update(self) -> None:
         """Begin to fill the buckets; the sums of the last update are no longer needed."""
@@ -188,8 +175,10 @@ class Bucketed(Method):
 
     def end_backward(self) -> None:
         """Take what has no gradient, or had none of its own, and send the rest."""
+        self._armed = False
         if not self._open:
             self.open_update()
+        self._open = False
         for slot in self._slots.values():
             if not slot.has_arrived:
                 self._take(slot)

@@ -12,7 +12,7 @@ from task_images.methods.scheduled import Fusion
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.methods.link import Pending
+    from task_images.methods.base import Pending
 
 
 class Fp16(Fusion):

@@ -22,7 +22,7 @@ from task_images.methods.plans import Cost, Groups
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from task_images.methods.link import Link, Pending
+    from task_images.methods.base import Link, Pending
 
 # Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and
 # selected, are skipped; medians of the others are used.

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from task_images.contract import PeerLostError
 from task_images.methods import Lazy, dist, plans, torch
-from task_images.methods.base import MethodError, Option, size_option
+from task_images.methods.base import MethodError, Option, Pending, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.link import Pending
 from task_images.methods.plans import Groups
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
 

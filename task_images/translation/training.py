@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
-from task_images.metrics import Mean, collect
+from task_images.metrics import Mean, Values, collect
 from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
-from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, Values, count_parameters
+from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, count_parameters
 from task_images.translation import TranslationSettings
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Decoder, Search, beam_search

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import seed_all, shard
 from task_images.methods.base import Bsp, prepare_method
-from task_images.metrics import Mean, Perplexity, collect
+from task_images.metrics import Mean, Perplexity, Values, check_finite, collect
 from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import Constant, LinearWarmup, PerUpdate
@@ -33,8 +33,6 @@ from task_images.train import (
     Trainer,
     Unit,
     Update,
-    Values,
-    check_finite,
     count_parameters,
     refuse_bf16_lstm,
 )

@@ -9,8 +9,8 @@ from task_images.contract import CATEGORIES, Contract, DivergedError
 from task_images.epsilon_logistic_regression.task import MeanOfWeights
 from task_images.methods.base import Bsp, LossScale
 from task_images.methods.half import Fp16
+from task_images.metrics import TrainingLoss
 from task_images.run import run
-from task_images.train import TrainingLoss
 from task_images.world import World, average_buffers, broadcast_state, check_identical, open_world
 
 UPDATES = 4
@@ -181,7 +181,7 @@ def timings_are_spread_over_ranks(world: World) -> None:
 
 
 def one_bad_loss_stops_every_rank(world: World) -> None:
-    loss = TrainingLoss(lambda losses: torch.stack(losses).tolist())
+    loss = TrainingLoss()
     loss.add(torch.tensor(float("nan") if world.rank == 2 else 1.0), 4)
     with pytest.raises(DivergedError, match="epoch 1, at step 25"):
         loss.collect_recent(world, 1, 25)

@@ -49,9 +49,6 @@ class MeanTrainer(Loop[Numbers]):
         self.losses.add(0.5 * (errors**2).mean(), update.weight)
         return True
 
-    def _read_losses(self, losses: list[float]) -> list[float]:
-        return losses
-
     def _check_replicas(self) -> dict[str, float]:
         return {}
 

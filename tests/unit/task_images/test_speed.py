@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.classification import Samples, train_classifier
+from task_images.classification import train_classifier
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError, parse_event
 from task_images.data import ArrayData
 from task_images.methods.base import Bsp, Method
@@ -15,7 +15,7 @@ from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
-from task_images.train import Plan, SampleBatches, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
+from task_images.train import Plan, SampleBatches, Samples, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
 CPU = torch.device("cpu")
