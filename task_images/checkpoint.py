@@ -6,19 +6,25 @@ FOLDER/UPDATE/rank-N.pt       what rank N has of its own: state of its method, l
 FOLDER/UPDATE/__N_0.distcp    instead of model and optimizer in main.pt, if the model may be sharded: rank N's part
                               (torch.distributed.checkpoint), which another layout can read
 
+FOLDER/clock-N.json             for restarts: when rank N first began training, by the machine's clock
+FOLDER/training-A-N             exists once rank N trains in attempt A
+
 Rank 0 writes main.pt last, and each .pt file is written atomically. A checkpoint is complete when it has main.pt and
 the files of as many ranks as that names, all of a run with the same settings. Ranks on several machines may write to
 different folders; only a sharded model needs one that all ranks see. Of .pt files only data are unpickled, no code.
 """
 
 import contextlib
+import json
+import math
 import os
 import pickle
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +36,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils._pytree import tree_map
 
-from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.clock import ClockLook, Snapshot
+from task_images.contract import CATEGORIES, EnvironmentUnfitError, TaskUsageError
+from task_images.data import load_lasting_states, read_lasting_states
 from task_images.world import World
 
 FORM = 4
@@ -40,6 +48,173 @@ KEPT = 3  # checkpoints for restarts: another rank may be one behind, and the la
 
 # A rank that writes or reads a whole model alone intends to.
 warnings.filterwarnings("ignore", message=".*single process.*", module=r"torch\.distributed\.checkpoint")
+
+
+class Checkpoints:
+    """The checkpoints of a training (`train.Trainer`, or another `Loop`, which is not saved): those that its parameters
+    ask for, and those from which the agent starts its ranks again after one was lost."""
+
+    def __init__(self, training: Any) -> None:
+        self._training, self._world, contract = training, training.world, training.world.contract
+        self._asked: Folder | None = None
+        self._behind = Folder(self._world, Path(contract.checkpoint_dir)) if contract.checkpoint_dir else None
+        self._again = contract.resume_from if contract.checkpoint_dir else None
+        self._is_written = bool(contract.checkpoint_dir) and contract.checkpoint_every is not None
+        text = contract.checkpoint_every or "60s"
+        self._updates = int(text) if text.isdecimal() else 0  # between two checkpoints, or
+        self._seconds = 0.0 if self._updates else float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
+        self._look, self._due = ClockLook(), math.inf
+
+    def resume(self) -> Snapshot | None:
+        """Resume from the checkpoint that the agent or the parameters name, if any; returns its clock. Collective."""
+        training, world, again = self._training, self._world, self._again
+        if not training.is_saved or not (again or training.plan.resume):
+            return None
+        begun, place = time.monotonic(), Path(again or training.plan.resume)
+        if again:
+            share(world, place)
+        main = read_main(world, place, {"task": training.name, **training.identity})
+        self._load_model(main, place)
+        scale = training.number_format.scale
+        if scale and main["loss_scale"]:
+            scale.value, scale.good = main["loss_scale"]["value"], main["loss_scale"]["good"]
+        self._load_own(read_own(world, place, main), main["ranks"])
+        vars(training.schedule).update(main["schedule"])
+        position = training.position
+        vars(position).update(main["position"])
+        if training.goal and main["goal"]:
+            training.goal.load_state_dict(main["goal"])
+        for name, item in training.states.items():
+            item.load_state_dict(main["states"][name])
+        training.details["resumed"] = {"epoch": position.epoch - 1, "updates": position.total}
+        training.report.say(f"resuming after epoch {position.epoch - 1}, update {position.total}")
+        if again:
+            training.curve = main["curve"]
+            training.report.metric("restore_seconds", time.monotonic() - begun, step=position.total, unit="s")
+        return Snapshot(**main["clock"])
+
+    def begin(self, earlier: Snapshot | None) -> Snapshot | None:
+        """Record that this rank trains. Returns the clock of the checkpoint, advanced to the seconds since the first
+        update of the whole run: time lost since then counts for the run, but not as training."""
+        if self._behind is None:
+            return earlier
+        contract, folder, now = self._world.contract, self._behind.folder, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        clock, begun = folder / f"clock-{contract.rank}.json", now
+        try:
+            begun = float(json.loads(clock.read_bytes())["monotonic"])
+        except (OSError, ValueError, KeyError):
+            partial = clock.with_suffix(".partial")
+            partial.write_text(json.dumps({"monotonic": now}))
+            partial.replace(clock)
+        (folder / f"training-{contract.attempt}-{contract.rank}").touch()
+        self._due = now + self._seconds
+        if earlier is None and begun == now:
+            return None
+        earlier = earlier or Snapshot(dict.fromkeys(CATEGORIES, 0.0), 0.0, 0.0, 0, 0, 0)
+        lost = max(0.0, now - begun - earlier.wall)
+        seconds = {**earlier.seconds, "other": earlier.seconds["other"] + lost}
+        return replace(earlier, wall=earlier.wall + lost, seconds=seconds)
+
+    def after_update(self, is_end: bool) -> None:
+        """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
+        training, update = self._training, self._training.position.total
+        if not training.is_saved:
+            return
+        plan = training.plan
+        if (plan.checkpoint and is_end) or (plan.checkpoint_every and update % plan.checkpoint_every == 0):
+            if self._asked is None:
+                folder = Path(plan.checkpoint_dir or Path(self._world.contract.output_dir, "checkpoints"))
+                self._asked = Folder(self._world, folder, keeps_all=bool(plan.checkpoint_dir))
+            with training.consensus():
+                self._asked.write(update, self._collect())
+        if self._behind is None or training.is_sharded or training.is_done or not self._is_due(update):
+            return
+        begun = time.monotonic()
+        with training.consensus():
+            self._behind.write_behind(update, self._collect())
+        blocked, tracker = time.monotonic() - begun, training.tracker
+        training.report.metric("checkpoint_seconds", blocked, step=update, seconds=tracker.snapshot().wall, unit="s")
+
+    def wait(self) -> None:
+        """Wait for what is still being written: a run whose checkpoints could not be written has no result."""
+        if self._behind is not None:
+            self._behind.wait()
+
+    def _is_due(self, update: int) -> bool:
+        """Whether to write a checkpoint for restarts; by rank 0's clock if they are apart in time. Collective."""
+        if self._updates or not self._is_written:
+            return self._is_written and update % self._updates == 0
+        is_due = self._look.is_past(update, lambda: float(self._world.agree(self._due - time.monotonic())))
+        if is_due:
+            self._due = time.monotonic() + self._seconds
+        return is_due
+
+    def _collect(self) -> "State":
+        """The state for a checkpoint. Collective, within `consensus`."""
+        training, method, world = self._training, self._training.method, self._world
+        scale, read_sums = training.number_format.scale, getattr(training.work, "read_sums", None)
+        main = {
+            "identity": {"task": training.name, **training.identity},
+            "schedule": {
+                key: value for key, value in vars(training.schedule).items() if isinstance(value, int | float)
+            },
+            "position": asdict(training.position),
+            "clock": asdict(training.tracker.snapshot()),
+            "goal": training.goal.state_dict() if training.goal else None,
+            "states": {name: dict(item.state_dict()) for name, item in training.states.items()},
+            "curve": training.curve,
+            "loss_scale": asdict(scale) if scale else None,
+        }
+        own = {
+            "method": method.own_state() if world.size > 1 else {},
+            "losses": training.losses.state_dict(),
+            "buffers": {name: buffer.detach() for name, buffer in training.model.named_buffers()},
+            "random": torch.get_rng_state(),
+            "streams": read_lasting_states(),
+            "sums": None if read_sums is None else read_sums(),
+        }
+        if not training.is_in_parts:
+            return State({**main, **method.state_dict()}, own)
+        parts = collect_parts(method.model, method.optimizer)
+        return State({**main, "update": method.update}, own, parts, training.is_sharded)
+
+    def _load_model(self, main: Mapping[str, Any], place: Path) -> None:
+        training, method = self._training, self._training.method
+        if training.is_in_parts == ("model" in main):
+            raise TaskUsageError(
+                f"{place} has its optimizer's state in another form than this method needs (sharded or whole)",
+                "Resume with the method that made it.",
+            )
+        if training.is_in_parts:
+            load_parts(place, method.model, method.optimizer, training.is_sharded)
+            method.update = main["update"]
+        else:
+            method.load_state_dict(main)
+        if self._world.size > 1:
+            method.take_model()
+
+    def _load_own(self, found: Sequence[Mapping[str, Any]], ranks: int) -> None:
+        """What this rank had of its own if there are as many ranks as before, else what all had."""
+        training, method = self._training, self._training.method
+        if ranks != self._world.size:
+            methods = [own["method"] for own in found]
+            if self._world.size > 1 and all(methods):
+                method.load_other_states(methods)
+            return
+        [own] = found
+        if own["method"]:
+            method.load_own_state(own["method"])
+        training.losses.load_state_dict(own["losses"])
+        for name, buffer in training.model.named_buffers():
+            buffer.detach().copy_(own["buffers"][name])
+        torch.set_rng_state(own["random"])
+        load_lasting_states(own["streams"])
+        if own["sums"] is not None:
+            training.work.load_sums(own["sums"])
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,11 +231,11 @@ class State:
     is_sharded: bool = False
 
 
-class Checkpoints:
+class Folder:
     """The checkpoints that this rank writes to `folder`: all stay, or the last one."""
 
     def __init__(self, world: World, folder: Path, *, keeps_all: bool = False) -> None:
-        self._world, self._folder, self._keeps_all = world, folder, keeps_all
+        self._world, self.folder, self._keeps_all = world, folder, keeps_all
         self._written = [] if keeps_all else self._list_earlier()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -76,11 +251,11 @@ class Checkpoints:
     def _list_earlier(self) -> list[int]:
         """What this rank wrote here before it was started again."""
         own = OWN.format(self._world.rank)
-        return sorted(int(file.parent.name) for file in self._folder.glob(f"*/{own}") if file.parent.name.isdecimal())
+        return sorted(int(file.parent.name) for file in self.folder.glob(f"*/{own}") if file.parent.name.isdecimal())
 
     def _write(self, update: int, state: State, meet: Callable[[], None] | None = None) -> None:
         """Write this rank's files; rank 0 writes the last one after a call of `meet`. Raises EnvironmentUnfitError."""
-        world, place = self._world, self._folder / str(update)
+        world, place = self._world, self.folder / str(update)
         settings = {"identity": dict(state.main["identity"]), "ranks": world.size}
         with self._explain_errors(place):
             place.mkdir(parents=True, exist_ok=True)
@@ -136,7 +311,7 @@ class Checkpoints:
     def _drop_all_but(self, kept: int) -> None:
         rank = self._world.rank
         while len(self._written) > kept:
-            place = self._folder / str(self._written.pop(0))
+            place = self.folder / str(self._written.pop(0))
             shared = [place / MAIN, place / METADATA] if rank == 0 else []
             for file in (*shared, place / OWN.format(rank), *place.glob(f"__{rank}_*.distcp")):
                 file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Time by category: the clock is always in exactly one category, so the categories add up to the wall time.
 
-    tracker = Tracker(marks=world.marks())    # None on a CPU
+    tracker = Tracker(world.device)
     tracker.restart()
     for batch in tracker.waiting(loader):
         tracker.begin_step()
@@ -8,7 +8,7 @@
         ...
         tracker.end_step(batch.total)
 
-On an asynchronous device, boundaries are marks in its queue (CUDA events), read a few hundred at a time: work counts
+On a GPU, boundaries are events in its queue, read a few hundred at a time: work counts
 for the category that launched it, and waiting for data only while the device was idle. The host waits for the device
 once per RESOLVE_EVERY boundaries and at every snapshot.
 
@@ -29,15 +29,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
 from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
 from task_images.parameters import Protocol as ThroughputProtocol
-from task_images.world import Marks, World
+from task_images.world import World
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
 Item = TypeVar("Item")
 
-# Boundaries read together, each a mark of the device: about 25 steps.
+# Boundaries read together, each an event of the device: about 25 steps.
 RESOLVE_EVERY = 256
 
 
@@ -61,12 +63,12 @@ class Snapshot:
 
 
 class Tracker:
-    """Measures one rank, by `marks` of its device or the host's clock. Not thread-safe."""
+    """Measures one rank, by events of its GPU or the host's clock. Not thread-safe."""
 
-    def __init__(self, marks: Marks | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._marks = marks
-        self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
+        self._gpu = device if device is not None and device.type == "cuda" else None
+        self._pending: list[tuple[torch.cuda.Event, str, bool]] = []  # category before it, whether inside a step
         self._counted = {name: name for name in CATEGORIES}  # as entered -> as counted
         self._category, self._in_step = "other", False
         self.restart()
@@ -143,29 +145,36 @@ class Tracker:
         return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
 
     def _start_anew(self) -> None:
-        self._last_mark = self._marks.record() if self._marks else None
-        self._mark = self._clock()
+        self._last: float | torch.cuda.Event = self._clock() if self._gpu is None else self._record(self._gpu)
+
+    def _record(self, gpu: torch.device) -> torch.cuda.Event:
+        """An event behind all work launched so far, without waiting."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(gpu))
+        return event
 
     def _book(self, category: str) -> None:
         """A boundary: the time since the last one belongs to `category`."""
         is_training = self._in_step and category not in _OUTSIDE_TRAINING
-        if self._marks is None:
+        if isinstance(self._last, float):
             now = self._clock()
-            self._add(category, now - self._mark, is_training)
-            self._mark = now
+            self._add(category, now - self._last, is_training)
+            self._last = now
             return
-        self._pending.append((self._marks.record(), category, is_training))
+        assert self._gpu is not None
+        self._pending.append((self._record(self._gpu), category, is_training))
         if len(self._pending) >= RESOLVE_EVERY:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Read all pending marks with a single wait."""
-        if self._marks is None or not self._pending:
+        """Read all pending events with a single wait."""
+        if not self._pending:
             return
-        self._marks.wait(self._pending[-1][0])
-        for mark, category, is_training in self._pending:
-            self._add(category, self._marks.seconds_between(self._last_mark, mark), is_training)
-            self._last_mark = mark
+        self._pending[-1][0].synchronize()
+        for event, category, is_training in self._pending:
+            assert isinstance(self._last, torch.cuda.Event)
+            self._add(category, float(self._last.elapsed_time(event)) / 1e3, is_training)
+            self._last = event
         self._pending.clear()
 
     def _add(self, category: str, seconds: float, is_training: bool) -> None:

@@ -1,4 +1,4 @@
-"""The training loop of all tasks. Start reading at `Loop.run`: epochs, validation, goal, budget, checkpoints, reports.
+"""The training loop of all tasks. Start reading at `Loop.run`: epochs, validation, goal, budget, reports.
 `Trainer`, below it, computes updates with torch and a communication method.
 
 The data of a task come as updates of one or more passes, whose gradients are averaged exactly (`Batches`). A task
@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from task_images import Lazy
-from task_images.clock import ClockLook, Measurement, Snapshot, Throughput, Tracker
-from task_images.contract import CATEGORIES, TaskUsageError
-from task_images.data import Batch, Data, load_lasting_states, read_lasting_states, seed_device
+from task_images.clock import ClockLook, Measurement, Throughput, Tracker
+from task_images.contract import TaskUsageError
+from task_images.data import Batch, Data, seed_device
 from task_images.methods.base import LossScale, MakeOptimizer, Method
 from task_images.metrics import (
     Mean,
@@ -42,10 +39,10 @@ from task_images.schedules import Schedule
 from task_images.world import World, average_buffers, sample_gpu
 
 if TYPE_CHECKING:
-    from task_images import checkpoint, peak, restarts, speed
+    from task_images import checkpoint, peak, speed
 else:
     checkpoint, peak = Lazy("task_images.checkpoint"), Lazy("task_images.peak")
-    restarts, speed = Lazy("task_images.restarts"), Lazy("task_images.speed")
+    speed = Lazy("task_images.speed")
 
 P = TypeVar("P")
 
@@ -160,6 +157,11 @@ class Plan:
     resume: str = ""
     protocol: ThroughputProtocol = NO_PROTOCOL
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether checkpoints are written, or there is one to resume from."""
+        return self.checkpoint or bool(self.checkpoint_every or self.resume)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -182,6 +184,8 @@ class Loop(Generic[P]):
     identity      settings that must match between a checkpoint and the run that resumes from it
     after_update, after_validation   called at these points
     """
+
+    is_saved: ClassVar[bool] = False  # whether checkpoints can have its model
 
     world: World
     report: Reporter
@@ -208,22 +212,20 @@ class Loop(Generic[P]):
         self.tracker, self.position = self._make_tracker(), Position()
         self.curve: list[Values] = []
         self.losses = TrainingLoss()
-        self._is_done, self._spent = False, False
+        self.is_done, self._spent = False, False
         self._attach()
-        contract = self.world.contract
-        self._restarts = None if contract.checkpoint_dir is None else restarts.Restarts(contract)
-        earlier = self._restore()
+        is_kept = self.plan.is_saved or self.world.contract.checkpoint_dir
+        self._checkpoints = checkpoint.Checkpoints(self) if is_kept else None
+        earlier = None if self._checkpoints is None else self._checkpoints.resume()
         self.world.barrier()
-        if self._restarts is not None:
-            earlier = _count_lost_time(earlier, self._restarts.begin_training())
-        self.tracker.restart(earlier)
+        self.tracker.restart(earlier if self._checkpoints is None else self._checkpoints.begin(earlier))
         self._begin, self._budget_look = self.tracker.snapshot(), ClockLook()
         measured = self._measure() if self.plan.protocol.is_on else None
-        while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
+        while measured is None and self.position.epoch <= self.plan.epochs and not self.is_done:
             self._train(self.position.epoch)
         end = self.tracker.snapshot()
         self.report.phase("finished")
-        with self._consensus():
+        with self.consensus():
             closing = self.closing()
         facts: dict[str, object] = {
             "curve": self.curve,
@@ -238,7 +240,8 @@ class Loop(Generic[P]):
             facts["measured_at_seconds"] = self.curve[-1]["seconds"]
         details = {**self.details, **facts, **self._facts(self._updates_per_second(measured)), **closing}
         goal = None if measured else self.goal
-        self._finish_writing()
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
         self.report.result(self.tracker, goal, details, self.plan.budget if self._spent else None, end)
         self._close()
 
@@ -254,10 +257,11 @@ class Loop(Generic[P]):
             is_over = self._is_over()
             if step == steps or is_over or self._is_validation_due(step, steps):
                 self._validate_and_report(epoch, is_last=step == steps)
-                if not self._is_done and step < steps:
+                if not self.is_done and step < steps:
                     self._begin_training(epoch)
-            self._write_checkpoints(is_end=step == steps or self._is_done)
-            if self._is_done:
+            if self._checkpoints is not None:
+                self._checkpoints.after_update(is_end=step == steps or self.is_done)
+            if self.is_done:
                 return
 
     def _step(self, update: Update[P], steps: int | None = None) -> int:
@@ -326,7 +330,7 @@ class Loop(Generic[P]):
         trained = {TRAINING + name: value for name, value in self._collect_training_values().items()}
         rate = self._samples_per_second()
         values: Values = {}
-        with self._consensus():
+        with self.consensus():
             extra = self._check_replicas()
             if self.validate is not None:
                 self.report.phase("validation", epoch=epoch, epochs=self.plan.epochs)
@@ -345,7 +349,7 @@ class Loop(Generic[P]):
             position.epoch, position.in_epoch = epoch + 1, 0
         reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
         self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
-        self._is_done = self._spent or (reached and not self.plan.budget)
+        self.is_done = self._spent or (reached and not self.plan.budget)
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:
@@ -402,34 +406,6 @@ class Loop(Generic[P]):
             f"  {rate:.0f} samples/s  {seconds:.1f} s"
         )
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
-
-    def _main_state(self) -> dict[str, Any]:
-        """This part of what all ranks share in a checkpoint. Collective."""
-        return {
-            "identity": {"task": self.name, **self.identity},
-            "schedule": {name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)},
-            "position": asdict(self.position),
-            "clock": asdict(self.tracker.snapshot()),
-            "goal": self.goal.state_dict() if self.goal else None,
-            "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
-            "curve": self.curve,
-        }
-
-    def _load_main_state(self, state: Mapping[str, Any]) -> Snapshot:
-        """Resume from a `_main_state`; returns the clock of the run that wrote it."""
-        for name, value in state["schedule"].items():
-            setattr(self.schedule, name, value)
-        self.position = Position(**state["position"])
-        if self.goal and state["goal"]:
-            self.goal.load_state_dict(state["goal"])
-        for name, item in self.states.items():
-            item.load_state_dict(state["states"][name])
-        done = self.position.epoch - 1
-        self.details["resumed"] = {"epoch": done, "updates": self.position.total}
-        self.report.say(f"resuming after epoch {done}, update {self.position.total}")
-        return Snapshot(**state["clock"])
-
     # --- to be implemented for a framework --------------------------------------------------------------------------
 
     def _make_tracker(self) -> Tracker:
@@ -451,7 +427,7 @@ class Loop(Generic[P]):
         """Metrics of the training passes since the last call, over all ranks, by name without prefix. Collective."""
         return {}
 
-    def _consensus(self) -> AbstractContextManager[object]:
+    def consensus(self) -> AbstractContextManager[object]:
         """A context in which all ranks have the same model."""
         return nullcontext()
 
@@ -463,31 +439,8 @@ class Loop(Generic[P]):
         """Entries of the result about computation and communication, with their speed if anything was trained."""
         return {}
 
-    def _restore(self) -> Snapshot | None:
-        """Resume from a checkpoint, if there is one; returns its clock. Collective."""
-        return None
-
-    def _write_checkpoints(self, is_end: bool) -> None:
-        """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
-
-    def _finish_writing(self) -> None:
-        """Wait for what is still being written. A run whose checkpoints could not be written has no result."""
-
     def _close(self) -> None:
         """Called after the result."""
-
-
-def _count_lost_time(earlier: Snapshot | None, seconds: float) -> Snapshot | None:
-    """The clock of a checkpoint, advanced to `seconds` after the first update of the whole run: time lost since then
-    counts for the run, but not as training."""
-    if earlier is None:
-        if not seconds:
-            return None
-        earlier = Snapshot(dict.fromkeys(CATEGORIES, 0.0), 0.0, 0.0, 0, 0, 0)
-    lost = max(0.0, seconds - earlier.wall)
-    return replace(
-        earlier, wall=earlier.wall + lost, seconds={**earlier.seconds, "other": earlier.seconds["other"] + lost}
-    )
 
 
 # --- in torch ---------------------------------------------------------------------------------------------------------
@@ -652,6 +605,10 @@ class Trainer(Loop[P], Generic[P]):
     graphs          None: kernels are launched one by one
     """
 
+    is_saved = True
+    is_sharded = False  # whether this rank has only a part of the model
+    is_in_parts = False  # whether checkpoints have model and optimizer in parts, which any layout can read
+
     work: Work[P] = field(kw_only=True)
     model: nn.Module = field(kw_only=True)
     make_optimizer: MakeOptimizer = field(kw_only=True)
@@ -662,7 +619,7 @@ class Trainer(Loop[P], Generic[P]):
     graphs: speed.Graphs | None = field(default=None, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
-        return Tracker(marks=self.world.marks())
+        return Tracker(self.world.device)
 
     def run(self) -> None:
         with sample_gpu(self.world) as self._gpu:
@@ -670,8 +627,7 @@ class Trainer(Loop[P], Generic[P]):
 
     def _attach(self) -> None:
         set_arithmetic(self.arithmetic)
-        self._behind: checkpoint.Checkpoints | None = None
-        self._precision = self.precision or Precision("fp32", self.world.device)
+        self.number_format = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
         self._observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self._trained = self.method.attach(self.world, self.model, self.make_optimizer, self.tracker)
@@ -682,7 +638,7 @@ class Trainer(Loop[P], Generic[P]):
     def _update(self, update: Update[P], rate: float) -> bool:
         enter = self.tracker.enter
         losses: list[PassLoss] = []
-        self.method.begin(update.weight, update.total, update.count, self._precision.scale)
+        self.method.begin(update.weight, update.total, update.count, self.number_format.scale)
         # Passes in a list need no waiting.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
         for number, part in enumerate(passes):
@@ -694,19 +650,19 @@ class Trainer(Loop[P], Generic[P]):
             if self.graphs is not None:
                 self.graphs.begin_pass()
             with self.method.last_pass() if number == update.count - 1 else contextlib.nullcontext():
-                with self._precision.autocast():
+                with self.number_format.autocast():
                     enter("forward")
                     outputs = self.work.forward(self._trained, data)
                     enter("loss")
                     loss = self.work.loss(outputs, data)
                 enter("backward")
-                loss.backward(self._precision.factor)
+                loss.backward(self.number_format.factor)
             if self._observe is not None:
                 enter("metrics")
                 self._observe(outputs, data)
             losses.append(loss)
         updated = self.method.step(rate, self.clip)
-        if not updated and self._precision.scale is None:
+        if not updated and self.number_format.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
             for loss in losses:
@@ -731,7 +687,7 @@ class Trainer(Loop[P], Generic[P]):
         data = self.work.prepare(part)
 
         def compute_loss() -> Tensor:
-            with self._precision.autocast():
+            with self.number_format.autocast():
                 return self.work.loss(self.work.forward(self.model, data), data).value
 
         return compute_loss
@@ -743,7 +699,7 @@ class Trainer(Loop[P], Generic[P]):
         collect_metrics = getattr(self.work, "collect_metrics", None)
         return {} if collect_metrics is None else collect_metrics(self.world)
 
-    def _consensus(self) -> AbstractContextManager[object]:
+    def consensus(self) -> AbstractContextManager[object]:
         if not self.method.is_finite():
             raise make_divergence_error(NOT_FINITE)
         return self.method.consensus()
@@ -761,17 +717,17 @@ class Trainer(Loop[P], Generic[P]):
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         facts: dict[str, object] = {
-            "precision": self._precision.used,
+            "precision": self.number_format.used,
             "options": {
                 "compile": "no",
                 **self.details.get("options", {}),
-                "precision": self._precision.used,
+                "precision": self.number_format.used,
                 **asdict(self.arithmetic),
                 "fused_optimizer": bool(self.method.optimizer.defaults.get("fused")),
                 "reduction": type(self.method).__name__,
                 **({} if self.graphs is None else {"cuda_graphs": self.graphs.are_replayed(self.world.device)}),
             },
-            "loss_scale": self._precision.factor,
+            "loss_scale": self.number_format.factor,
             "communication": self.method.stats(),
         }
         if self.details.get("options", {}).get("compile", "no") != "no":
@@ -782,108 +738,9 @@ class Trainer(Loop[P], Generic[P]):
             facts["gpu"] = sampled
         if self._flops is not None:
             flops, formula = self._flops
-            highest = peak.find_peak(self.world.device, self._precision.used)
+            highest = peak.find_peak(self.world.device, self.number_format.used)
             facts |= peak.Utilization(flops, formula, highest, updates_per_second, self.world.size).to_dict()
         return facts
-
-    # --- checkpoints ------------------------------------------------------------------------------------------------
-
-    _is_sharded = False  # whether this rank has only a part of the model
-    _is_in_parts = False  # whether checkpoints have model and optimizer in parts, which any layout can read
-
-    @cached_property
-    def _checkpoints(self) -> checkpoint.Checkpoints:
-        given = self.plan.checkpoint_dir
-        folder = Path(given or Path(self.world.contract.output_dir, "checkpoints"))
-        return checkpoint.Checkpoints(self.world, folder, keeps_all=bool(given))
-
-    def _write_checkpoints(self, is_end: bool) -> None:
-        plan, update, restarts = self.plan, self.position.total, self._restarts
-        if (plan.checkpoint and is_end) or (plan.checkpoint_every and update % plan.checkpoint_every == 0):
-            with self._consensus():
-                self._checkpoints.write(update, self._state())
-        if restarts is None or self._is_sharded or self._is_done or not restarts.is_due(update, self.world.agree):
-            return
-        begun = time.monotonic()
-        if self._behind is None:
-            self._behind = checkpoint.Checkpoints(self.world, restarts.folder)
-        with self._consensus():
-            self._behind.write_behind(update, self._state())
-        blocked = time.monotonic() - begun
-        self.report.metric("checkpoint_seconds", blocked, step=update, seconds=self._wall(), unit="s")
-
-    def _state(self) -> checkpoint.State:
-        """The state for a checkpoint. Collective, within `_consensus`."""
-        scale, read_sums = self._precision.scale, getattr(self.work, "read_sums", None)
-        main = {**self._main_state(), "loss_scale": asdict(scale) if scale else None}
-        own = {
-            "method": self.method.own_state() if self.world.size > 1 else {},
-            "losses": self.losses.state_dict(),
-            "buffers": {name: buffer.detach() for name, buffer in self.model.named_buffers()},
-            "random": torch.get_rng_state(),
-            "streams": read_lasting_states(),
-            "sums": None if read_sums is None else read_sums(),
-        }
-        if not self._is_in_parts:
-            return checkpoint.State({**main, **self.method.state_dict()}, own)
-        parts = checkpoint.collect_parts(self.method.model, self.method.optimizer)
-        return checkpoint.State({**main, "update": self.method.update}, own, parts, self._is_sharded)
-
-    def _restore(self) -> Snapshot | None:
-        again = None if self._restarts is None else self._restarts.resume
-        if again is None and not self.plan.resume:
-            return None
-        begun, world, place = time.monotonic(), self.world, again or Path(self.plan.resume)
-        if again is not None:
-            checkpoint.share(world, place)
-        main = checkpoint.read_main(world, place, {"task": self.name, **self.identity})
-        self._load_model(main, place)
-        if self._precision.scale and main["loss_scale"]:
-            self._precision.scale.value = main["loss_scale"]["value"]
-            self._precision.scale.good = main["loss_scale"]["good"]
-        self._load_own_states(checkpoint.read_own(world, place, main), main["ranks"])
-        earlier = self._load_main_state(main)
-        if again is not None:
-            self.curve = main["curve"]
-            self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
-        return earlier
-
-    def _load_model(self, main: Mapping[str, Any], place: Path) -> None:
-        if self._is_in_parts == ("model" in main):
-            raise TaskUsageError(
-                f"{place} has its optimizer's state in another form than this method needs (sharded or whole)",
-                "Resume with the method that made it.",
-            )
-        if self._is_in_parts:
-            method = self.method
-            checkpoint.load_parts(place, method.model, method.optimizer, self._is_sharded)
-            method.update = main["update"]
-        else:
-            self.method.load_state_dict(main)
-        if self.world.size > 1:
-            self.method.take_model()
-
-    def _load_own_states(self, found: Sequence[Mapping[str, Any]], ranks: int) -> None:
-        """What this rank had of its own if there are as many ranks as before, else what all had."""
-        methods = [own["method"] for own in found]
-        if ranks != self.world.size:
-            if self.world.size > 1 and all(methods):
-                self.method.load_other_states(methods)
-            return
-        [own] = found
-        if own["method"]:
-            self.method.load_own_state(own["method"])
-        self.losses.load_state_dict(own["losses"])
-        for name, buffer in self.model.named_buffers():
-            buffer.detach().copy_(own["buffers"][name])
-        torch.set_rng_state(own["random"])
-        load_lasting_states(own["streams"])
-        if own["sums"] is not None:
-            self.work.load_sums(own["sums"])  # type: ignore[attr-defined]
-
-    def _finish_writing(self) -> None:
-        if self._behind is not None:
-            self._behind.wait()
 
     def _close(self) -> None:
         self.method.close()

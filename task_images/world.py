@@ -50,19 +50,6 @@ LOADING_SECONDS = 12 * 3600.0
 TENSORFLOW = "grpc"  # the backend of TensorFlow's collectives
 
 
-class Marks(Protocol):
-    """Marks in the queue of a device."""
-
-    def record(self) -> object:
-        """A mark after all work launched so far. Does not wait."""
-
-    def wait(self, mark: object) -> None:
-        """Wait until the device has reached `mark`."""
-
-    def seconds_between(self, first: object, last: object) -> float:
-        """Seconds of the device's clock between two marks that it has reached."""
-
-
 class Companion(Protocol):
     """A resource that is closed with the world, for example connections to parameter servers."""
 
@@ -170,10 +157,6 @@ class World:
         own = torch.cuda.max_memory_allocated(self.device) if is_gpu else resident_peak()
         return int(self.max([float(own)])[0])
 
-    def marks(self) -> Marks | None:
-        """Marks in the device's queue, for a tracker; None on a CPU, which runs synchronously."""
-        return CudaMarks(self.device) if self.device.type == "cuda" else None
-
     def framework_facts(self) -> dict[str, Any]:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
@@ -228,30 +211,6 @@ def sample_gpu(world: World) -> AbstractContextManager["gpu.GpuSampler | None"]:
     if world.device.type != "cuda":
         return nullcontext()
     return gpu.GpuSampler(world.device, Path(world.contract.output_dir))
-
-
-class CudaMarks:
-    """CUDA events on the current stream of `device`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def record(self) -> torch.cuda.Event:
-        """Record an event on the device's current stream, without waiting."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def wait(self, mark: object) -> None:
-        """Wait until the device has passed the event."""
-        assert isinstance(mark, torch.cuda.Event)
-        mark.synchronize()
-
-    def seconds_between(self, first: object, last: object) -> float:
-        """Seconds of device time between two events that the device has passed."""
-        assert isinstance(first, torch.cuda.Event)
-        assert isinstance(last, torch.cuda.Event)
-        return float(first.elapsed_time(last)) / 1e3
 
 
 def open_world(

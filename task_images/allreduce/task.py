@@ -147,7 +147,7 @@ def main(contract: Contract) -> None:
     # No data set is stood in for: the buffers are what is measured.
     report = Reporter(world, data="buffers with a known pattern", synthetic=False)
     report.environment()
-    tracker = Tracker(world.marks())
+    tracker = Tracker(world.device)
     world.barrier()
     tracker.restart()
     if settings.protocol == "legacy":

@@ -369,8 +369,8 @@ class PretrainingTrainer(Trainer[B]):
 
     def _attach(self) -> None:
         super()._attach()
-        self._is_sharded = self.task.plan.layout.is_sharded
-        self._is_in_parts = self.method.keeps_optimizer_state
+        self.is_sharded = self.task.plan.layout.is_sharded
+        self.is_in_parts = self.method.keeps_optimizer_state
         check_optimizer(self.method.optimizer, self.method.model)
 
     def _count_flops(self) -> tuple[float, str]:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from task_images.clock import Tracker
 from task_images.contract import Contract, TaskUsageError
 from task_images.parameters import CudaSettings
 from task_images.peak import find_peak
 from task_images.train import refuse_bf16_lstm, set_arithmetic
-from task_images.world import CudaMarks, World, open_world, sample_gpu
+from task_images.world import World, open_world, sample_gpu
 
 GPU = torch.device("cuda")
 
@@ -61,22 +62,22 @@ def test_bf16_lstms_would_be_fp16_and_are_refused() -> None:
         refuse_bf16_lstm("bf16", GPU)
 
 
-def test_marks_count_the_time_of_the_device() -> None:
-    """Work is given to the device in less time than it takes; the marks tell the latter."""
-    marks = CudaMarks(GPU)
+def test_categories_have_the_time_of_the_device() -> None:
+    """Work is given to the device in less time than it takes; the tracker tells the latter."""
+    tracker = Tracker(GPU)
     matrix = torch.randn(4096, 4096, device=GPU)
     matrix @ matrix  # the first product loads a library
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    first = marks.record()
+    tracker.enter("forward")
     for _ in range(40):
         matrix @ matrix
-    last = marks.record()
+    tracker.enter("other")
     given = time.perf_counter() - begin
-    marks.wait(last)
+    found = tracker.snapshot()
     taken = time.perf_counter() - begin
     assert given < 0.5 * taken
-    assert marks.seconds_between(first, last) == pytest.approx(taken, rel=0.2)
+    assert found.seconds["forward"] == pytest.approx(taken, rel=0.2)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

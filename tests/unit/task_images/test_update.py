@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.checkpoint import Checkpoints, State, read_main, read_own
+from task_images.checkpoint import Folder, State, read_main, read_own
 from task_images.contract import Contract, DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.methods.base import Bsp, LossScale
 from task_images.report import Reporter
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_deleted_once_the_next_one_is_whole(tmp_path: Path) -> N
     """A rank that is late with its part, or is killed before it, leaves the earlier one."""
 
     def body(world: ThreadWorld) -> list[int]:
-        kept = Checkpoints(world, tmp_path)
+        kept = Folder(world, tmp_path)
         for update in (1, 2):
             if update == 2 and world.rank == 1:
                 time.sleep(0.3)
@@ -179,13 +179,13 @@ def test_a_checkpoint_is_deleted_once_the_next_one_is_whole(tmp_path: Path) -> N
 
     assert run_ranks(2, body) == [[2], [3]]
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    run_ranks(2, lambda world: Checkpoints(world, tmp_path).write(3, State({"identity": {}}, {})))  # started again
+    run_ranks(2, lambda world: Folder(world, tmp_path).write(3, State({"identity": {}}, {})))  # started again
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
 def test_a_checkpoint_of_which_a_rank_has_another_runs_part_is_refused(tmp_path: Path) -> None:
     def write(world: ThreadWorld, seed: int) -> None:
-        Checkpoints(world, tmp_path, keeps_all=True).write(1, State({"identity": {"seed": seed}}, {}))
+        Folder(world, tmp_path, keeps_all=True).write(1, State({"identity": {"seed": seed}}, {}))
 
     run_ranks(2, lambda world: write(world, 1))
     left = (tmp_path / "1/rank-1.pt").read_bytes()
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_which_a_rank_has_another_runs_part_is_refused(tmp_path:
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_full_disk_is_named_and_left_as_it_was(world: World, tmp_path: Path, behind: bool) -> None:
     state = State({"identity": {}}, {"part": torch.zeros(100_000)})
-    kept = Checkpoints(world, tmp_path)
+    kept = Folder(world, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
@@ -215,7 +215,7 @@ def test_a_checkpoint_may_be_named_from_the_folder_where_it_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "all" / "1"
-    Checkpoints(world, place.parent).write(1, State({"identity": {}}, {"part": torch.tensor(7)}))
+    Folder(world, place.parent).write(1, State({"identity": {}}, {"part": torch.tensor(7)}))
     for folder, name in ((tmp_path, "all/1"), (place.parent, "1"), (place, ".")):
         monkeypatch.chdir(folder)
         [own] = read_own(world, Path(name), read_main(world, Path(name), {}))
