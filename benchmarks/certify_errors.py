@@ -22,8 +22,7 @@ import numpy as np
 from mlbench_cli.certify.judge import Document, judge
 from mlbench_cli.certify.samples import Inventory, Samples, Scope
 from task_images.certify import rules
-from task_images.certify.evidence import Evidence, Sample
-from task_images.certify.rules import TESTS
+from task_images.certify.rules import TESTS, Evidence, Sample
 
 NODE_TESTS = [test for test in TESTS if test != "network"]
 SPREAD, NOISE = 0.01, 0.005

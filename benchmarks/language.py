@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from task_images.train import count_parameters
 from task_images.translation.batches import Passes, SentenceBatches, TokenBatches
 from task_images.translation.beam import Search, beam_search
-from task_images.translation.pairs import Pairs, Side
+from task_images.translation.corpora import Pairs, Side
 from task_images.translation.training import TranslationModel
 from task_images.wikitext2_awd_lstm.task import (
     AwdLstm,

@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.update_walk [TASK [METHOD]]        # digits_resnet, the task's own method
 
 Two ranks train the preset tiny; one update of rank 0 is traced, and every call that leads into another file of
-task_images counts as a change of file. A call that a line makes again and again without another change in between, such
-as the hook of each parameter, counts once; `distinct` counts each way from one file to a function of another once. Calls
-of other threads (of methods that compress) count, too.
+task_images counts as a change of file. A call that a line makes again and again without another change in between,
+such as the hook of each parameter, counts once; `distinct` counts each way from a file to a function of another once.
+Calls of other threads (of methods that compress) count, too.
 """
 
 import itertools

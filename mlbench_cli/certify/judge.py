@@ -1,7 +1,7 @@
 """From the samples of a certificate to its document: states of nodes, findings, and the verdict about the cluster.
 
 Pure. Sealing writes what `certify` returns; verifying runs it again. Screen, confirmation and the fit of pairs are
-`task_images.certify.evidence`, which rank 0 asked while it measured.
+`task_images.certify.rules`, which rank 0 asked while it measured.
 """
 
 import math
@@ -17,8 +17,7 @@ from mlbench_cli.model.run import Observation
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.text import list_some
 from task_images.certify import rules
-from task_images.certify.evidence import Evidence, Suspect
-from task_images.certify.rules import TESTS
+from task_images.certify.rules import TESTS, Evidence, Suspect
 
 STAGES = ("drift", "node", "pairs", "collectives", "training")
 CLOCK_SECONDS = 1.0

@@ -8,8 +8,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 from msgspec import Meta, Struct
 
-from task_images.certify.evidence import Evidence, Sample, Suspect
-from task_images.certify.rules import PREFIX, TESTS
+from task_images.certify.rules import PREFIX, TESTS, Evidence, Sample, Suspect
 
 MAX_LINE_BYTES = 1 << 20
 _BEGIN = PREFIX.encode() + b"{"

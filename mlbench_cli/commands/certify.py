@@ -32,7 +32,7 @@ from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util import stopping
 from mlbench_cli.util.durations import parse_duration
-from task_images.certify import STAGES
+from task_images.certify.rules import STAGES
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4

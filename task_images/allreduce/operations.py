@@ -10,7 +10,7 @@ its own, filled before the clock starts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from task_images import Lazy
 from task_images.world import World
+
+if TYPE_CHECKING:
+    from task_images import tensorflow_ranks
+else:
+    tensorflow_ranks = Lazy("task_images.tensorflow_ranks")
 
 # --- patterns: buffers whose content is known on every rank, so that a wrong sum or a misplaced part cannot hide ------
 # Values are pseudo-random small whole numbers, different on every rank, as nccl-tests seeds its buffers by rank: a rank
@@ -229,6 +235,29 @@ def make_call(collective: str, buffers: Buffers, elements: int, place: str) -> C
 
     transfer = transfers[collective]
     return Call(fill_both, lambda: transfer(result, send), lambda: content.wrong(result))
+
+
+def make_tensorflow_call(collective: str, buffers: Buffers, elements: int, place: str) -> Call:
+    """A collective as TensorFlow has it, on the same numbers and with the same check. Raises NotImplementedError for
+    what TensorFlow does not have."""
+    ranks = tensorflow_ranks.open_tensorflow(buffers.world)
+    if collective not in tensorflow_ranks.COLLECTIVES:
+        raise NotImplementedError("TensorFlow does not support it, or it is not measured")
+    if place == IN_PLACE:
+        raise NotImplementedError("TensorFlow supports it only out of place: --set places=out_of_place")
+    content = describe(collective, buffers, elements)
+    host = buffers.allocate(content.sent)
+    compiled = ranks.collective(collective)
+    arrays: dict[str, Any] = {}
+
+    def fill() -> None:
+        content.fill(host)
+        arrays["send"] = ranks.put(host)
+
+    def call() -> None:
+        arrays["result"] = compiled(arrays["send"])
+
+    return Call(fill, call, lambda: content.wrong(ranks.get(arrays["result"])))
 
 
 def ping_pong(buffers: Buffers, elements: int) -> Call:

@@ -1,4 +1,5 @@
-"""Tests with their margins, the screen and the confirmation. Standard library only: rank 0 and the judge call the same.
+"""Tests with their margins, the screen, what explains the rates of pairs, and the confirmation. Standard library only:
+rank 0 asks `Evidence` what to measure next, and the judge of the certificate what it means.
 
 screen     The median of a unit's logarithms is 0.7 of the fail margin or more below the fleet's median, and at
            least 3 robust deviations. Whoever passes is not looked at again.
@@ -14,10 +15,13 @@ span       A disturbance that lasts makes moments dependent. If it ends after a 
 
 import itertools
 import math
+import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
+STAGES = ("drift", "node", "pairs", "collectives", "training", "soak")
 PREFIX = "certify "  # of a log line with one JSON object
 ERROR = 0.02
 LOOKS = (12, 16, 20)
@@ -190,3 +194,295 @@ def way_back(moments: Sequence[tuple[float, bool]]) -> float:
     `confirm`."""
     pairs = itertools.pairwise(moments)
     return next((since for (since, was_slow), (_, is_slow) in pairs if not was_slow and not is_slow), 0.0)
+
+
+# --- pairs: which nodes, links or boundaries explain the rates, -log r_ij = m + a_i + a_j + l_ij ----------------------
+# Up to ENUMERATED nodes, explanations by at most two causes are enumerated, each cause at a price; median polish alone
+# errs in two thirds of cases with two slow nodes of six. With more nodes, few causes stand out after median polish.
+
+
+ENUMERATED = 8
+LINK_DEVIATIONS = 4.0
+
+Pair = tuple[int, int]
+Cause = tuple[int, ...]  # (node,) or (node, node)
+
+
+class Explanation(NamedTuple):
+    """Suspected causes, worst first, with what each takes from the logarithm of a rate. `islands`: groups of nodes that
+    are fast inside and slow between; then no cause is named."""
+
+    causes: dict[Cause, float]
+    levels: dict[int, float]  # node -> what it takes
+    typical: float  # logarithm of the rate that nothing slows down
+    islands: tuple[frozenset[int], ...] = ()
+
+    @property
+    def is_crowd(self) -> bool:
+        """Whether the causes are too many to be outliers; up to two are told apart in any fleet."""
+        return len(self.causes) > max(2.0, CROWD * len(self.levels))
+
+
+def make_rounds(nodes: Sequence[int], most: int | None = None, seed: int = 0) -> list[list[Pair]]:
+    """Rounds in which each node has one partner: all of them (circle method), or `most` random ones."""
+    ring: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        matched = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in matched if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    if most is not None and most < len(rounds):
+        rounds = random.Random(seed).sample(rounds, most)
+    return rounds
+
+
+def explain(rates: Mapping[Pair, float], margin: float) -> Explanation:
+    """What explains the logarithms of `rates`, with the fail margin as a share."""
+    logs = {pair: -math.log(rate) for pair, rate in rates.items()}  # of times, to which causes add
+    nodes = sorted({node for pair in logs for node in pair})
+    limit = logarithm(margin)
+    islands = _find_islands(logs, nodes, limit)
+    if islands:
+        return Explanation({}, {}, -statistics.median(logs.values()), islands)
+    if len(nodes) <= ENUMERATED:
+        return _enumerate(logs, nodes, limit)
+    return _stand_out(logs, nodes, limit)
+
+
+# --- few nodes ------------------------------------------------------------------------------------------------------
+
+
+def _enumerate(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> Explanation:
+    options: list[Cause] = [*((node,) for node in nodes), *logs]
+    typical = statistics.median(logs.values())
+    best_cost, best = sum(abs(log - typical) for log in logs.values()), Explanation({}, {}, -typical)
+    # A cause must touch a pair that is slow.
+    slow = {pair for pair, log in logs.items() if log - min(logs.values()) >= SCREEN_SHARE * limit}
+    options = [cause for cause in options if any(set(cause) <= set(pair) for pair in slow)]
+    for count in (1, 2):
+        for causes in itertools.combinations(options, count):
+            cost, effects, middle = _fit(logs, causes)
+            cost += limit * count
+            if cost < best_cost and min(effects.values()) >= SCREEN_SHARE * limit:
+                best_cost, best = cost, Explanation(effects, {}, -middle)
+    levels = {node: best.causes.get((node,), 0.0) for node in nodes}
+    worst_first = dict(sorted(best.causes.items(), key=lambda item: -item[1]))
+    return Explanation(worst_first, levels, best.typical)
+
+
+def _fit(logs: Mapping[Pair, float], causes: Sequence[Cause]) -> tuple[float, dict[Cause, float], float]:
+    """The absolute residual, what each cause adds, and the time without any."""
+    touched = {pair: [cause for cause in causes if set(cause) <= set(pair)] for pair in logs}
+    free = [log for pair, log in logs.items() if not touched[pair]]
+    typical = statistics.median(free) if free else min(logs.values())
+    effects = dict.fromkeys(causes, 0.0)
+    for _ in range(6 if len(causes) > 1 else 2):
+        for cause in causes:
+            left = [
+                log - typical - sum(effects[other] for other in touched[pair] if other != cause)
+                for pair, log in logs.items()
+                if cause in touched[pair]
+            ]
+            effects[cause] = max(0.0, statistics.median(left))
+        typical = statistics.median(log - sum(effects[c] for c in touched[pair]) for pair, log in logs.items())
+    residual = sum(abs(log - typical - sum(effects[c] for c in touched[pair])) for pair, log in logs.items())
+    return residual, effects, typical
+
+
+# --- many nodes -----------------------------------------------------------------------------------------------------
+
+
+def _stand_out(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> Explanation:
+    partners: dict[int, list[tuple[int, float]]] = {node: [] for node in nodes}
+    for (a, b), log in logs.items():
+        partners[a].append((b, log))
+        partners[b].append((a, log))
+    typical, levels = statistics.median(logs.values()), dict.fromkeys(nodes, 0.0)
+    for _ in range(10):
+        for node in nodes:
+            levels[node] = statistics.median(log - typical - levels[other] for other, log in partners[node])
+        middle = statistics.median(levels.values())
+        levels = {node: level - middle for node, level in levels.items()}
+        typical = statistics.median(log - levels[a] - levels[b] for (a, b), log in logs.items())
+    rest = {pair: log - typical - levels[pair[0]] - levels[pair[1]] for pair, log in logs.items()}
+    scale, link_scale = spread(levels.values()), spread(rest.values())
+    least = SCREEN_SHARE * limit
+    slow = {node for node in nodes if levels[node] >= max(least, 3 * scale)}
+    causes: dict[Cause, float] = {(node,): levels[node] for node in slow}
+    causes |= {
+        pair: value
+        for pair, value in rest.items()
+        if value >= max(least, LINK_DEVIATIONS * link_scale) and not slow & set(pair)
+    }
+    return Explanation(dict(sorted(causes.items(), key=lambda item: -item[1])), levels, -typical)
+
+
+# --- boundaries -----------------------------------------------------------------------------------------------------
+
+
+def _find_islands(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> tuple[frozenset[int], ...]:
+    """Groups of at least two nodes such that every pair between groups is slower than every pair inside one, by the
+    margin. Needs pairs between most nodes: matchings of many nodes do not show it."""
+    if len(nodes) < 4 or len(logs) < len(nodes) * (len(nodes) - 1) // 2:
+        return ()
+    ordered = sorted(logs.values())
+    gaps = [(after - before, before) for before, after in itertools.pairwise(ordered)]
+    widest, edge = max(gaps)
+    if widest < limit:
+        return ()
+    groups: list[set[int]] = []
+    for pair in (pair for pair, log in logs.items() if log <= edge):
+        joined = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if group not in joined]
+        groups.append(set(pair).union(*joined))
+    if len(groups) < 2 or sum(map(len, groups)) < len(nodes) or min(map(len, groups)) < 2:
+        return ()
+    home = {node: number for number, group in enumerate(groups) for node in group}
+    if any((log <= edge) != (home[a] == home[b]) for (a, b), log in logs.items()):
+        return ()
+    return tuple(sorted(map(frozenset, groups), key=min))
+
+
+# --- what was measured so far, who is suspected by it, and who is confirmed -------------------------------------------
+
+
+class Sample(NamedTuple):
+    """A rate of a unit in a test: in a `round` of the screen, at a `moment` of the confirmation of a `case` or between
+    two of them, or in a `cycle` of a soak."""
+
+    test: str
+    unit: Unit
+    rate: float
+    at: float  # seconds since the start, on rank 0's clock
+    round: int | None = None
+    case: int | None = None
+    moment: int | None = None
+    cycle: int | None = None
+
+
+class Suspect(NamedTuple):
+    """Whom the screen suspects in which test: a rank; of the network a node, or the two nodes of a link. It is measured
+    again beside `peers`: ranks, or nodes."""
+
+    test: str
+    who: Unit
+    peers: tuple[int, ...]
+    short: float  # logarithm
+
+
+class Evidence:
+    """Samples, and what follows from them. The properties hold from the end of the screen on."""
+
+    def __init__(self, per_node: int, least_dip: float) -> None:
+        """`least_dip`: mean length of disturbances to outlast, in seconds."""
+        self.per_node, self.least_dip = per_node, least_dip
+        self.rounds: dict[str, dict[Unit, list[float]]] = {}
+        self.cycles: dict[str, dict[Unit, list[float]]] = {}
+        self.cases: list[Suspect] = []  # that rank 0 has measured again
+        self.again: dict[int, list[Sample]] = {}  # of each case
+        self.screened = 0.0  # seconds
+
+    def add(self, sample: Sample) -> None:
+        if sample.case is not None:
+            self.again.setdefault(sample.case, []).append(sample)
+        elif sample.cycle is not None:
+            self.cycles.setdefault(sample.test, {}).setdefault(sample.unit, []).append(sample.rate)
+        elif sample.round is not None:
+            self.rounds.setdefault(sample.test, {}).setdefault(sample.unit, []).append(sample.rate)
+
+    def nodes_of(self, suspect: Suspect) -> Unit:
+        return suspect.who if suspect.test == "network" else (suspect.who[0] // self.per_node,)
+
+    # --- screen -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def screens(self) -> dict[str, Screen]:
+        """Of every test of nodes."""
+        found = {test: screen(rates, TESTS[test].fail) for test, rates in self.rounds.items() if test != "network"}
+        return {test: screen for test, screen in found.items() if screen is not None}
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """What explains the rates of pairs; None for fewer than LEAST_FLEET nodes."""
+        best = {(unit[0], unit[1]): max(rates) for unit, rates in self.rounds.get("network", {}).items()}
+        few = len({node for pair in best for node in pair}) < LEAST_FLEET
+        return None if few else explain(best, TESTS["network"].fail)
+
+    @cached_property
+    def suspects(self) -> list[Suspect]:
+        """Each suspected node in the test in which it is the furthest beyond its margin, and what slows pairs and
+        touches none of those: one slow node is slow in many tests, and each suspect makes all wait longer."""
+        worst: dict[int, tuple[float, Suspect]] = {}
+        for test, found in self.screens.items():
+            for unit in () if found.is_crowd else found.suspects:
+                suspect = Suspect(test, unit, found.peers, found.short(unit))
+                share, (node,) = suspect.short / logarithm(TESTS[test].fail), self.nodes_of(suspect)
+                if node not in worst or share > worst[node][0]:
+                    worst[node] = share, suspect
+        suspects = [suspect for _, suspect in worst.values()]
+        if self.explanation is not None and not self.explanation.is_crowd:
+            causes = {who: short for who, short in self.explanation.causes.items() if not worst.keys() & {*who}}
+            slow = {*worst, *(node for who in causes for node in who)}
+            peers = tuple(sorted({node for pair in self.rounds["network"] for node in pair} - slow))
+            suspects += [Suspect("network", who, peers, short) for who, short in causes.items()]
+        return suspects
+
+    # --- confirmation -----------------------------------------------------------------------------------------------
+
+    def open_cases(self, at: float) -> None:
+        """End the screen at `at` seconds: all suspects are to be measured again."""
+        self.screened, self.cases = at, self.suspects
+
+    def moments(self, number: int) -> list[tuple[float, bool]]:
+        """When a case was measured again, in seconds since the screen, and whether it was slow then: its rate was below
+        the median of its peers by more than the margin."""
+        case, rows = self.cases[number], dict[int, list[Sample]]()
+        for sample in self.again.get(number, ()):
+            if sample.moment is not None and sample.test == case.test:
+                rows.setdefault(sample.moment, []).append(sample)
+        # Beside a link, a pair of one of its ends and a peer counts as a peer.
+        peers = {*case.peers, *(case.who if len(case.who) == 2 else ())}
+        found = []
+        for samples in rows.values():
+            own = [sample.rate for sample in samples if {*case.who} <= {*sample.unit}]
+            others = [
+                sample.rate for sample in samples if not {*case.who} <= {*sample.unit} and {*sample.unit} <= peers
+            ]
+            if own and others:
+                is_slow = own[0] < statistics.median(others) * (1 - TESTS[case.test].fail)
+                found.append((max(sample.at for sample in samples) - self.screened, is_slow))
+        return sorted(found)
+
+    @property
+    def longest_dip(self) -> float:
+        """How long disturbances last: at least as assumed, as those of healthy peers, or of suspects that recovered."""
+        found = [self.least_dip]
+        for number, case in enumerate(self.cases):
+            series: dict[Unit, list[tuple[float, float]]] = {}
+            for sample in self.again.get(number, ()):
+                if sample.test == case.test and {*sample.unit} <= {*case.peers}:
+                    series.setdefault(sample.unit, []).append((sample.at, sample.rate))
+            found += [longest_dip(sorted(rows), TESTS[case.test].fail) for rows in series.values()]
+            found.append(way_back(self.moments(number)))
+        return max(found)
+
+    @property
+    def span(self) -> float:
+        """Seconds from the screen to the first moment that names anybody."""
+        return span_needed(self.longest_dip, len(self.suspects))
+
+    def confirm(self) -> list[Confirmation]:
+        """The sign test of every suspect."""
+        numbers, span = {(case.test, case.who): number for number, case in enumerate(self.cases)}, self.span
+        found = []
+        for suspect in self.suspects:
+            number = numbers.get((suspect.test, suspect.who))
+            moments = [] if number is None else self.moments(number)
+            found.append(confirm(moments, len(self.suspects), span))
+        return found
+
+    def pause(self, now: float, taken: int) -> float:
+        """Seconds until moment number `taken` is due: after the span for the first look, even if the span has just
+        grown, and never at once after the one before."""
+        return max(self.span / LOOKS[0] ** 2, moment_due(taken, self.span) - (now - self.screened))

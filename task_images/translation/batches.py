@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from task_images.contract import TaskUsageError
 from task_images.data import Indices, numpy_generator, shard
-from task_images.translation.pairs import Pairs
+from task_images.translation.corpora import Pairs
 
 
 class Passes(NamedTuple):

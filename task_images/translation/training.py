@@ -19,15 +19,54 @@ from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
 from task_images.metrics import Mean, Values, collect
+from task_images.parameters import CudaSettings, TrainingSettings, UpdateSettings, parameter
 from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
 from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, count_parameters
-from task_images.translation import TranslationSettings
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Decoder, Search, beam_search
 from task_images.translation.bleu import corpus_bleu
-from task_images.translation.pairs import Pairs
+from task_images.translation.corpora import Pairs
 from task_images.world import World
+
+
+@dataclass(frozen=True)
+class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
+    """Parameters of both translation tasks."""
+
+    longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
+    epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
+    label_smoothing: float = parameter(
+        0.1, "share of the target spread over the vocabulary (label smoothing)", min=0, max=0.99
+    )
+    learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
+    precision: str = parameter(
+        "fp16", "number format; fp16 on GPUs only, replaced by fp32 on CPUs", choices=("fp32", "bf16", "fp16")
+    )
+    loss_scale: float = parameter(1024.0, "initial loss scale of fp16", min=1, max=16777216)
+    loss_scale_window: int = parameter(
+        128, "updates without overflow until the loss scale doubles", min=1, max=10000000
+    )
+    beam: int = parameter(5, "hypotheses of the beam search", min=1, max=1000)
+    length_power: float = parameter(0.6, "power of the length penalty", min=0, max=10)
+    validation_share: float = parameter(0.3, "share of an epoch between validations", min=0.01, max=1)
+    evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
+    goal_bleu: str = parameter(
+        "lowercased",
+        "BLEU on which the goal is measured; the goals were set on lowercased text",
+        choices=("lowercased", "cased"),
+    )
+    goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)
+    goal_light: float = parameter(20.0, "corpus BLEU of the light goal", min=0, max=100)
+
+    # Set by each task.
+    data: str = "sample"
+    longest: int = 75
+    global_batch: int = 2048
+    largest_pass: int = 128
+    reshuffle: bool = True
+    longest_translation: int = 150
+
 
 C = TypeVar("C")
 S = TypeVar("S", bound=TranslationSettings)

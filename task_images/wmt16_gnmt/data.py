@@ -6,27 +6,233 @@
     newstest2014.tok.bpe.32000.{en,de}   test pairs, likewise
     newstest2014.de                      the references as written, if there; otherwise put together from the test pairs
 
-`prepare.py` makes them from raw text. Text is encoded once and kept in the cache.
+`prepare` makes them from raw text. Text is encoded once and kept in the cache.
 """
 
-from collections.abc import Iterable, Mapping
+import heapq
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from task_images.contract import EnvironmentUnfitError
+from task_images.contract import EnvironmentUnfitError, need
 from task_images.published import WMT16
 from task_images.report import DataIdentity
 from task_images.translation import corpora
-from task_images.translation.corpora import LANGUAGES, Part, encode_once, fetch_text, find_folder, read_sentences
-from task_images.translation.pairs import Pairs, lines, read_prepacked
-from task_images.wmt16_gnmt.bpe import undo
-from task_images.wmt16_gnmt.prepare import REFERENCE, TEST, TRAIN, VOCABULARY
-from task_images.wmt16_gnmt.prepare import prepare as prepare_text
+from task_images.translation.corpora import (
+    LANGUAGES,
+    Pairs,
+    Part,
+    encode_once,
+    fetch_text,
+    find_folder,
+    lines,
+    parallel_lines,
+    read_prepacked,
+    read_sentences,
+)
+
+# --- byte pairs -------------------------------------------------------------------------------------------------------
+# Subword-nmt's file format (Sennrich, Haddow, Birch 2016, arXiv:1508.07909): learning merges, applying them, undoing
+# them. A codes file has one merge a line, best first, behind the line `#version: 0.2`; `</w>` marks the end of a word.
+# Applied, every subword but the last of a word ends in `@@`.
+
+Pair = tuple[str, str]
+
+HEADER = "#version: 0.2"
+SEPARATOR = "@@"
+_END = "</w>"
+
+
+class BytePairs:
+    """Cuts words into subwords by `merges`, best first."""
+
+    def __init__(self, merges: Iterable[Pair]) -> None:
+        self._ranks = {merge: rank for rank, merge in reversed(list(enumerate(merges)))}
+        self._cut = lru_cache(maxsize=1 << 18)(self._cut_new_word)
+
+    def apply(self, line: str) -> str:
+        """`line`, words parted by blanks, as subwords parted by blanks."""
+        return " ".join(subword for word in line.split() for subword in self._cut(word))
+
+    def _cut_new_word(self, word: str) -> tuple[str, ...]:
+        symbols = merge_pairs(_symbols(word), self._ranks)
+        symbols[-1] = symbols[-1].removesuffix(_END)
+        return (*(f"{symbol}{SEPARATOR}" for symbol in symbols[:-1]), symbols[-1])
+
+
+def undo(line: str) -> str:
+    """Subwords parted by blanks back to words."""
+    return f"{line} ".replace(f"{SEPARATOR} ", "").rstrip()
+
+
+def write_codes(path: Path, merges: Iterable[Pair]) -> None:
+    """Write a codes file: one merge per line, best first."""
+    path.write_text("".join(f"{line}\n" for line in [HEADER, *map(" ".join, merges)]), encoding="utf-8")
+
+
+def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Pair]:
+    """At most `number` merges of the most frequent neighbors in the words of `counts`, none rarer than `least`.
+
+    Of equally frequent pairs the greatest one in the order of characters goes first, as in subword-nmt.
+    """
+    words = [(_symbols(word), count) for word, count in counts.items()]
+    pairs: Counter[Pair] = Counter()
+    places: defaultdict[Pair, set[int]] = defaultdict(set)
+    for place, (symbols, count) in enumerate(words):
+        for pair in pairwise(symbols):
+            pairs[pair] += count
+            places[pair].add(place)
+    queue = [_Candidate(count, pair) for pair, count in pairs.items()]
+    heapq.heapify(queue)
+    merges: list[Pair] = []
+    while queue and len(merges) < number:
+        best = heapq.heappop(queue)
+        if best.count != pairs[best.pair]:
+            continue  # an entry from before the count changed; the newer one is in the queue
+        if best.count < least:
+            break
+        merges.append(best.pair)
+        changed: set[Pair] = set()
+        for place in places.pop(best.pair):
+            symbols, count = words[place]
+            after = join_pair(symbols, best.pair)
+            words[place] = (after, count)
+            for pair in pairwise(symbols):
+                pairs[pair] -= count
+            for pair in pairwise(after):
+                pairs[pair] += count
+                places[pair].add(place)
+            changed.update(pairwise(symbols), pairwise(after))
+        for pair in changed:
+            heapq.heappush(queue, _Candidate(pairs[pair], pair))
+    return merges
+
+
+class _Candidate:
+    """Orders pairs for a heap: the most frequent first, then the greatest."""
+
+    __slots__ = ("count", "pair")
+
+    def __init__(self, count: int, pair: Pair) -> None:
+        self.count = count
+        self.pair = pair
+
+    def __lt__(self, other: "_Candidate") -> bool:
+        return (self.count, self.pair) > (other.count, other.pair)
+
+
+def _symbols(word: str) -> list[str]:
+    return [*word[:-1], word[-1] + _END]
+
+
+def join_pair(symbols: Sequence[str], pair: Pair) -> list[str]:
+    """`symbols` with every occurrence of `pair`, from left to right, joined."""
+    found: list[str] = []
+    place = 0
+    while place < len(symbols):
+        is_pair = place + 1 < len(symbols) and (symbols[place], symbols[place + 1]) == pair
+        found.append(pair[0] + pair[1] if is_pair else symbols[place])
+        place += 2 if is_pair else 1
+    return found
+
+
+def merge_pairs(symbols: list[str], ranks: Mapping[Pair, int]) -> list[str]:
+    """`symbols` after all merges that apply, each time the one with the lowest rank."""
+    while len(symbols) > 1:
+        best = min(pairwise(symbols), key=lambda pair: ranks.get(pair, sys.maxsize))
+        if best not in ranks:
+            break
+        symbols = join_pair(symbols, best)
+    return symbols
+
+
+# --- from raw text ----------------------------------------------------------------------------------------------------
+# Moses tokenization, cleaning, joint byte pair encoding, vocabulary. The raw folder has train.en, train.de,
+# newstest2014.en, newstest2014.de: one sentence a line on both sides. Made are train.tok.clean.bpe.32000.{en,de},
+# newstest2014.tok.bpe.32000.{en,de}, newstest2014.de, bpe.32000 and vocab.bpe.32000. Nothing but counts of words and
+# the line at hand is in memory.
+
+TRAIN, TEST = "train.tok.clean.bpe.32000", "newstest2014.tok.bpe.32000"
+CODES, VOCABULARY, REFERENCE = "bpe.32000", "vocab.bpe.32000", "newstest2014.de"
+LONGEST = 80  # words of a training sentence, before they are cut into subwords
+
+
+def prepare(raw: Path, out: Path, merges: int) -> dict[str, int]:
+    """Make the files in `out` from those in `raw`; returns how many training pairs were kept and left out.
+
+    A training pair is left out if a side is empty, has more than 80 words, or holds a character beyond latin-1. The
+    test set keeps every line.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as name:
+        work = Path(name)
+        kept = _tokenize(raw, "train", work, clean=True)
+        test = _tokenize(raw, "newstest2014", work, clean=False)
+        counts = Counter(
+            word for language in LANGUAGES for line in lines(work / f"train.{language}") for word in line.split()
+        )
+        learned = learn(counts, merges)
+        write_codes(out / CODES, learned)
+        pairs = BytePairs(learned)
+        vocabulary: Counter[str] = Counter()
+        for language in LANGUAGES:
+            vocabulary.update(_encode(pairs, work / f"train.{language}", out / f"{TRAIN}.{language}"))
+            _encode(pairs, work / f"newstest2014.{language}", out / f"{TEST}.{language}")
+    words = sorted(vocabulary, key=lambda word: (-vocabulary[word], word))
+    (out / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    (out / REFERENCE).write_text("".join(f"{line}\n" for line in lines(raw / REFERENCE)), encoding="utf-8")
+    return {**kept, "test pairs": test["kept"], "vocabulary": len(words)}
+
+
+def _tokenize(raw: Path, name: str, work: Path, clean: bool) -> dict[str, int]:
+    need("sacremoses")
+    from sacremoses import MosesTokenizer
+
+    tokenizers = [MosesTokenizer(language) for language in LANGUAGES]
+    counts = {"kept": 0, "left out": 0}
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context((work / f"{name}.{language}").open("w", encoding="utf-8")) for language in LANGUAGES
+        ]
+        for pair in parallel_lines(*(raw / f"{name}.{language}" for language in LANGUAGES)):
+            texts = [
+                tokenizer.tokenize(line, return_str=True) for tokenizer, line in zip(tokenizers, pair, strict=True)
+            ]
+            if clean and not all(_is_clean(text) for text in texts):
+                counts["left out"] += 1
+                continue
+            counts["kept"] += 1
+            for file, text in zip(files, texts, strict=True):
+                file.write(f"{text}\n")
+    return counts
+
+
+def _is_clean(text: str) -> bool:
+    return 1 <= len(text.split()) <= LONGEST and all(ord(char) < 256 for char in text)
+
+
+def _encode(pairs: BytePairs, source: Path, target: Path) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    with target.open("w", encoding="utf-8") as file:
+        for line in lines(source):
+            encoded = pairs.apply(line)
+            counts.update(encoded.split())
+            file.write(f"{encoded}\n")
+    return counts
+
+
+# --- the data folder --------------------------------------------------------------------------------------------------
+
 
 MARKS = ("<pad>", "<unk>", "<s>", "</s>")
 PADDING, UNKNOWN, START, END = range(4)
@@ -132,7 +338,7 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
         raw = place / RAW
         fetch_text(WMT16, place, raw, {"train": PARTS, "newstest2014": [TEST_PART]})
         print(f"{raw}: tokenizing, and learning 32,000 merges; this takes hours for the whole corpus", flush=True)
-        prepare_text(raw, place, 32_000)
+        prepare(raw, place, 32_000)
     longest, longest_test = (int(str(parameters[name])) for name in ("longest", "longest_test"))
     return read_corpus(folder, folder, longest, longest_test).identify()
 

@@ -21,14 +21,12 @@ from task_images.data import pin
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
 from task_images.train import refuse_bf16_lstm
-from task_images.translation import TranslationSettings
 from task_images.translation.batches import SentenceBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches
 from task_images.translation.sample import write_sample
-from task_images.translation.training import Source, Translation, TranslationModel, train
-from task_images.wmt16_gnmt.data import END, PADDING, START, Corpus, read_corpus
-from task_images.wmt16_gnmt.prepare import prepare
+from task_images.translation.training import Source, Translation, TranslationModel, TranslationSettings, train
+from task_images.wmt16_gnmt.data import END, PADDING, START, Corpus, prepare, read_corpus
 from task_images.world import World
 
 

@@ -10,7 +10,12 @@ In the data folder, or in its sub-folder wmt17:
 Plain text is encoded once and kept in the cache.
 """
 
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +25,149 @@ from task_images.contract import EnvironmentUnfitError
 from task_images.published import WMT17
 from task_images.report import DataIdentity
 from task_images.translation import corpora
-from task_images.translation.corpora import LANGUAGES, Part, encode_once, fetch_text, find_folder, read_sentences
-from task_images.translation.pairs import Pairs, lines, read_indexed
-from task_images.wmt17_transformer.subtokens import Subtokens, make_dictionary, read_dictionary
+from task_images.translation.corpora import (
+    LANGUAGES,
+    Pairs,
+    Part,
+    encode_once,
+    fetch_text,
+    find_folder,
+    lines,
+    read_indexed,
+    read_sentences,
+)
+
+# --- subtokens --------------------------------------------------------------------------------------------------------
+# The tokenizer of WMT17's reference dictionary (that of Tensor2Tensor), exact in both directions. Text is cut where
+# letters and digits meet anything else; a single blank between two words is implied. In each piece `\` becomes `\\`,
+# `_` becomes `\u`, an unknown character `\CODE;`, and `_` marks its end. Then the longest known subtoken is taken, from
+# left to right.
+#
+# The dictionary has one subtoken a line in single quotes, first '<pad>_' and '<EOS>_'. The number of a subtoken is its
+# line, from 1; 0 is unused, and unused numbers follow until there are 33 712.
+
+PADDING, END = 1, 2
+VOCABULARY = 33_712
+_RESERVED = ("<pad>_", "<EOS>_")
+_ESCAPES = "\\_u;0123456789"
+_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+
+
+class Subtokens:
+    """Encodes texts as numbers and back. `size` counts the unused numbers too."""
+
+    def __init__(self, subtokens: Iterable[str], size: int) -> None:
+        self._subtokens = ["", *subtokens]
+        if tuple(self._subtokens[1:3]) != _RESERVED:
+            raise EnvironmentUnfitError(f"the dictionary does not begin with {' and '.join(_RESERVED)}")
+        if len(self._subtokens) > size:
+            raise EnvironmentUnfitError(
+                f"the dictionary holds {len(self._subtokens) - 1} subtokens, the model has room for {size - 1}",
+                f"Run with --set vocabulary={-(-len(self._subtokens) // 8) * 8}.",
+            )
+        self.size = size
+        # A text that says "<pad>_" must not become padding.
+        ordinary = (
+            (text, number) for number, text in enumerate(self._subtokens) if text and number not in (PADDING, END)
+        )
+        self._numbers = dict(ordinary)
+        self._alphabet = set("".join(self._numbers)) | set(_ESCAPES)
+        self._longest = max(map(len, self._numbers), default=1)
+        self._encode_piece = lru_cache(maxsize=1 << 18)(self._encode_new_piece)
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of `text`, END last. Raises EnvironmentUnfitError if the dictionary lacks a needed character."""
+        numbers = [number for piece in _cut(text) for number in self._encode_piece(piece)]
+        return [*numbers, END]
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text of `numbers` without marks; unused numbers count as nothing."""
+        return _join([_unescape(piece) for piece in self._join_pieces(numbers).split("_") if piece])
+
+    def decode_as_original(self, numbers: Iterable[int]) -> str:
+        """The original's rougher way: every end mark a blank, some punctuation put back on."""
+        text = " ".join(self._join_pieces(numbers).split("_"))
+        for mark in (",", ".", "!", "?"):
+            text = text.replace(f" {mark}", mark)
+        return text.replace(" ' ", "'").replace(" - ", "-").strip()
+
+    def _join_pieces(self, numbers: Iterable[int]) -> str:
+        return "".join(self._subtokens[number] for number in numbers if 2 < number < len(self._subtokens))
+
+    def _encode_new_piece(self, piece: str) -> tuple[int, ...]:
+        text = piece.replace("\\", "\\\\").replace("_", "\\u")
+        text = "".join(char if char in self._alphabet else f"\\{ord(char)};" for char in text) + "_"
+        found = []
+        start = 0
+        while start < len(text):
+            for end in range(min(len(text), start + self._longest), start, -1):
+                if (number := self._numbers.get(text[start:end])) is not None:
+                    break
+            else:
+                raise EnvironmentUnfitError(
+                    f"the dictionary cannot represent {text[start]!r}, which {piece!r} needs",
+                    "Use the official dictionary.",
+                )
+            found.append(number)
+            start = end
+        return tuple(found)
+
+
+def read_dictionary(path: Path, size: int = VOCABULARY) -> Subtokens:
+    """The tokenizer of the dictionary file `path`. Raises EnvironmentUnfitError naming what is wrong."""
+    subtokens = []
+    for number, line in enumerate(lines(path), start=1):
+        if len(line) < 3 or line[0] != "'" or line[-1] != "'":
+            raise EnvironmentUnfitError(f"line {number} of {path} is not a subtoken in single quotes: {line[:40]!r}")
+        subtokens.append(line[1:-1])
+    return Subtokens(subtokens, size)
+
+
+def make_dictionary(texts: Iterable[str], size: int) -> list[str]:
+    """At most `size` subtokens that can write any text: all characters of `texts`, then their most frequent pieces."""
+    counts = Counter(piece for text in texts for piece in _cut(text))
+    characters = sorted(set("".join(counts)) | set(_ESCAPES))
+    whole = [f"{piece}_" for piece, _ in counts.most_common() if piece.isalnum() or len(piece) == 1]
+    wanted = [piece for piece in whole if "\\" not in piece and piece.count("_") == 1]
+    return [*_RESERVED, *characters, *wanted][:size]
+
+
+def _cut(text: str) -> list[str]:
+    """Pieces of letters and digits, and of anything else; single blanks between two of the former left out."""
+    if not text:
+        return []
+    kinds = [_is_word(char) for char in text]
+    borders = [0, *(place for place in range(1, len(text)) if kinds[place] != kinds[place - 1]), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(borders)]
+    return [piece for place, piece in enumerate(pieces) if piece != " " or place == 0 or place == len(pieces) - 1]
+
+
+def _join(pieces: list[str]) -> str:
+    text = ""
+    for place, piece in enumerate(pieces):
+        if place and _is_word(piece[0]) and _is_word(pieces[place - 1][0]):
+            text += " "
+        text += piece
+    return text
+
+
+def _unescape(text: str) -> str:
+    def original(found: re.Match[str]) -> str:
+        if found.group(1) is None:
+            return "_" if found.group(0) == "\\u" else "\\"
+        code = int(found.group(1)) if len(found.group(1)) < 8 else -1
+        return chr(code) if 0 <= code < 0x110000 else "\u3013"
+
+    return _ESCAPED.sub(original, text)
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_word(char: str) -> bool:
+    return unicodedata.category(char)[0] in "LN"
+
+
+# --- the data folder --------------------------------------------------------------------------------------------------
+
 
 DICTIONARY = "dict.en.txt"
 FOLDER = "wmt17"

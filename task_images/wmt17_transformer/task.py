@@ -17,14 +17,12 @@ from torch.nn import functional as F
 from task_images.contract import Contract, need
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
-from task_images.translation import TranslationSettings
 from task_images.translation.batches import TokenBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.translation.sample import write_sample
-from task_images.translation.training import Source, Translation, TranslationModel, train
-from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
-from task_images.wmt17_transformer.subtokens import END, PADDING
+from task_images.translation.training import Source, Translation, TranslationModel, TranslationSettings, train
+from task_images.wmt17_transformer.data import END, PADDING, Corpus, read_corpus, write_dictionary
 from task_images.world import World
 
 

@@ -30,8 +30,8 @@ from task_images.bert_pretraining.wordpiece import SPECIAL
 from task_images.cifar10_resnet20.data import BINARY
 from task_images.contract import Contract, TaskError
 from task_images.fetch import Archive
-from task_images.imagenet_resnet.archives import OFFICIAL as IMAGENET
-from task_images.language.shards import write_shard
+from task_images.imagenet_resnet.folders import OFFICIAL as IMAGENET
+from task_images.language.tokens import write_shard
 from task_images.mnist.data import ARCHIVES as MNIST
 from task_images.public import load_validation
 from task_images.published import EPSILON, FINEWEB, WIKITEXT2, WIKITEXT103, WMT16, WMT17

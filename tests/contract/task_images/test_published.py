@@ -24,8 +24,8 @@ from task_images.bert_pretraining.wordpiece import SPECIAL
 from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as epsilon
 from task_images.fetch import DownloadError
-from task_images.gpt_pretraining import data as gpt
-from task_images.language.shards import write_shard
+from task_images.gpt_pretraining import task as gpt
+from task_images.language.tokens import write_shard
 from task_images.published import Published, fetch_published
 from task_images.wikitext2_awd_lstm import data as wikitext
 from task_images.wmt16_gnmt import data as wmt16

@@ -13,8 +13,7 @@ from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
 from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Training, read_samples
 from task_images.certify import rules
-from task_images.certify.evidence import Evidence, Sample
-from task_images.certify.pairs import explain, make_rounds
+from task_images.certify.rules import Evidence, Sample, explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
 Cluster = simulation.Cluster

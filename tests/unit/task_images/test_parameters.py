@@ -2,9 +2,9 @@
 
 import pytest
 
-from task_images.language import PretrainingSettings
+from task_images.language.pretraining import PretrainingSettings
 from task_images.parameters import CheckpointedSettings, ClassifierSettings, TrainingSettings, describe
-from task_images.translation import TranslationSettings
+from task_images.translation.training import TranslationSettings
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from task_images.wikitext2_awd_lstm import task as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
 from task_images.wikitext2_awd_lstm.task import Settings as AwdLstmSettings
 from task_images.wmt16_gnmt import task as gnmt
+from task_images.wmt16_gnmt.data import prepare
 from task_images.wmt16_gnmt.data import read_corpus as read_wmt16
-from task_images.wmt16_gnmt.prepare import prepare
 from task_images.wmt16_gnmt.task import Settings as GnmtSettings
 from task_images.wmt17_transformer import task as transformer
 from task_images.wmt17_transformer.data import read_corpus as read_wmt17

@@ -12,7 +12,7 @@ from task_images.contract import EnvironmentUnfitError, need
 from task_images.run import run
 from task_images.translation.sample import write_sample
 from task_images.wikitext2_awd_lstm.task import main as awd_lstm
-from task_images.wmt16_gnmt.prepare import prepare
+from task_images.wmt16_gnmt.data import prepare
 from task_images.wmt16_gnmt.task import main as gnmt
 from task_images.wmt17_transformer.data import write_dictionary
 from task_images.wmt17_transformer.task import main as transformer

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from task_images.fetch import Archive
-from task_images.imagenet_resnet.archives import GROUND_TRUTH, OFFICIAL, Official
+from task_images.imagenet_resnet.folders import GROUND_TRUTH, OFFICIAL, Official
 
 CLASSES = ["n01440764", "n01443537", "n02102040"]
 # As in the original, the numbers of the ground truth are in another order than the classes' names.

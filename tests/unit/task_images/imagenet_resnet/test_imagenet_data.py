@@ -11,10 +11,8 @@ import torch
 from PIL import Image
 
 from task_images.contract import EnvironmentUnfitError
-from task_images.imagenet_resnet.archives import OFFICIAL
-from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
-from task_images.imagenet_resnet.folders import ImageFolders, load
-from task_images.imagenet_resnet.jpeg import crop_for_validation
+from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, crop_for_validation, generate
+from task_images.imagenet_resnet.folders import OFFICIAL, ImageFolders, load
 from tests.contract.task_images.ranks import ROOT
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     CLASSES,

@@ -8,7 +8,7 @@ from PIL import Image
 
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import Bytes, numpy_generator
-from task_images.imagenet_resnet.jpeg import crop_for_training, crop_for_validation, random_box
+from task_images.imagenet_resnet.data import crop_for_training, crop_for_validation, random_box
 from tests.unit.task_images.imagenet_resnet.imagenet_files import jpeg, ramp
 
 

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
-from task_images.language import shards as module
-from task_images.language.shards import END, prepare_shards, read_shards, write_shard
-from task_images.language.tokens import Part, Windows, batches_of_update, validation_batches
+from task_images.language import tokens as module
+from task_images.language.tokens import (
+    END,
+    Part,
+    Windows,
+    batches_of_update,
+    prepare_shards,
+    read_shards,
+    validation_batches,
+    write_shard,
+)
 
 LENGTH, BATCH = 8, 4  # a batch has 32 tokens and one more
 

@@ -10,7 +10,7 @@ from task_images.contract import DivergedError, TaskUsageError
 from task_images.methods.base import LossScale
 from task_images.train import Precision
 from task_images.translation.batches import Passes, SentenceBatches, TokenBatches, Update, fill_batches, plan_passes
-from task_images.translation.pairs import Pairs, Side
+from task_images.translation.corpora import Pairs, Side
 from task_images.translation.training import collate
 
 

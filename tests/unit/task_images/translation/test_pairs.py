@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from task_images.contract import EnvironmentUnfitError
-from task_images.translation.pairs import (
+from task_images.translation.corpora import (
     Pairs,
     Side,
     encode_text,

@@ -16,10 +16,8 @@ from task_images.translation.bleu import (
     tokenized_bleu,
 )
 from task_images.translation.sample import sample_pairs, write_sample
-from task_images.wmt16_gnmt.bpe import BytePairs, learn, undo, write_codes
-from task_images.wmt16_gnmt.data import Vocabulary, read_vocabulary
-from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt17_transformer.subtokens import END, Subtokens, make_dictionary, read_dictionary
+from task_images.wmt16_gnmt.data import BytePairs, Vocabulary, learn, prepare, read_vocabulary, undo, write_codes
+from task_images.wmt17_transformer.data import END, Subtokens, make_dictionary, read_dictionary
 
 TEXT = "low low low low low lower lower newest newest newest newest newest newest widest widest widest"
 
