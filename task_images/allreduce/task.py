@@ -275,7 +275,7 @@ def main(contract: Contract) -> None:
         facts = world.backend_facts()
         _write(Path(contract.output_dir) / "results", {**details, "backend": facts, "rows": rows})
         if settings.protocol == "current":
-            _conclude(report, measured, refused, facts, world.size)
+            _conclude(report, measured, refused, facts)
     report.phase("finished")
     report.result(tracker, details=details)
     world.close()
@@ -607,17 +607,11 @@ def _conclude(
     measured: Sequence[Measured],
     refused: dict[Series, str],
     facts: dict[str, Any],
-    ranks: int,
 ) -> None:
-    """The tables, and under them what is not in them."""
+    """What the lines of sizes do not say."""
     for one in measured:
-        report.say(make_header(one.series, ranks))
-        for row in one.rows:
-            report.say(make_line(row))
-        report.say(describe_fit(one.fit))
         if one.left_out:
-            report.say(f"left out: {', '.join(map(format_size, one.left_out))}: {one.why}")
-    report.say("")
+            report.say(f"{one.series}: left out: {', '.join(map(format_size, one.left_out))}: {one.why}")
     for series, why in refused.items():
         report.say(f"not supported: {series}: {why}")
     for detour in facts.get("detours", ()):
@@ -664,39 +658,6 @@ def fit(sizes: Sequence[int], times: Sequence[float]) -> Fit | None:
     return Fit(float(alpha), float(1e-3 / beta) if beta > errors[0, 0] ** 0.5 else None, off)
 
 
-_COLUMNS = (
-    *(("bytes", 11), ("elements", 11), ("min us", 10), ("mean us", 10), ("p50 us", 10), ("p95 us", 10)),
-    *(("p99 us", 10), ("max us", 10), ("ranks us", 15), ("algbw GB/s", 10), ("busbw GB/s", 10), ("samples", 7)),
-)
-
-
-def make_header(series: Series, ranks: int) -> str:
-    """The lines above a series: what S and the bus bandwidth mean, and the columns' titles."""
-    kind = COLLECTIVES[series.collective]
-    titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
-    return f"\n{series}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
-
-
-def make_line(row: Row) -> str:
-    """The line of one size, in the order of the columns."""
-    values = (
-        *(row.bytes, row.elements, row.min_us, row.mean_us, row.p50_us, row.p95_us, row.p99_us, row.max_us),
-        *(_span(row), row.algbw, row.busbw, row.samples),
-    )
-    return "  ".join(
-        f"{_figure(value, title):>{width}}" for value, (title, width) in zip(values, _COLUMNS, strict=True)
-    )
-
-
-def describe_fit(fit: Fit | None) -> str:
-    """The fit in words."""
-    if fit is None:
-        return "no fit: it needs at least three sizes"
-    line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} us"
-    line += "" if fit.algbw is None else f", 1 / beta {fit.algbw:.4g} GB/s"
-    return f"{line}; off by {fit.off_mean:.0%}"
-
-
 def format_size(count: int) -> str:
     """Bytes in the largest binary unit of which there is one: "64 KiB", "1.5 MiB"."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB"]
@@ -704,22 +665,3 @@ def format_size(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.4g} {units[0]}"
-
-
-def _span(row: Row) -> str:
-    """The least and the greatest median of a single rank."""
-    if row.rank_p50_min_us is None or row.rank_p50_max_us is None:
-        return "-"
-    return f"{row.rank_p50_min_us:.1f}-{row.rank_p50_max_us:.1f}"
-
-
-def _figure(value: float | str | None, title: str) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return str(value)
-    if title.endswith(" us"):
-        return f"{value:.1f}"
-    return f"{value:.3g}" if value >= 0.001 else f"{value:.1e}"

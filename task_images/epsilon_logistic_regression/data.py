@@ -32,7 +32,6 @@ _LABELS = {-1.0: 0.0, 0.0: 0.0, 1.0: 1.0}
 _LINE_LIMIT = 1 << 26
 _BLOCK_BYTES = 1 << 24
 _SHAPE = re.compile(rb"\s*[^\s:]+(\s+\d+:[^\s:]+)*\s*")
-_TOKEN = re.compile(rb"\S+")
 
 
 class Dense(NamedTuple):
@@ -53,7 +52,7 @@ def load_with_digest(source: Path, features: int) -> tuple[Dense, str]:
     The first caller converts it into a cache entry beside it (float32, 4 x features bytes a row), or in mlbench's own
     folder if that place is read-only; other callers wait for it, later ones map it. A changed source is
     converted again. Needs memory for one block of rows and, for each million numbers, about 0.3 s, or 1.5 s from a
-    compressed file. Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
+    compressed file. Raises EnvironmentUnfitError naming the line that is wrong.
     """
 
     def build(place: Path) -> None:
@@ -123,11 +122,11 @@ def _parse(source: Path, number: int, line: bytes, row: Floats) -> float:
     numbers = _numbers(line) if _SHAPE.fullmatch(line) else None
     # A text whose form is right has an odd count of numbers; one that is no number makes them fewer.
     if numbers is None or len(numbers) != 2 * line.count(b":") + 1 or numbers[0] not in _LABELS:
-        raise EnvironmentUnfitError(_complaint(source, number, line, len(row)))
+        raise _make_error(source, number, line, len(row))
     places, values = numbers[1::2].astype(np.int64), numbers[2::2]
     in_order = len(places) == 0 or (places[0] >= 1 and places[-1] <= len(row) and bool((np.diff(places) > 0).all()))
     if not in_order or not np.isfinite(values).all():
-        raise EnvironmentUnfitError(_complaint(source, number, line, len(row)))
+        raise _make_error(source, number, line, len(row))
     row[places - 1] = values
     return _LABELS[float(numbers[0])]
 
@@ -143,38 +142,14 @@ def _numbers(line: bytes) -> npt.NDArray[np.float64] | None:
             return None
 
 
-def _complaint(source: Path, number: int, line: bytes, features: int) -> str:
-    """What is wrong with a line that did not parse, with the column (from 1) where it begins."""
-    last = 0
-    for order, match in enumerate(_TOKEN.finditer(line)):
-        text = match.group().decode("utf-8", "replace")
-        where = f"{source}, line {number}, column {match.start() + 1}: "
-        if order == 0:
-            if _float(text) not in _LABELS:
-                return where + f"the label is {_short(text)}, not -1, 0 or 1"
-            continue
-        index, colon, value = text.partition(":")
-        if not colon or not index.isdecimal():
-            return where + f"{_short(text)} is not of the form INDEX:VALUE"
-        if not 1 <= int(index) <= features:
-            return where + f"the index is {_short(index)}, not from 1 to {features}"
-        if int(index) <= last:
-            return where + f"the index {index} follows {last}; they must ascend"
-        if not np.isfinite(_float(value)):
-            return where + f"{_short(value)} is not a finite number"
-        last = int(index)
-    return f"{source}, line {number} cannot be read"
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
+def _make_error(source: Path, number: int, line: bytes, features: int) -> EnvironmentUnfitError:
+    """The error for a line that is not of the form."""
+    text = line.decode("utf-8", "replace").strip()
+    return EnvironmentUnfitError(
+        f"{source}, line {number} is {text[:80]!r}{'...' * (len(text) > 80)}, not LABEL INDEX:VALUE INDEX:VALUE ...: a"
+        f" label -1, 0 or 1, indices from 1 to {features}, ascending, and finite numbers",
+        "Mend the line, or download the file again.",
+    )
 
 
 FEATURES = 2000

@@ -106,28 +106,16 @@ def test_blocks_bound_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    "line",
     [
-        (b"2 1:1", r"line 2, column 1: the label is '2'"),
-        (b"spam 1:1", r"line 2, column 1: the label is 'spam'"),
-        (b"1 1:1 x:2", r"line 2, column 7: 'x:2' is not of the form INDEX:VALUE"),
-        (b"1 1:1 2", r"line 2, column 7: '2' is not of the form"),
-        (b"1 1 1:2", r"line 2, column 3: '1' is not of the form"),
-        (b"1 1:0.5:3 4", r"line 2, column 3: '0.5:3' is not a finite number"),
-        (b"1 1:1 2:1.5x", r"line 2, column 7: '1.5x' is not a finite number"),
-        (b"1 1:nan", r"line 2, column 3: 'nan' is not a finite number"),
-        (b"1 0:1", r"line 2, column 3: the index is '0', not from 1 to 4"),
-        (b"1 5:1", r"line 2, column 3: the index is '5', not from 1 to 4"),
-        (b"1 2:1 2:1", r"line 2, column 7: the index 2 follows 2"),
-        (b"1 3:1 2:1", r"line 2, column 7: the index 2 follows 3"),
-        (b"1 1:\xff", r"line 2, column 3"),
-        (b"qid:3 1:1", r"line 2, column 1"),
+        *(b"2 1:1", b"spam 1:1", b"qid:3 1:1", b"1 1:1 x:2", b"1 1:1 2", b"1 1 1:2", b"1 1:0.5:3 4", b"1 1:1 2:1.5x"),
+        *(b"1 1:nan", b"1 0:1", b"1 5:1", b"1 2:1 2:1", b"1 3:1 2:1", b"1 1:\xff"),
     ],
 )
-def test_a_bad_line_is_named_with_its_column(tmp_path: Path, line: bytes, complaint: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes) -> None:
     source = tmp_path / "data"
     source.write_bytes(b"1 1:1\n" + line + b"\n1 1:1\n")
-    with pytest.raises(EnvironmentUnfitError, match=complaint):
+    with pytest.raises(EnvironmentUnfitError, match="data, line 2 is .*, not LABEL INDEX:VALUE .* from 1 to 4"):
         load(source, 4)
     assert not (tmp_path / "data.cache").exists()
 
