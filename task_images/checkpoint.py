@@ -128,7 +128,7 @@ class Checkpoints:
                 self._asked = Folder(self._world, folder, keeps_all=bool(plan.checkpoint_dir))
             with training.consensus():
                 self._asked.write(update, self._collect())
-        if self._behind is None or training.is_sharded or training.is_done or not self._is_due(update):
+        if self._behind is None or training.method.is_sharded or training.is_done or not self._is_due(update):
             return
         begun = time.monotonic()
         with training.consensus():
@@ -174,20 +174,23 @@ class Checkpoints:
             "streams": read_lasting_states(),
             "sums": None if read_sums is None else read_sums(),
         }
-        if not training.is_in_parts:
+        if not self._is_in_parts():
             return State({**main, **method.state_dict()}, own)
         parts = collect_parts(method.model, method.optimizer)
-        return State({**main, "update": method.update}, own, parts, training.is_sharded)
+        return State({**main, "update": method.update}, own, parts, method.is_sharded)
+
+    def _is_in_parts(self) -> bool:
+        return bool(self._training.any_layout and self._training.method.keeps_optimizer_state)
 
     def _load_model(self, main: Mapping[str, Any], place: Path) -> None:
-        training, method = self._training, self._training.method
-        if training.is_in_parts == ("model" in main):
+        method = self._training.method
+        if self._is_in_parts() == ("model" in main):
             raise TaskUsageError(
                 f"{place} has its optimizer's state in another form than this method needs (sharded or whole)",
                 "Resume with the method that made it.",
             )
-        if training.is_in_parts:
-            load_parts(place, method.model, method.optimizer, training.is_sharded)
+        if self._is_in_parts():
+            load_parts(place, method.model, method.optimizer, method.is_sharded)
             method.update = main["update"]
         else:
             method.load_state_dict(main)

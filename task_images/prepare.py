@@ -66,7 +66,7 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
     """
     name = (task if task.isidentifier() else "_").removesuffix("_ddp").removesuffix("_tensorflow")  # the same data
     package = find_package(name)
-    found = find_in(package, "validation_arrays", "data") if package.startswith("task_images.") else None
+    found = find_in(package, "validation_arrays", "data", "task") if package.startswith("task_images.") else None
     if found is None:
         raise TaskUsageError(
             f"the task {task[:60]!r} has no validation set of arrays",

@@ -603,11 +603,11 @@ class Trainer(Loop[P], Generic[P]):
     clip            largest norm of the gradients; None: no clipping
     arithmetic      settings of GPUs
     graphs          None: kernels are launched one by one
+    flops           FLOPs of one update of all ranks, and how they were derived; None: a pass is counted for throughput
+    any_layout      whether checkpoints have model and optimizer in parts, which ranks with any layout can read
     """
 
     is_saved = True
-    is_sharded = False  # whether this rank has only a part of the model
-    is_in_parts = False  # whether checkpoints have model and optimizer in parts, which any layout can read
 
     work: Work[P] = field(kw_only=True)
     model: nn.Module = field(kw_only=True)
@@ -617,6 +617,8 @@ class Trainer(Loop[P], Generic[P]):
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
     graphs: speed.Graphs | None = field(default=None, kw_only=True)
+    flops: tuple[float, str] | None = field(default=None, kw_only=True)
+    any_layout: bool = field(default=False, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
         return Tracker(self.world.device)
@@ -628,7 +630,8 @@ class Trainer(Loop[P], Generic[P]):
     def _attach(self) -> None:
         set_arithmetic(self.arithmetic)
         self.number_format = self.precision or Precision("fp32", self.world.device)
-        self._flops = self._count_flops() if self.plan.protocol.is_on else None
+        if self.flops is None and self.plan.protocol.is_on:
+            self.flops = self._count_flops()
         self._observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self._trained = self.method.attach(self.world, self.model, self.make_optimizer, self.tracker)
         if self.graphs is not None:
@@ -670,27 +673,18 @@ class Trainer(Loop[P], Generic[P]):
         return updated
 
     def _count_flops(self) -> tuple[float, str] | None:
-        """FLOPs of one update of all ranks, and how they were derived; None if unknown. Counts one pass."""
-        update, compute_loss = self._sample_pass()
-        with peak.keep_state(self.model, self.world.device):
-            self.model.train()
-            flops = peak.count_flops(compute_loss) * update.count * self.world.size
-        return (flops, peak.COUNTED) if flops else None
-
-    def _sample_pass(self) -> tuple[Update[P], Callable[[], Tensor]]:
-        """The first update, and a function that computes the loss of its first pass."""
+        """Count one pass of the first update; None if torch knows none of its operations."""
         update = next(self.batches.updates(1))
-        return update, self._compute_loss_of(next(iter(update.passes)))
-
-    def _compute_loss_of(self, part: P) -> Callable[[], Tensor]:
-        """Prepare a pass, and return a function that computes its loss."""
-        data = self.work.prepare(part)
+        data = self.work.prepare(next(iter(update.passes)))
 
         def compute_loss() -> Tensor:
             with self.number_format.autocast():
                 return self.work.loss(self.work.forward(self.model, data), data).value
 
-        return compute_loss
+        with peak.keep_state(self.model, self.world.device):
+            self.model.train()
+            flops = peak.count_flops(compute_loss) * update.count * self.world.size
+        return (flops, peak.COUNTED) if flops else None
 
     def _set_mode(self, training: bool) -> None:
         self._trained.train(training)
@@ -705,11 +699,8 @@ class Trainer(Loop[P], Generic[P]):
         return self.method.consensus()
 
     def _check_replicas(self) -> Values:
-        average_buffers(self.world, self.model)
-        return self._compare_replicas()
-
-    def _compare_replicas(self) -> Values:
         """Compare replicas off the clock: a checksum of all weights is not part of training."""
+        average_buffers(self.world, self.model)
         self.world.barrier()  # waiting for slower ranks counts
         with self.tracker.paused():
             distance = self.method.check_replicas()
@@ -736,8 +727,8 @@ class Trainer(Loop[P], Generic[P]):
             facts["self_check"] = dict(self.method.checked)
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
-        if self._flops is not None:
-            flops, formula = self._flops
+        if self.flops is not None:
+            flops, formula = self.flops
             highest = peak.find_peak(self.world.device, self.number_format.used)
             facts |= peak.Utilization(flops, formula, highest, updates_per_second, self.world.size).to_dict()
         return facts

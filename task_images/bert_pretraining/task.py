@@ -209,7 +209,6 @@ class BertPretraining(Pretraining[Settings, Batch]):
         self._part = Part(plan.micro_batch, self.world.rank, self.world.size)
         self._train = Samples(corpus, "train", settings.sequence_length, self.specials, seed)
         self._valid = Samples(corpus, "valid", settings.sequence_length, self.specials, seed)
-        self.updates_per_epoch = self._train.count / plan.global_batch
         self._legacy: Batch | None = None
         if settings.data == "legacy":
             terms = float(plan.global_batch * plan.scored)

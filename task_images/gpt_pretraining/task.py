@@ -240,7 +240,6 @@ class DecoderPretraining(Pretraining[Settings, Batch]):
         # In the order of the files, windows follow each other; synthetic tokens and bytes are one row of them.
         self._train = make(corpus.rows, block=plan.global_batch if settings.order == "files" else 0)
         self._valid = make(corpus.valid)
-        self.updates_per_epoch = self._train.count / plan.global_batch
         self._part = Part(plan.micro_batch, self.world.rank, self.world.size)
 
     def training(self, update: int) -> Iterator[Batch]:

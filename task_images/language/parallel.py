@@ -210,15 +210,6 @@ def find_part(parameter: Tensor) -> list[tuple[int, int]]:
     return part
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raises RuntimeError unless the optimizer has exactly the model's parameters: otherwise they would not be
-    trained."""
-    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    if set(held) != own or len(held) != len(own):
-        raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
-
-
 # --- attention --------------------------------------------------------------------------------------------------------
 
 

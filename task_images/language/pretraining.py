@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
-from task_images.language.layout import Layout, LayoutError, PretrainingPlan
-from task_images.language.parallel import SpreadOptions, check_optimizer, choose_attention, choose_runner, spread
+from task_images.language.layout import LayoutError, PretrainingPlan
+from task_images.language.parallel import SpreadOptions, choose_attention, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
@@ -39,7 +39,6 @@ from task_images.train import (
     Trainer,
     Unit,
     Update,
-    count_parameters,
     split_decay,
 )
 from task_images.world import World
@@ -182,7 +181,6 @@ class Pretraining(ABC, Generic[S, B]):
     formula: str
     world: World
     model: nn.Module
-    updates_per_epoch: float  # set by `use_corpus`
 
     def __init__(self, contract: Contract) -> None:
         """Raises TaskUsageError for incompatible settings."""
@@ -308,12 +306,12 @@ class Pretraining(ABC, Generic[S, B]):
             }
             self._make_trainer(report, details).run()
 
-    def _make_trainer(self, report: Reporter, details: dict[str, Any]) -> "PretrainingTrainer[B]":
+    def _make_trainer(self, report: Reporter, details: dict[str, Any]) -> Trainer[B]:
         p, world, layout = self.settings, self.world, self.plan.layout
         self._precision = Precision(p.precision, world.device, casts=not layout.is_sharded)
         method = self._make_method(report)
         parameters = {name: one for name, one in asdict(p).items() if name not in RESUMABLE}
-        return PretrainingTrainer(
+        return Trainer(
             world,
             report,
             self,
@@ -342,7 +340,8 @@ class Pretraining(ABC, Generic[S, B]):
             clip=p.clip or (None if method.gates else math.inf),
             arithmetic=p,
             graphs=Graphs() if p.compile == "graphs" else None,
-            task=self,
+            flops=(self.flops(), self.formula),
+            any_layout=True,
         )
 
     def _spread_model(self) -> nn.Module:
@@ -429,62 +428,6 @@ class Pretraining(ABC, Generic[S, B]):
     def _make_ahead(self, passes: Iterator[B]) -> Iterator[B]:
         """Prefetch passes in a thread; for a GPU in pinned memory, for asynchronous transfers."""
         return stream_ahead(map_tensors(one, partial(pin, device=self.world.device)) for one in passes)
-
-
-@dataclass
-class PretrainingTrainer(Trainer[B]):
-    """The training loop for models that may be sharded."""
-
-    task: Pretraining[Any, B] = field(kw_only=True)
-
-    def _attach(self) -> None:
-        super()._attach()
-        self.is_sharded = self.task.plan.layout.is_sharded
-        self.is_in_parts = self.method.keeps_optimizer_state
-        check_optimizer(self.method.optimizer, self.method.model)
-
-    def _count_flops(self) -> tuple[float, str]:
-        return self.task.flops(), self.task.formula
-
-    def _check_replicas(self) -> Values:
-        """Check replicas without averaging buffers, of which there are none."""
-        return self._compare_replicas()
-
-    def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
-        task = self.task
-        self._flops = self._count_flops()
-        used = self.world.peak_memory()  # before measuring the device's speed, which uses memory, too
-        facts = dict(super()._facts(updates_per_second))
-        numbers = count_parameters(task.model.parameters())
-        sent = planned_communication(task.plan.layout, task.settings, numbers, task.plan.passes)
-        facts["communication"] = {**sent, **facts["communication"]}
-        facts["memory"] = {"peak_bytes": used}
-        facts["data_epochs"] = self.position.total / task.updates_per_epoch
-        facts["tokens_per_second"] = updates_per_second and updates_per_second * task.tokens
-        facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size
-        return facts
-
-
-def planned_communication(
-    layout: Layout, settings: PretrainingSettings, parameters: int, passes: int
-) -> dict[str, object]:
-    """Bytes of the collectives of one update per rank, computed from the layout, not measured.
-
-    DDP reduces fp32 gradients once. FSDP gathers parameters for the forward pass, again for the backward pass if they
-    were freed, and scatters gradients in fp32.
-    """
-    if layout.ranks == 1:
-        return {"bytes_per_update": 0, "kinds": {}}
-    if not layout.is_sharded:
-        return {"bytes_per_update": 4 * parameters, "kinds": {"all_reduce": 4 * parameters}}
-    width = 2 if settings.precision == "bf16" else 4
-    kinds = {
-        "all_gather": width * parameters * passes * (2 if settings.reshard else 1),
-        "reduce_scatter": 4 * parameters,
-    }
-    if layout.replicas > 1:
-        kinds["all_reduce"] = 4 * parameters // layout.shards
-    return {"bytes_per_update": sum(kinds.values()), "kinds": kinds}
 
 
 def _read_settings(kind: type[S], contract: Contract) -> S:

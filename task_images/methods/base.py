@@ -363,6 +363,7 @@ class Method:
     gates         a layer's forward pass waits for its own gradients only, so there is no norm of all gradients
     wraps         one of torch's engines wraps or changes the model
     mixed         phases in which messages are sent, so that their time cannot be told from computing
+    is_sharded    each rank has only a part of the model
     collective    allreduce, rsag, allgather, gtopk, ps, gossip or none, for predictions
     """
 
@@ -383,6 +384,7 @@ class Method:
     gates: ClassVar[bool] = False
     wraps: ClassVar[bool] = False
     mixed: ClassVar[tuple[str, ...]] = ()
+    is_sharded: ClassVar[bool] = False
     collective: ClassVar[str] = "allreduce"
 
     keeps_gradients = False  # gradients keep their storage across updates, as CUDA graphs require

@@ -137,6 +137,7 @@ class Sharded(Fsdp2):
     """For a model that is sharded before it comes here, each rank with its parts of the same initial values."""
 
     name = "sharded"
+    is_sharded = True
 
     def share_model(self) -> None:
         """All ranks have their parts."""

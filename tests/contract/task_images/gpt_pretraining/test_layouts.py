@@ -150,10 +150,8 @@ def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServe
     measured = details["throughput_protocol"]
     assert [len(times) for times in measured["seconds"]] == [2, 2, 2]
     assert measured["rates"] == [8 * 64 * 2 / max(times) for times in measured["seconds"]]
-    assert details["tokens_per_second"] == pytest.approx(measured["summary"]["mean"])
     assert 0 < details["mfu_of_measured_peak"] < 1
     assert "mfu" not in details  # nobody knows this CPU's peak
-    assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
 
 
 @pytest.mark.nightly

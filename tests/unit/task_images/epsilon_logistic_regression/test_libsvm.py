@@ -115,7 +115,7 @@ def test_blocks_bound_the_memory(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes) -> None:
     source = tmp_path / "data"
     source.write_bytes(b"1 1:1\n" + line + b"\n1 1:1\n")
-    with pytest.raises(EnvironmentUnfitError, match="data, line 2 is .*, not LABEL INDEX:VALUE .* from 1 to 4"):
+    with pytest.raises(EnvironmentUnfitError, match=r"data, line 2 is .*, not LABEL INDEX:VALUE .* from 1 to 4"):
         load(source, 4)
     assert not (tmp_path / "data.cache").exists()
 
