@@ -2,12 +2,8 @@
 training parts, test sets extracted from SGML), and what a task reads of it.
 
 Sentences are concatenated in a memory-mapped file of fixed-width integers; their starts and lengths are in memory.
-There are two official formats:
-
-    indexed    NAME.bin (the numbers) and NAME.idx (TorchNet's index: magic, type, starts, lengths), one pair of files
-               per language; used by WMT17, and for cached text corpora
-    prepacked  one file: count, vocabulary size, shortest and longest length, source and target lengths, offset (all
-               int64), then fixed-width rows of source and target; used by WMT16
+The official form of WMT17, which is also that of cached text, has a pair of files per language: NAME.bin (the numbers)
+and NAME.idx (TorchNet's index: magic, type, starts, lengths).
 """
 
 import hashlib
@@ -18,7 +14,7 @@ import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Generic, NamedTuple, Protocol, TypeVar
@@ -155,31 +151,6 @@ def read_indexed(prefix: Path) -> Side:
     return Side(numbers, starts.astype(np.int64), lengths.astype(np.int64))
 
 
-def read_prepacked(path: Path, vocabulary: int) -> Pairs:
-    """The pairs in a prepacked file, with start and end marks on both sides.
-
-    Raises EnvironmentUnfitError if the file is damaged or has a vocabulary of another size.
-    """
-    try:
-        with path.open("rb") as file:
-            count, words, _, width = np.fromfile(file, "<i8", 4).tolist()
-            source, target = np.fromfile(file, "<i8", count), np.fromfile(file, "<i8", count)
-            (offset,) = np.fromfile(file, "<i8", 1).tolist()
-        kind = np.dtype("<i2" if words <= np.iinfo(np.int16).max else "<i4")
-        numbers = np.memmap(path, kind, "r", offset=offset, shape=(count * 2 * width,))
-    except (OSError, ValueError) as error:
-        raise EnvironmentUnfitError(f"{path} is not a prepacked corpus: {error}", "Prepare the data again.") from None
-    if words != vocabulary:
-        raise EnvironmentUnfitError(
-            f"{path} was made with {words} words, the vocabulary holds {vocabulary}",
-            "Data and vocabulary must come from the same preparation.",
-        )
-    if count and (min(source.min(), target.min()) < 1 or max(source.max(), target.max()) > width):
-        raise EnvironmentUnfitError(f"{path} has lengths outside of 1 ... {width}", "Prepare the data again.")
-    rows = np.arange(count, dtype=np.int64) * (2 * width)
-    return Pairs(Side(numbers, rows, source), Side(numbers, rows + width, target))
-
-
 class IndexedWriter:
     """Writes one language in the indexed format, sentence by sentence."""
 
@@ -295,7 +266,6 @@ class Corpus(Generic[W]):
 
     texts        the test targets, decoded; references: as written, if there is such a file, which `reference` names
     read         numbers of pairs before any was left out for its length; official: those that were published
-    is_partial   the training pairs do not tell how many were left out when they were made
     """
 
     words: W
@@ -306,15 +276,10 @@ class Corpus(Generic[W]):
     reference: str
     read: Mapping[str, int]
     official: Mapping[str, int]
-    is_partial: bool = False
 
     def identify(self) -> DataIdentity:
         """Whether these are as many pairs as were published."""
-        known = {"test pairs": self.official["test pairs"]} if self.is_partial else self.official
-        found = compare_data(self.read, known, digest_pairs(self.train, self.test))
-        if self.is_partial and found.official:
-            return replace(found, official=None, reason="a prepacked file does not say what was left out of it")
-        return found
+        return compare_data(self.read, self.official, digest_pairs(self.train, self.test))
 
 
 def read_corpus(

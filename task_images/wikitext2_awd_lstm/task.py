@@ -9,8 +9,7 @@ Source: Merity, Keskar, Socher 2017 (arXiv 1708.02182), Regularizing and Optimiz
 import math
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import seed_all, shard
@@ -271,90 +271,46 @@ def should_switch(losses: Sequence[float], patience: int, rule: str) -> bool:
     return min(losses[-patience:]) >= earlier if rule == "stalled" else losses[-1] > earlier
 
 
-class RunningAverage:
-    """Mean of the parameters over all updates since `start`: averaged SGD with λ = 0 and t0 = 0 (Polyak, Ruppert)."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.parameters = list(parameters)
-        self.means: list[Tensor] = []
-        self.count = 0
-
-    @property
-    def active(self) -> bool:
-        """Whether averaging has begun."""
-        return bool(self.means)
-
-    def start(self) -> None:
-        """Begin with the parameters as they are now."""
-        self.means = [weights.detach().clone() for weights in self.parameters]
-        self.count = 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Take in the parameters as they are after an update. Nothing happens before `start`."""
-        if not self.active:
-            return
-        self.count += 1
-        torch._foreach_lerp_(self.means, [weights.detach() for weights in self.parameters], 1 / self.count)
-
-    @contextmanager
-    def use_average(self) -> Iterator[None]:
-        """The parameters are the averages inside, and what they were before outside."""
-        if not self.active:
-            yield
-            return
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        for weights, mean in zip(self.parameters, self.means, strict=True):
-            kept = weights.detach().clone()
-            weights.copy_(mean)
-            mean.copy_(kept)
-
-    def state_dict(self) -> dict[str, object]:
-        """Means and count, for a checkpoint."""
-        return {"means": self.means, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from a checkpoint. Raises ValueError if it holds something else."""
-        means, count = state["means"], state["count"]
-        if not isinstance(means, list) or not isinstance(count, int):
-            raise ValueError("not the state of a running average")
-        self.means = [mean.to(weights.device) for mean, weights in zip(means, self.parameters, strict=False)]
-        self.count = count
-
-
 class Average:
-    """Averaged SGD: when it begins, and the means of the parameters since then."""
+    """Averaged SGD with λ = 0 and t0 = 0 (Polyak, Ruppert): when it begins, and the mean of the parameters after each
+    update since then."""
 
-    def __init__(self, model: AwdLstm, patience: int, rule: str, report: Reporter) -> None:
-        self.mean = RunningAverage(model.parameters())
+    def __init__(self, model: nn.Module, patience: int, rule: str, report: Reporter) -> None:
+        self.model = model
+        self.mean: AveragedModel | None = None
         self.switched: int | None = None
         self._patience, self._rule, self._report = patience, rule, report
         self._losses: list[float] = []
 
+    @property
+    def best(self) -> Any:
+        """The model with the means, if averaging has begun."""
+        return self.model if self.mean is None else self.mean.module
+
+    def update(self) -> None:
+        """Take in the parameters as they are after an update."""
+        if self.mean is not None:
+            self.mean.update_parameters(self.model)
+
     def observe(self, epoch: int, values: Values) -> None:
         """Take note of a validation; begin averaging when its loss no longer falls."""
         self._losses.append(values["loss"])
-        if self.mean.active or not should_switch(self._losses, self._patience, self._rule):
+        if self.mean is not None or not should_switch(self._losses, self._patience, self._rule):
             return
-        self.mean.start()
-        self.switched = epoch
+        self.mean, self.switched = AveragedModel(self.model), epoch
         self._report.say(f"epoch {epoch}: the validation loss no longer falls; switching to averaged SGD")
 
     def state_dict(self) -> dict[str, object]:
         """Mean, switch and losses, for a checkpoint."""
-        return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
+        mean = None if self.mean is None else dict(self.mean.state_dict())
+        return {"mean": mean, "switched": self.switched, "losses": self._losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.mean.load_state_dict(state["mean"])
         self.switched, self._losses = state["switched"], list(state["losses"])
+        if state["mean"] is not None:
+            self.mean = AveragedModel(self.model)
+            self.mean.load_state_dict(state["mean"])
 
 
 class Part(NamedTuple):
@@ -458,7 +414,7 @@ class Streams:
 
     def _rate(self, epochs: float) -> float:
         """Learning rate after `epochs` epochs, for a batch of the base length."""
-        if self._average.mean.active and self._p.averaged_learning_rate:
+        if self._average.mean is not None and self._p.averaged_learning_rate:
             return self._p.averaged_learning_rate
         return self._warmup(epochs)
 
@@ -470,19 +426,18 @@ class Evaluation:
 
     world: World
     p: Settings
-    model: AwdLstm
     precision: Precision
     average: Average
 
     def __call__(self, ids: Tensor) -> Values:
-        p, model = self.p, self.model
+        p, model = self.p, self.average.best
         model.eval()
         words = streams(ids, p.validation_streams)
         own = shard(p.validation_streams, self.world.size, self.world.rank)
         mean, perplexity = Mean("loss"), Perplexity()
         if own:
             words = words[:, own.start : own.stop].to(self.world.device, torch.int64)
-            with self.average.mean.use_average(), torch.inference_mode(), self.precision.autocast():
+            with torch.inference_mode(), self.precision.autocast():
                 state = model.initial_state(len(own))
                 for start in range(0, len(words) - 1, p.sequence_length):
                     targets = words[start + 1 : start + 1 + p.sequence_length]
@@ -533,7 +488,7 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
     precision = Precision(p.precision, world.device)
     average = Average(model, p.switch_patience, p.switch_rule, report)
     streams = Streams(world, p, model, corpus.train, average)
-    evaluate = Evaluation(world, p, model, precision, average)
+    evaluate = Evaluation(world, p, precision, average)
     Trainer(
         world,
         report,
@@ -566,7 +521,7 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
             "global_batch": streams.number,
             "seed": world.contract.seed,
         },
-        after_update=average.mean.update,
+        after_update=average.update,
         after_validation=average.observe,
         work=streams,
         model=model,

@@ -1,8 +1,7 @@
 """WMT16 English-German as GNMT wants it, in the data folder or in its sub-folder wmt16:
 
     vocab.bpe.32000                      the joint vocabulary
-    train.tok.clean.bpe.32000.{en,de}    training pairs, tokenized and cut into subwords; or the prepacked file of them,
-                                         train.tok.clean.bpe.32000.bin
+    train.tok.clean.bpe.32000.{en,de}    training pairs, tokenized and cut into subwords
     newstest2014.tok.bpe.32000.{en,de}   test pairs, likewise
     newstest2014.de                      the references as written, if there; otherwise put together from the test pairs
 
@@ -37,7 +36,6 @@ from task_images.translation.corpora import (
     find_folder,
     lines,
     parallel_lines,
-    read_prepacked,
     read_sentences,
 )
 
@@ -298,12 +296,10 @@ def read_corpus(folder: Path, cache: Path, longest: int, longest_test: int) -> C
 
     def read_pairs(part: str, longest: int) -> Pairs:
         name = TRAIN if part == "train" else TEST
-        if (place / f"{name}.bin").is_file():
-            return read_prepacked(place / f"{name}.bin", vocabulary.size)
         texts = (place / f"{name}.{LANGUAGES[0]}", place / f"{name}.{LANGUAGES[1]}")
         if not texts[0].is_file():
             raise EnvironmentUnfitError(
-                f"there is neither {name}.bin nor {texts[0].name} in {place}",
+                f"there is no {texts[0].name} in {place}",
                 "mlbench data prepare wmt16_gnmt fetches and makes it; the preset tiny generates data.",
             )
         return encode_once(cache, f"wmt16-{name}", FORM, texts, place / VOCABULARY, vocabulary, longest)
@@ -313,7 +309,6 @@ def read_corpus(folder: Path, cache: Path, longest: int, longest_test: int) -> C
         found,
         train=_without_starts(found.train),
         test=_without_starts(found.test),
-        is_partial=(place / f"{TRAIN}.bin").is_file(),
     )
 
 

@@ -77,13 +77,13 @@ TASK = Task(
     goal={"metric": "BLEU-Score", "comparison": ">=", "wording": "Validation BLEU-Score of {threshold}"},
     data=(
         "WMT16 English-German in the data folder, as written by mlbench data prepare: vocab.bpe.32000, "
-        "train.tok.clean.bpe.32000.{en,de} (or .bin), newstest2014.tok.bpe.32000.{en,de}, newstest2014.de. The preset "
+        "train.tok.clean.bpe.32000.{en,de}, newstest2014.tok.bpe.32000.{en,de}, newstest2014.de. The preset "
         "tiny generates a small language pair."
     ),
     files={
         "when": {"data": "wmt16"},
         "folders": [".", "wmt16"],
-        "wanted": [["vocab.bpe.32000"], ["train.tok.clean.bpe.32000.bin", "train.tok.clean.bpe.32000.en"]],
+        "wanted": [["vocab.bpe.32000"], ["train.tok.clean.bpe.32000.en"]],
         "imports": [
             "de-en.tgz",
             "training-parallel-commoncrawl.tgz",

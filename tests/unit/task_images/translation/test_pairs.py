@@ -15,7 +15,6 @@ from task_images.translation.corpora import (
     parallel_lines,
     read_encoded,
     read_indexed,
-    read_prepacked,
 )
 
 
@@ -38,29 +37,6 @@ def test_the_indexed_form(tmp_path: Path, code: int) -> None:
     side = read_indexed(tmp_path / "x")
     assert [side.sentence(index) for index in range(3)] == sentences
     assert side.rows(np.array([2, 1]), 5, fill=1).tolist() == [[8, 9, 10, 2, 1], [7, 2, 1, 1, 1]]
-
-
-def write_prepacked(path: Path, pairs: list[tuple[list[int], list[int]]], words: int, width: int) -> None:
-    kind = "<i2" if words < 2**15 else "<i4"
-    head = np.array([len(pairs), words, 0, width], "<i8").tobytes()
-    for side in (0, 1):
-        head += np.array([len(pair[side]) for pair in pairs], "<i8").tobytes()
-    rows = [sentence + [0] * (width - len(sentence)) for pair in pairs for sentence in pair]
-    path.write_bytes(head + np.array([len(head) + 8], "<i8").tobytes() + np.array(rows, kind).tobytes())
-
-
-@pytest.mark.parametrize("words", [40, 40_000])
-def test_the_prepacked_form(tmp_path: Path, words: int) -> None:
-    pairs = [([2, 5, 6, 3], [2, 7, 3]), ([2, 8, 3], [2, 9, 10, 11, 3])]
-    write_prepacked(tmp_path / "x.bin", pairs, words, width=6)
-    found = read_prepacked(tmp_path / "x.bin", words)
-    assert [(found.source.sentence(i), found.target.sentence(i)) for i in range(2)] == pairs
-    assert found.target.without_first().sentence(1) == [9, 10, 11, 3]
-    with pytest.raises(EnvironmentUnfitError, match=f"made with {words} words, the vocabulary holds {words + 8}"):
-        read_prepacked(tmp_path / "x.bin", words + 8)
-    (tmp_path / "x.bin").write_bytes((tmp_path / "x.bin").read_bytes()[:-4])
-    with pytest.raises(EnvironmentUnfitError, match="is not a prepacked corpus"):
-        read_prepacked(tmp_path / "x.bin", words)
 
 
 def encode(line: str) -> list[int]:

@@ -4,19 +4,22 @@ import math
 import statistics
 import zipfile
 from pathlib import Path
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from task_images.contract import EnvironmentUnfitError
+from task_images.report import Reporter
 from task_images.train import count_parameters
 from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams, write_sample
 from task_images.wikitext2_awd_lstm.task import (
+    Average,
     AwdLstm,
     Dropout,
-    RunningAverage,
     WeightDroppedLstm,
     drop_locked,
     drop_words,
@@ -212,21 +215,20 @@ def test_when_to_switch(losses: list[float], rule: str, expected: bool) -> None:
     assert should_switch(losses, 5, rule) is expected
 
 
-def test_the_running_average_is_the_mean_since_its_start_and_gives_the_parameters_back() -> None:
-    parameter = torch.zeros(3)
-    average = RunningAverage([parameter])
-    parameter += 100
-    average.update()
-    average.start()
-    seen = []
-    for value in (1.0, 2.0, 6.0):
-        parameter.fill_(value)
-        seen.append(value)
+def test_the_average_is_the_mean_since_the_switch_and_leaves_the_parameters_alone() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    average, again = (Average(model, 1, "stalled", cast("Reporter", Mock())) for _ in range(2))
+    with torch.no_grad():
+        model.weight.fill_(100)
         average.update()
-    with average.use_average():
-        torch.testing.assert_close(parameter, torch.full((3,), statistics.mean(seen)))
-    assert parameter.tolist() == [6.0] * 3
-    other = RunningAverage([torch.zeros(3)])
-    other.load_state_dict(average.state_dict())
-    with other.use_average():
-        assert other.parameters[0].tolist() == [3.0] * 3
+        average.observe(1, {"loss": 1.0})
+        assert average.best is model
+        average.observe(2, {"loss": 1.0})
+        for value in (1.0, 2.0, 6.0):
+            model.weight.fill_(value)
+            average.update()
+    assert average.switched == 2
+    again.load_state_dict(average.state_dict())
+    for one in (average, again):
+        assert one.best.weight.tolist() == [[3.0] * 3]
+    assert model.weight.tolist() == [[6.0] * 3]
