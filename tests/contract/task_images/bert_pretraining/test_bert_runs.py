@@ -51,7 +51,6 @@ def test_throughput_counts_sentences_of_all_ranks(ranks: RankServer, tmp_path: P
     measured = first.result["details"]["throughput_protocol"]
     assert (measured["unit"], measured["per_update"]) == ("sentences", 8)
     assert measured["rates"] == [8 * 2 / max(times) for times in measured["seconds"]]
-    assert first.result["details"]["tokens_per_second"] == pytest.approx(measured["summary"]["mean"] * 32)
     training = [event for event in first.events("phase") if event["phase"] == "training"]
     assert training
     assert not any("epoch" in event for event in training)  # of how many, nobody knows
