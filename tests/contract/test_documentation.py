@@ -20,17 +20,13 @@ from tests.documentation import (
     NEEDS,
     PAGES,
     ROOT,
-    Block,
     all_blocks,
-    expected_exit_codes,
     page_name,
     read_blocks,
     run_page,
-    shape,
 )
 from tests.needs import missing
 from tools import reference, results
-from tools.check_site import find_problems
 
 FIRST = ROOT / "docs/tutorial/first-result.md"
 RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
@@ -95,25 +91,6 @@ def test_outputs_are_shown_by_blocks_whose_commands_are_run() -> None:
     assert any(block.outputs for block in all_blocks())
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "is_alike"),
-    [
-        ("first-1  1  goal_reached  6.12 s  14.1 s", "first-1  1 goal_reached 612 ms 1 min 14 s", True),
-        ("first-1  1  goal_reached  6.12 s", "first-1  1  goal_missed  6.12 s", False),
-        ("first-1  1  goal_reached  6.12 s", "first-2  1  goal_reached  6.12 s", False),
-        (
-            "run  9.1 s (8.2 to 9.9)  1.4× slower (1.1 to 1.5)",
-            "run  1 s (1 to 1)  no difference seen (0.9 to 1.1×)",
-            True,
-        ),
-        ("b is 1.4× slower than a (95 %: 1.1 to 1.5; 3 and 3 runs).", "No difference seen: b takes 1 to 2 times", True),
-        ("a: ok (integrity, derivation)", "a: 2 problems", False),
-    ],
-)
-def test_outputs_differ_in_measured_values_only(one: str, other: str, is_alike: bool) -> None:
-    assert (shape(one) == shape(other)) is is_alike
-
-
 def test_every_command_line_is_one_that_mlbench_accepts() -> None:
     """Also those that need a cloud: their commands, options and arguments exist."""
     wrong = []
@@ -142,12 +119,6 @@ def parse_command(words: list[str]) -> None:
             context = command.make_context(name, [], parent=parent, resilient_parsing=True)
         else:
             command.make_context(name, words, parent=parent)
-
-
-@pytest.mark.parametrize("words", [["run", "x", "1", "--no-such-option"], ["no-such-command"], ["verify"]])
-def test_a_wrong_command_line_in_the_documentation_is_found(words: list[str]) -> None:
-    with pytest.raises((AssertionError, typer.TyperException)):
-        parse_command(words)
 
 
 def test_targets_of_make_in_the_documentation_exist() -> None:
@@ -212,25 +183,6 @@ def test_the_reference_describes_every_field_of_an_archive(pages: dict[str, str]
     assert "| `goal.seconds.wall` | number |" in pages["archive.md"]
 
 
-@pytest.mark.parametrize(
-    ("descriptions", "problem"),
-    [
-        ({"a.json": {"": "text", "x": "text"}}, "a.json: y is not described"),
-        ({"a.json": {"": "text", "x": "text", "y": "text", "z": "text"}}, "a.json: z is described but not there"),
-        ({"a.json": {"x": "text", "y": "text"}}, "a.json has no section"),
-        ({"a.json": {"": "", "x": "", "y": ""}, "b.json": {"": ""}}, "b.json is no document of the archive"),
-    ],
-)
-def test_stale_descriptions_are_found(descriptions: dict[str, dict[str, str]], problem: str) -> None:
-    assert problem in reference.find_stale({"a.json": {"x": 1, "y": None}}, descriptions)
-
-
-def test_descriptions_may_stand_for_all_below_them_or_be_optional() -> None:
-    descriptions = {"a.json": {"": "text", "x.*": "text", "w[].n": "text", "w": "text", "price": "optional: text"}}
-    document: dict[str, object] = {"x": {"1": {"2": 3}}, "w": [{"n": 1}]}
-    assert reference.find_stale({"a.json": document}, descriptions) == []
-
-
 @pytest.mark.nightly  # `make docs` builds it for every pull request
 @pytest.mark.slow
 def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) -> None:
@@ -240,39 +192,3 @@ def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) 
 
     assert main([str(tmp_path / "build")]) == 0
     assert (tmp_path / "build" / "site" / "reference" / "cli.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ('<a href="b.html">', None),
-        ('<a href="b.html#there">', None),
-        ('<a href="https://example.org">', None),
-        ('<img src="data:image/png;base64,x">', None),
-        ('<a href="c.html">', "links to c.html, which is not there"),
-        ('<a href="b.html#gone">', "links to b.html#gone, whose page has no such anchor"),
-        ('<img src="gone.png">', "loads gone.png, which is not there"),
-        ('<script src="https://example.org/x.js"></script>', "loads https://example.org/x.js"),
-        ('<link rel="stylesheet" href="//example.org/x.css">', "loads //example.org/x.css"),
-        ("<style>@import url(https://example.org/x.css)</style>", "loads url(https://example.org/x.css"),
-    ],
-)
-def test_broken_links_and_assets_from_the_network_are_found(body: str, problem: str | None, tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text(body)
-    (tmp_path / "b.html").write_text('<h1 id="there">')
-    assert find_problems(tmp_path) == ([f"a.html: {problem}"] if problem else [])
-
-
-def test_blocks_are_read_with_what_they_need(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- needs: gke -->\n```sh\nmlbench doctor gke\n```\n\n```console\n$ mlbench status\nNothing.\n```\n\n"
-        '```python title="a.py"\nx = 1\n```\n'
-    )
-    doctor, status, script = read_blocks(page)
-    assert doctor == Block(page, "sh", "gke", None, "mlbench doctor gke\n")
-    assert status.commands == ["mlbench status"]
-    assert (script.title, script.text, script.commands) == ("a.py", "x = 1\n", [])
-    assert expected_exit_codes("mlbench verify x   # exit: 2") == {2}
-    assert expected_exit_codes("mlbench gate x   # exit: 0 or 9") == {0, 9}
-    assert expected_exit_codes("mlbench status") == {0}

@@ -11,13 +11,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli import console
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN, KubernetesOptions, RunSpec, canonical_json, check_name
 from mlbench_cli.runs import launch
@@ -329,12 +328,3 @@ def test_tables(rows: list[tuple[object, ...]], width: int, wrap: bool) -> None:
     assert wrap or len(table.split("\n")) == len(rows) + 1
     assert table.replace("\n", "").isprintable()
     assert all(console.display_width(line) <= max(width, 36) for line in table.split("\n"))
-
-
-def test_refusals_are_seen() -> None:
-    def wrong(error: Exception) -> None:
-        raise error
-
-    assert is_refused(wrong, UsageError("no"))
-    with pytest.raises(KeyError):
-        is_refused(wrong, KeyError("x"))

@@ -23,6 +23,7 @@ def measure(folder: Path, *words: str) -> list[str]:
     return [row["name"] for row in rows if row["ended"] == "measured"]
 
 
+@pytest.mark.nightly
 def test_lines_are_kept_with_their_profiles_and_not_measured_again(tmp_path: Path) -> None:
     words = ("--only", "matrix", "ResNet-20")
     found = measure(tmp_path, *words)

@@ -59,30 +59,6 @@ def test_agents_of_python_3_9_can_run_the_code_that_is_sent_to_them(name: str) -
     assert list(find_newer(SOURCES[name])) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "is_newer"),
-    [
-        ("match x:\n    case 1: pass", True),
-        ("from enum import StrEnum", True),
-        ("from typing import TypedDict, NotRequired", True),
-        ("import enum\nclass A(enum.StrEnum): ...", True),
-        ("import tomllib", True),
-        ("def f(x: int | None) -> None: ...", True),
-        ("class A:\n    x: 'A' | None = None", True),
-        ("isinstance(x, int | str)", True),
-        ("list(zip(a, b, strict=True))", True),
-        ("@dataclass(frozen=True, slots=True)\nclass A: ...", True),
-        ("try:\n    from enum import StrEnum\nexcept ImportError:\n    StrEnum = str", False),
-        ("if TYPE_CHECKING:\n    from typing import NotRequired", False),
-        ("from __future__ import annotations\ndef f(x: int | None) -> None: ...", False),
-        ("from __future__ import annotations\ndef f(x: int | None = int | None) -> None: ...", True),
-        ("flags = os.O_RDWR | os.O_CLOEXEC | fcntl.LOCK_EX", False),
-    ],
-)
-def test_what_python_3_9_lacks_is_found(source: str, is_newer: bool) -> None:
-    assert bool(list(find_newer(source))) is is_newer
-
-
 def find_newer(source: str) -> Iterator[str]:
     """What Python 3.9 cannot do, each with its line."""
     try:
