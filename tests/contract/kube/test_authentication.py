@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import ssl
 import threading
 import time
@@ -113,12 +112,6 @@ def test_a_plugin_may_give_a_client_certificate(world: World, tmp_path: Path) ->
     assert world.runs == 1
 
 
-def test_without_its_certificate_the_server_lets_nobody_in(world: World) -> None:
-    with Access(world.server.url, ca=world.ca).client() as api, pytest.raises(ApiError, match="does not answer"):
-        api.request("GET", PODS, retry_seconds=0)
-    assert not world.server.subjects
-
-
 def test_an_expired_certificate_is_fetched_again_for_new_connections(world: World) -> None:
     world.write_plugin(world.answer("one", PAST), world.answer("two", FAR))
     with Access.from_kubeconfig(world.kubeconfig).client() as api:
@@ -149,28 +142,6 @@ def test_a_kubeconfig_for_helm_holds_the_certificate_of_the_plugin(world: World)
     with Access.from_kubeconfig(other).client() as api:
         api.get(PODS)
     assert world.runs == 1
-
-
-def test_nothing_of_a_key_is_written_to_a_disk(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    world.write_plugin(world.answer("one", FAR))
-    access = Access.from_kubeconfig(world.kubeconfig)
-    with access.client() as api:
-        api.get(PODS)
-        assert not list(temporary.iterdir())
-
-
-def test_a_plugin_that_hangs_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "PLUGIN_SECONDS", 0.2)
-    write_kubeconfig(world.kubeconfig, world.server.url, world.ca, {"exec": {"command": "sleep", "args": ["3600"]}})
-    with (
-        Access.from_kubeconfig(world.kubeconfig).client() as api,
-        pytest.raises(CredentialError, match='"sleep" gave no credentials within'),
-    ):
-        api.get(PODS)
 
 
 @pytest.mark.parametrize("broken", [{"args": 5}, {"env": ["a"]}, {"env": [{"name": "a"}]}])
@@ -466,14 +437,3 @@ def test_keys_of_a_kubeconfig_touch_no_disk(world: World, monkeypatch: pytest.Mo
     with access.client() as api:
         api.get(PODS)
     assert world.server.subjects == ["one"]
-
-
-def test_a_secret_file_is_gone_with_its_object() -> None:
-    from mlbench_cli.kube.credentials import PrivateFile
-
-    file = PrivateFile(b"secret")
-    path = file.path
-    assert Path(path).read_bytes() == b"secret"
-    assert path.startswith("/proc/self/fd/") or os.stat(path).st_mode & 0o077 == 0
-    del file
-    assert not os.path.exists(path)

@@ -3,6 +3,8 @@
 import base64
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,16 +146,6 @@ def test_a_plugin_that_is_not_installed(tmp_path: Path) -> None:
     assert caught.value.hint == "Get it there."
 
 
-def test_a_token_file_is_read_when_it_is_used(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("one\n")
-    access = Access.from_kubeconfig(write(tmp_path / "config", config({"tokenFile": "token"})))
-    assert token_of(access) == "one"
-    (tmp_path / "token").write_text("two\n")
-    assert access.token is not None
-    access.token.discard("one")
-    assert token_of(access) == "two"
-
-
 @pytest.mark.parametrize(
     ("document", "kind", "words"),
     [
@@ -205,3 +197,14 @@ def test_a_rotated_token_file_is_read_again_before_the_server_refuses(
     (tmp_path / "token").unlink()
     with pytest.raises(CredentialError, match="token file"):
         token_of(access)
+
+
+def test_without_the_library_the_next_command_is_named() -> None:
+    program = (
+        "import sys\nsys.modules['kubernetes'] = None\n"
+        "from mlbench_cli.errors import UsageError\nfrom mlbench_cli.kube.access import Access\n"
+        "try:\n    Access('https://c.invalid').client()\n"
+        "except UsageError as error:\n    print(error.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "[k8s]" in done.stdout

@@ -58,11 +58,3 @@ def test_connections_leave_the_context_as_it_is(changes: list[str], tmp_path: Pa
     os.utime(authorities, ns=(1, 1))
     connect()
     assert sorted(changes) == ["load_verify_locations", "load_verify_locations", "set_alpn_protocols"]
-
-
-@pytest.mark.parametrize("verifies", [True, False])
-def test_certificates_are_verified_unless_the_settings_say_otherwise(verifies: bool) -> None:
-    context = create_context(SimpleNamespace(verify_ssl=verifies))
-    assert (context.verify_mode is ssl.CERT_REQUIRED, context.check_hostname) == (verifies, verifies)
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
