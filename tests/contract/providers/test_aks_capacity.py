@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.storage.store import Store
-from providers.aks.options import MACHINES, AksOptions
+from providers.aks.options import AksOptions
 from tests.contract.providers.test_aks import CREATE, DELETE, cluster_in, create, make_cluster
 from tests.fakes.azure_arm import World
-from tests.fakes.azure_facts import SIZES, SUBSCRIPTION, Message
+from tests.fakes.azure_facts import SUBSCRIPTION, Message
 from tests.fakes.azure_rules import SPOT_TAINT
 
 T4 = [*CREATE, "--gpu-type", "t4"]
@@ -59,17 +59,6 @@ def test_machines_of_the_newest_families_are_whole_ones_with_a_warning_about_the
     assert "worker Standard_ND96isr_H100_v5" in [line["what"] for line in done.json["plan"]["lines"]]
     assert any("3200 Gbit/s of InfiniBand" in warning for warning in done.json["plan"]["warnings"])
     assert done.json["cluster"]["details"]["gpus_per_node"] == 8
-
-
-@pytest.mark.parametrize("size", [name for name in MACHINES if name in SIZES])
-def test_every_size_of_the_table_can_be_planned_and_is_as_azure_describes_it(
-    mlbench: Any, world: World, size: str
-) -> None:
-    done = mlbench(*CREATE, "-t", size, "--slow-network-ok", "--dry-run", "-o", "json")
-    assert done.code == 0, done.err
-    _, vcpus, gpus, _ = SIZES[size]
-    assert (MACHINES[size].vcpus, MACHINES[size].gpus) == (vcpus, gpus)
-    assert done.json["cluster"]["details"]["gpus_per_node"] == gpus
 
 
 # --- quotas and restrictions ----------------------------------------------------------------------------------------

@@ -26,12 +26,6 @@ def _regions_of(name: str) -> list[str]:
     return sorted(cluster.location for cluster in EksProvider().discover({}) if cluster.name == name)
 
 
-def _delete_in(region: str, name: str, home: Path) -> None:
-    (cluster,) = [item for item in EksProvider().discover({"location": region}) if item.name == name]
-    home.mkdir(exist_ok=True)
-    cluster_changes.delete_cluster(Store(home), cluster, lambda step: None, lambda warning: None)
-
-
 def test_a_name_that_is_taken_in_another_region_is_refused(
     aws: AwsClient, command: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -22,7 +22,6 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import CleanupError
 from mlbench_cli.storage.store import Store
-from providers import file_locks
 from providers.base import CLUSTER_TAG
 from providers.gke import api
 from providers.gke.provider import GkeProvider
@@ -263,15 +262,6 @@ def test_a_terminal_shows_what_helm_says_and_ctrl_c_stops_it(place: Place) -> No
     assert place.statuses == ["failed", "deployed"]
 
 
-def test_terminated_helm_is_stopped_too(place: Place) -> None:
-    process = place.start(*place.words("trouble=hang"))
-    place.until(lambda: place.statuses == ["pending-install"])
-    process.send_signal(signal.SIGTERM)
-    _, printed = process.communicate(timeout=120)
-    assert process.returncode == 143, printed
-    assert place.statuses == ["failed"]
-
-
 def _kill_client_of_helm(place: Place) -> None:
     process = place.start(*place.words("trouble=orphan"))
     place.until(lambda: place.statuses == ["pending-install"])
@@ -288,24 +278,6 @@ def test_killed_the_orphan_is_waited_for(place: Place) -> None:
     _, printed = place.create("trouble=orphan")
     assert "Helm release web exists already" in printed
     assert place.statuses == ["deployed"]
-    assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
-
-
-def test_a_helm_that_ends_between_two_looks_was_not_cut_off(place: Place) -> None:
-    _kill_client_of_helm(place)
-
-    def is_free() -> bool:
-        with file_locks.inheritable_lock("helm", "rel-1-web") as lock:
-            return lock is not None
-
-    def wait_for_the_end(program: str, name: str) -> contextlib.AbstractContextManager[int | None]:
-        assert name == "rel-1-web"
-        place.until(lambda: place.statuses == ["deployed"] and is_free())
-        return file_locks.inheritable_lock(program, name)
-
-    place.patch.setattr("providers.helm.install.inheritable_lock", wait_for_the_end)
-    _, printed = place.create("trouble=orphan")
-    assert "Helm release web exists already" in printed
     assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
 
 
@@ -375,15 +347,6 @@ def test_killed_at_every_change_the_next_one_finishes_it(place: Place, stride: i
     finally:
         zygote.close()
     assert number >= 5, place.kube.changes
-
-
-def test_without_helm_the_namespace_goes_all_the_same(place: Place) -> None:
-    place.create("service=LoadBalancer")
-    place.kube.outside.add("192.0.2.9")
-    (place.helm.folder / "helm").unlink()
-    place.mlbench(*DELETE)
-    assert place.kube.outside == set()
-    assert place.kube.names("namespaces") == ["mlbench-end"]  # goes with the cluster itself
 
 
 def test_a_retained_disk_stays_and_is_named(place: Place) -> None:

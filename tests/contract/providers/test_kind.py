@@ -8,7 +8,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
-from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.kind import api
 from providers.kind.options import KindOptions
 from providers.kind.provider import KindProvider, kubeconfig_of
 from providers.kind.quota import image_of
-from providers.kind.resources import list_owned_clusters, nodes_of
+from providers.kind.resources import list_owned_clusters
 from providers.lifecycle import down, hold_operation_lock, up
 from tests import NIGHTLY
 from tests.fakes.kind_tools import World
@@ -208,26 +207,6 @@ def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
     assert world.left == []
 
 
-def test_a_kind_that_ends_between_two_looks_was_not_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _make(_cluster()).state == "ready"
-    (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
-    names = nodes_of("demo-2")
-    containers = world.state["containers"]
-    control = {name: item for name, item in containers.items() if name.endswith("control-plane")}
-    for seen in ({}, control):  # what is there while kind is at work, which ends before the lock is tried
-        world.change(containers=seen)
-
-        def wait_for_the_end(name: str, *, shared: bool = False) -> AbstractContextManager[int | None]:
-            world.change(containers=containers)
-            return api.creation_lock(name, shared=shared)
-
-        monkeypatch.setattr("providers.kind.resources.creation_lock", wait_for_the_end)
-        found = whole.find()
-        assert found is not None
-        assert (found.state, found.broken) == ("running", None)
-        assert nodes_of("demo-2") == names
-
-
 def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> None:
     assert _make(_cluster()).state == "ready"
     (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
@@ -339,19 +318,6 @@ def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, value
         KindProvider().new_cluster("demo", nodes, KindOptions(**values))
 
 
-def test_the_most_and_the_least_of_everything_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    for nodes in (1, 50):
-        assert KindProvider().new_cluster("demo", nodes, KindOptions()).details["nodes"] == nodes
-    for port in (1, 65535):
-        assert KindProvider().new_cluster("demo", 2, KindOptions(registry_port=port))
-    for cpus in (1, 4):
-        assert KindProvider().new_cluster("demo", 2, KindOptions(num_cpus=cpus))
-    for options in (KindOptions(registry_port=0), KindOptions(registry_port=65536), KindOptions(num_cpus=5)):
-        with pytest.raises(UsageError):
-            KindProvider().new_cluster("demo", 2, options)
-
-
 def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:
     from templates import documents
 
@@ -361,11 +327,6 @@ def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:
     assert patch == {"kind": "KubeletConfiguration", "systemReserved": {"cpu": "3"}}
     [config] = documents("kind/cluster.yaml.j2", {"name": "demo-2", "workers": 0, "reserved_cpus": 0})
     assert "kubeadmConfigPatches" not in config
-
-
-def test_the_node_image_follows_the_version(world: World) -> None:
-    _make(_cluster(options=KindOptions(kubernetes_version="v1.34")))
-    assert any("--image kindest/node:v1.34.3@sha256:" in call for call in world.state["log"])
 
 
 def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,14 +344,6 @@ def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkey
     with pytest.raises(UsageError, match="need kind, which is not installed") as caught:
         provider.plan(_cluster())
     assert "kind.sigs.k8s.io" in (caught.value.hint or "")
-
-
-def test_known_complaints_have_hints(world: World) -> None:
-    from providers.kind.api import tool_error
-
-    error = tool_error(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
-    assert isinstance(error, CapacityError)
-    assert "max_user_instances" in (error.hint or "")
 
 
 def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, command: Callable[..., Any]) -> None:

@@ -96,14 +96,6 @@ def test_eks_refuses_machines_without_nvidia_gpus(command: Callable[..., Any], e
     assert (refused.code, "NVIDIA" in refused.err) == (2, True)
 
 
-@pytest.mark.parametrize("machine", ["p5e.48xlarge", "p5en.48xlarge"])
-def test_eks_refuses_on_demand_what_is_sold_as_blocks_and_spot(
-    command: Callable[..., Any], aws: AwsClient, machine: str
-) -> None:
-    refused = command("create-cluster", "eks", "2", "new", "-t", machine, "--zone", ZONE, "--dry-run")
-    assert (refused.code, "--capacity-reservation" in refused.err) == (2, True)
-
-
 def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..., Any], aws: AwsClient) -> None:
     aws.rules(quotas={"L-1216C47A": 5.0}, offered=[["m5.xlarge", ZONE]])
     try:
@@ -172,23 +164,6 @@ def test_aks_plans_gpus_that_azure_tells(
     assert "Build images with CUDA 12.8" not in warned
     wrong = command("create-cluster", "aks", "1", "new", "-t", machine, "--num-gpus", "7", "--dry-run")
     assert (wrong.code, f"has {gpus} GPU{'s' if gpus > 1 else ''}, not 7" in wrong.err) == (2, True)
-
-
-def test_aks_warns_that_the_driver_of_a10_is_too_old(command: Callable[..., Any], azure_world: AzureWorld) -> None:
-    warned = " ".join(plan(command, "aks", "1", "new", "--gpu-type", "a10")["plan"]["warnings"])
-    assert "570.211.01" in warned
-    assert "CUDA 12.8" in warned
-    assert "driver" not in " ".join(plan(command, "aks", "1", "new", "--gpu-type", "t4")["plan"]["warnings"])
-
-
-def test_aks_refuses_infiniband_machines_that_would_talk_tcp(
-    command: Callable[..., Any], azure_world: AzureWorld
-) -> None:
-    words = ("create-cluster", "aks", "2", "new", "--gpu-type", "h100", "--dry-run")
-    refused = command(*words)
-    assert (refused.code, "--slow-network-ok" in refused.err) == (2, True)
-    assert command(*words, "--slow-network-ok").code == 0
-    assert command("create-cluster", "aks", "1", "new", "--gpu-type", "h100", "--dry-run").code == 0
 
 
 def test_gpus_per_node_is_checked(command: Callable[..., Any], gke_world: GkeWorld) -> None:
