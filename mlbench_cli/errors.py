@@ -215,7 +215,7 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     import difflib
 
     plain = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.5 if len(word) < 4 else 0.6)
     return f' Did you mean "{plain[near[0]]}"?' if near else ""
 
 

@@ -33,7 +33,7 @@ from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import NAME_LENGTH, RunSpec
+from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, local_machine
@@ -56,6 +56,7 @@ from mlbench_cli.runs.request import (
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import use_task_folder
 from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.text import shorten
 
 if TYPE_CHECKING:
     from mlbench_cli.api import AuthorsProgram
@@ -531,7 +532,9 @@ def _request(name: str | None, workers: list[str] | None, file: Path | None, opt
 
 def _read_size(word: str, command: str | None) -> int:
     if word.isascii() and word.isdecimal():
-        return int(word[:9])
+        if len(word.lstrip("0")) > len(str(MAX_WORKERS)):  # also more digits than int() takes
+            raise UsageError(f"{shorten(word)} workers: the number must be from 1 to {MAX_WORKERS}.")
+        return int(word)
     if word[:1].isdigit():  # 1,2,4 or 2.0
         raise UsageError(f'"{word}" is not a number of workers. Several are written with spaces: 1 2 4.')
     if command is None:

@@ -397,8 +397,11 @@ def read_file(path: Path) -> Request:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         raise NotFoundError(f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"The spec file {path} cannot be read: {error}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The spec file {path} cannot be read: it is not UTF-8 text.") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"The spec file {path} cannot be read: {reason}.") from None
     try:
         return parse_file(text)
     except UsageError as error:

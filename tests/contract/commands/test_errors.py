@@ -86,6 +86,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "x", "1", "--task", "epsilon_logistic_regression", "--data-dir", "."], 4, "epsilon_normalized.t (or"),
     (["run", "x", "two", *TASK], 2, '"two" is not a number of workers'),
     (["run", "x", "1,2", "--command", "true"], 2, "is not a number of workers. Several are written with spaces: 1 2 4"),
+    (["run", "x", "9" * 5000, "--command", "true"], 2, "workers: the number must be from 1 to 4096"),
     (["run", "x", "1", "--command", "python", "train.py"], 2, '"train.py" is not a number of workers'),
     (["run", "x", "0", *TASK], 2, "from 1 to 4096"),
     (["run", "x", "10000", *TASK], 2, "from 1 to 4096"),
