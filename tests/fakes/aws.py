@@ -9,6 +9,7 @@ several is known by its access key; what CloudFormation asks for in its name is 
 Assumptions, none of them checked against the real thing, are marked with ASSUMED.
 """
 
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,9 @@ from typing import Any
 
 from moto import backends
 from moto.backends import SERVICE_NAMES, get_backend
+from moto.core.utils import get_service_model
 from moto.moto_server.werkzeug_app import create_backend_app
+from moto.utilities.utils import PARTITION_NAMES
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
@@ -47,6 +50,12 @@ class AwsDouble(StackRules, NetworkRules, InstanceRules):
         """Load what the first requests would, EC2's machine types and IAM's policies among it: all copies have it."""
         for service in SERVICES:
             self.moto.app_instances[service] = create_backend_app(service)
+        for partition in PARTITION_NAMES:  # in each of them moto looks for a client's access key
+            get_backend("iam")[ACCOUNT][partition]
+        get_backend("ec2")[ACCOUNT]["eu-west-1"]
+        for service in SERVICES:
+            get_service_model(service)
+        gc.freeze()  # copies need not look through all that
         # moto would list its folders at every request, which is a quarter of its work.
         folders = list(backends.list_of_moto_modules())
         backends.list_of_moto_modules = lambda: folders
