@@ -54,7 +54,7 @@ def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: Aws
 
 def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsClient, tmp_path: Path) -> None:
     """Longer than errors are borne: it is none."""
-    aws.rules(detach_looks=12)
+    aws.rules(detach_looks=5)
     make("slow-2", tmp_path / "home", CPU)
     steps = remove_patiently("slow-2", tmp_path / "home", patience=0.05)
     assert any("is detaching" in step.reason for step in steps)
@@ -65,7 +65,7 @@ def test_what_costs_money_goes_before_the_last_interface(
     aws: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After ten minutes the stack's deletion is requested: NAT gateway and address do not wait for an interface."""
-    aws.rules(detach_looks=40)
+    aws.rules(detach_looks=12)
     make("paid-2", tmp_path / "home", CPU)
     monkeypatch.setattr(resources, "OCCUPIED_SECONDS", 0.0)
     remove_patiently("paid-2", tmp_path / "home")
