@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS ?= dev
-# Most tests wait for processes and sockets, so two workers share a core. Each collects all tests: 10 s of a core.
-JOBS   ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# Most tests wait for processes and sockets, so there are more workers than cores. Each collects all tests, which takes
+# 10 s of a core and 1 GB.
+JOBS   ?= $(shell expr 4 + $$(getconf _NPROCESSORS_ONLN))
 # What needs no cluster; long tests run nightly only.
 MARKS  ?= not cluster and not nightly
 # In a time zone of half hours: users are not in UTC, and machines of CI are.

@@ -12,7 +12,6 @@ import boto3
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from moto.server import ThreadedMotoServer
 
 from task_images.fetch import Archive, DownloadError, fetch
 
@@ -28,6 +27,8 @@ def silent(_: str) -> None:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from moto.server import ThreadedMotoServer  # half a second of a core, for every worker that collects
+
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
