@@ -2,6 +2,7 @@
 or rank means would depend on how the data are split."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -164,15 +165,22 @@ def collect(world: World, metrics: Sequence[Metric]) -> Values:
     return values
 
 
+MAX_HELD = 64  # losses that are read together
+
+
 class TrainingLoss:
     """Losses of this rank's passes; their means are over all ranks, which must request them after the same updates."""
 
     def __init__(self) -> None:
-        self._added, self._recent, self._whole = (Mean("loss") for _ in range(3))
+        self._held: list[tuple[Any, float]] = []
+        self._recent, self._whole = Mean("loss"), Mean("loss")
 
     def add(self, mean: Tensor | float, weight: float) -> None:
-        """Add this rank's mean loss over `weight` samples (or tokens). On a device, it stays there."""
-        self._added.add_mean(mean, weight)
+        """Add this rank's mean loss over `weight` samples (or tokens). On a device it stays there until a mean is
+        requested, or until there are MAX_HELD."""
+        self._held.append((mean, weight))
+        if len(self._held) == MAX_HELD:
+            self._fold()
 
     def collect_recent(self, world: World, epoch: int, step: int) -> float:
         """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
@@ -198,9 +206,12 @@ class TrainingLoss:
         self._whole.add(*state["whole"])
 
     def _fold(self) -> None:
-        sums = self._added.take()
-        self._recent.add(*sums)
-        self._whole.add(*sums)
+        means, weights = [mean for mean, _ in self._held], [weight for _, weight in self._held]
+        if means and isinstance(means[0], Tensor):
+            means = torch.stack(means).tolist()  # one transfer
+        self._held = []
+        for mean in (self._recent, self._whole):
+            mean.add(sum(map(operator.mul, means, weights)), sum(weights))
 
 
 def check_finite(values: Mapping[str, float], epoch: int) -> Values:

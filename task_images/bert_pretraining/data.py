@@ -16,8 +16,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.bert_pretraining.texts import TEXT, WIKITEXT, fetch_texts, read_text
-from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL
+from task_images.bert_pretraining.texts import (
+    BEGIN,
+    END,
+    MASK,
+    PADDING,
+    SPECIAL,
+    TEXT,
+    WIKITEXT,
+    fetch_texts,
+    read_text,
+)
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.data import numpy_generator
 from task_images.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens

@@ -26,7 +26,7 @@ from mlbench_cli.app import run
 from mlbench_cli.commands import data
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images import prepare
-from task_images.bert_pretraining.wordpiece import SPECIAL
+from task_images.bert_pretraining.texts import SPECIAL
 from task_images.cifar10_resnet20.data import BINARY
 from task_images.contract import Contract, TaskError
 from task_images.fetch import Archive

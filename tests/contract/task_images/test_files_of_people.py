@@ -18,7 +18,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images import gpu as nccl
-from task_images.bert_pretraining.wordpiece import split_words
+from task_images.bert_pretraining.texts import split_words
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm

@@ -20,7 +20,7 @@ import pytest
 from task_images import fetch as datasets
 from task_images import published
 from task_images.bert_pretraining.data import prepare_data as prepare_bert
-from task_images.bert_pretraining.wordpiece import SPECIAL
+from task_images.bert_pretraining.texts import SPECIAL
 from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as epsilon
 from task_images.fetch import DownloadError

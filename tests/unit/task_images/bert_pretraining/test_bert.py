@@ -21,7 +21,7 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import SHAPES, Shape, make_plan
-from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, split_words
+from task_images.bert_pretraining.texts import SPECIAL, WordPiece, split_words
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.layout import LayoutError, PretrainingPlan
 from task_images.language.parallel import fill_parameters

@@ -2,7 +2,7 @@
 
 import pytest
 
-from task_images.bert_pretraining.wordpiece import SPECIAL, WordPiece, split_words
+from task_images.bert_pretraining.texts import SPECIAL, WordPiece, split_words
 
 
 @pytest.mark.parametrize(
