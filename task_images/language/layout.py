@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from task_images.contract import TaskUsageError
+
 PARALLEL = ("ddp", "fsdp2", "hsdp")
 
 
-class LayoutError(ValueError):
-    """Incompatible sizes. `hint` says what to change."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
+class LayoutError(TaskUsageError, ValueError):
+    """Incompatible sizes."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ is one epoch of `steps` updates.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -21,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
-from task_images.language.layout import LayoutError, PretrainingPlan
+from task_images.language.layout import PretrainingPlan
 from task_images.language.parallel import SpreadOptions, choose_attention, choose_runner, spread
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
@@ -186,8 +185,7 @@ class Pretraining(ABC, Generic[S, B]):
         """Raises TaskUsageError for incompatible settings."""
         self.contract = contract
         self.settings: S = _read_settings(self.settings_type, contract)
-        with layout_errors_as_usage():
-            self.plan = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
+        self.plan = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
         compile = choose_compile(self.settings.compile, contract)
         self.settings = replace(self.settings, global_batch=self.plan.global_batch, compile=compile)
         self.tokens = self.plan.global_batch * self.settings.sequence_length  # of an update
@@ -447,15 +445,6 @@ def _read_settings(kind: type[S], contract: Contract) -> S:
             "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
         )
     return settings
-
-
-@contextmanager
-def layout_errors_as_usage() -> Iterator[None]:
-    """Convert a LayoutError into a TaskUsageError."""
-    try:
-        yield
-    except LayoutError as error:
-        raise TaskUsageError(str(error), error.hint) from None
 
 
 def require_data_dir(contract: Contract, what: str) -> Path:
