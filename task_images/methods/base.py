@@ -736,7 +736,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def prepare_method(world: World, own: Callable[[], Method]) -> Method:
     """The run's method after its self-check, or the task's `own` if the run has none. Collective.
 
-    Raises TaskUsageError for an invalid method, and MethodWrongError for one that computes a wrong result.
+    Raises TaskUsageError for an invalid method, and WrongResultError for one that computes a wrong result.
     """
     if world.contract.method:
         checked: Method = import_module(f"{__package__}.check").read_checked(world)

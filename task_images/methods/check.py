@@ -39,10 +39,6 @@ TOLERANCE = 1e-4
 HINT = "Do not trust results of this method here. Choose another one with --method, or report this."
 
 
-class MethodWrongError(WrongResultError):
-    """The method computes a wrong result."""
-
-
 @dataclass(frozen=True)
 class Checked:
     """What a self-check compared.
@@ -96,7 +92,7 @@ def read_checked(world: World) -> Method:
     """The run's method after its self-check. Collective.
 
     The check starts after all ranks have loaded their data, because its collectives have a shorter timeout. Raises
-    TaskUsageError for an invalid method, and MethodWrongError for one that computes a wrong result.
+    TaskUsageError for an invalid method, and WrongResultError for one that computes a wrong result.
     """
     method = read_method(world.contract)
     world.await_loading()
@@ -112,7 +108,7 @@ def read_checked(world: World) -> Method:
 def check_method(world: World, method: Method, prepare: Callable[[Method], None] | None = None) -> Checked:
     """Train `Probe` with a copy of `method`, and compare. Collective.
 
-    Raises MethodWrongError, on every rank, saying what is wrong. `prepare` is called with the attached copy before its
+    Raises WrongResultError, on every rank, saying what is wrong. `prepare` is called with the attached copy before its
     first update, so that tests can break it.
     """
     if world.size == 1 or method.collective == "none":
@@ -139,7 +135,7 @@ def check_method(world: World, method: Method, prepare: Callable[[Method], None]
         before = model.read()
     worst = world.max([error])[0]
     if not worst <= (0.0 if short.exact else TOLERANCE):
-        raise MethodWrongError(
+        raise WrongResultError(
             f"the self-check of the method {short.name} failed: after {steps} updates, parameters differ by {worst:g} "
             f"from the sum of the gradients of {world.size} ranks",
             HINT,
@@ -192,7 +188,7 @@ def _check_overflow(
         is_finite = all(bool(weight.isfinite().all()) for weight in model.read().values())
         _check_agreement(method)
     if world.max([float(was_made or is_changed or not makes_next or not is_finite)])[0]:
-        raise MethodWrongError(
+        raise WrongResultError(
             f"the self-check of the method {method.name} failed: an update whose gradients overflow must be skipped, "
             "and the next one made",
             HINT,
@@ -203,7 +199,7 @@ def _check_agreement(method: Method) -> None:
     try:
         method.check_replicas()
     except DivergedError as found:
-        raise MethodWrongError(f"the self-check of the method {method.name} failed: {found}", HINT) from None
+        raise WrongResultError(f"the self-check of the method {method.name} failed: {found}", HINT) from None
 
 
 def _or_infinity(number: float) -> float:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from task_images.contract import Contract
+from task_images.contract import Contract, WrongResultError
 from task_images.methods import FILES
 from task_images.methods.base import LossScale, Method, MethodError
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.catalog import find_class, load_file
-from task_images.methods.check import MethodWrongError, check_method
+from task_images.methods.check import check_method
 from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors
 from task_images.run import run
@@ -330,7 +330,7 @@ def _expect_found(world: World, name: str, fault: Callable[[Message], None]) -> 
 
         method.send = send_broken  # type: ignore[method-assign]
 
-    with pytest.raises(MethodWrongError, match="self-check"):
+    with pytest.raises(WrongResultError, match="self-check"):
         check_method(world, make(name), break_it)
 
 
@@ -350,7 +350,7 @@ def a_rank_that_gets_another_result_is_found(world: World) -> None:
         method.exchange = exchange_broken  # type: ignore[method-assign]
 
     for name in ("signsgd-mv", "qsgd", "topk"):
-        with pytest.raises(MethodWrongError, match="rank 1 differs"):
+        with pytest.raises(WrongResultError, match="rank 1 differs"):
             check_method(world, make(name), break_it)
 
 
@@ -359,7 +359,7 @@ def an_overflow_that_is_not_seen_is_found(world: World) -> None:
         method.agree = lambda finite: True  # type: ignore[method-assign]
 
     for name in ("fusion", "eftopk", "localsgd"):
-        with pytest.raises(MethodWrongError, match="overflow must be skipped"):
+        with pytest.raises(WrongResultError, match="overflow must be skipped"):
             check_method(world, make(name), break_it)
 
 
