@@ -209,7 +209,7 @@ class Loop(Generic[P]):
         Raises DivergedError if a loss or a gradient is not finite, or if the ranks' models differ.
         """
         self.world.await_loading()
-        self.tracker, self.position = self._make_tracker(), Position()
+        self.tracker, self.position = Tracker(self.world.device), Position()
         self.curve: list[Values] = []
         self.losses = TrainingLoss()
         self.is_done, self._spent = False, False
@@ -407,9 +407,6 @@ class Loop(Generic[P]):
         )
 
     # --- to be implemented for a framework --------------------------------------------------------------------------
-
-    def _make_tracker(self) -> Tracker:
-        return Tracker()
 
     def _attach(self) -> None:
         """Give all ranks the same model. Collective."""
@@ -619,9 +616,6 @@ class Trainer(Loop[P], Generic[P]):
     graphs: speed.Graphs | None = field(default=None, kw_only=True)
     flops: tuple[float, str] | None = field(default=None, kw_only=True)
     any_layout: bool = field(default=False, kw_only=True)
-
-    def _make_tracker(self) -> Tracker:
-        return Tracker(self.world.device)
 
     def run(self) -> None:
         with sample_gpu(self.world) as self._gpu:
