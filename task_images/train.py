@@ -502,8 +502,8 @@ class Work(Protocol[W]):
 
 @dataclass
 class Samples:
-    """A task whose passes map a batch of inputs to outputs and a loss: what a pass computes, and the
-    validation of the whole validation set, each rank on its shard, which may be empty.
+    """A work whose passes map a batch of inputs to outputs and a loss, with the validation of the whole validation set,
+    each rank on its shard, which may be empty.
 
     model              unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch to validate
     loss_of            (outputs, targets) -> mean over the batch; validation_loss: None: the same
@@ -555,9 +555,7 @@ class Samples:
 
     def read_sums(self) -> list[list[float]]:
         """This rank's sums of the metrics since they were last collected, for a checkpoint."""
-        sums = [metric.take() for metric in self.training_metrics]
-        self.load_sums(sums)
-        return sums
+        return [metric.read() for metric in self.training_metrics]
 
     def load_sums(self, sums: list[list[float]]) -> None:
         """Restore the sums of `read_sums`."""
