@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from mlbench_cli.engines.fetch import download
 from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.channel import PodChannel

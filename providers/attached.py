@@ -14,7 +14,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import AccessDenied, ApiError, ObjectNotFound
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
-from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails, fact
+from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import Provider, Resource
 
@@ -55,14 +55,13 @@ class Right:
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
-@dataclass(frozen=True)
-class AttachedDetails(ClusterDetails):
+class AttachedDetails(ClusterDetails, frozen=True):
     """How the user's kubeconfig reaches the cluster."""
 
-    kubeconfig: str | None = fact(str)  # absolute path; None: the files that $KUBECONFIG lists
-    context: str | None = fact(str)
-    namespace: str | None = fact(str)
-    server: str | None = fact(str)  # URL of its API, when it was attached
+    kubeconfig: str | None = None  # absolute path; None: the files that $KUBECONFIG lists
+    context: str | None = None
+    namespace: str | None = None
+    server: str | None = None  # URL of its API, when it was attached
 
 
 class AttachedProvider(Provider):

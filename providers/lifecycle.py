@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import (
     CleanupError,
@@ -288,7 +290,7 @@ class Operation:
         details = {key: value for key, value in self.cluster.details.items() if key not in ("failure", self.times)}
         times = {self.times: self.timeline.to_list()}
         details = {**details, **self.facts, **times, **more}
-        return self.store.record_cluster(replace(self.cluster, state=state, details=details), self.keep)
+        return self.store.record_cluster(msgspec.structs.replace(self.cluster, state=state, details=details), self.keep)
 
     def visit_all(self, possible: Callable[[ResourceState], bool], visit: Callable[[ResourceState], None]) -> None:
         """Visit all resources that are `possible` until none is. A visit ends one by setting `done` or `failed`."""

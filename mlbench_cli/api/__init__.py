@@ -11,7 +11,7 @@
 
 Names without an underscore in `__all__` follow semantic versioning. Errors are those of `mlbench_cli.errors`, whose
 tree is the table of exit codes. Nothing is printed. `to_pandas`, `to_polars` and `to_arrow` need these libraries;
-without them everything is a dataclass of plain values. A client may be used by one thread; make one per thread.
+without them everything is an object of plain values. A client may be used by one thread; make one per thread.
 
 A name is imported when it is first used, so that a command which prints one line does not wait for the others.
 """

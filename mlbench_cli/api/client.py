@@ -3,10 +3,13 @@
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.launches import API_COMMAND, Launch, make_launch
@@ -32,8 +35,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.questions import Questions
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """The runs selected by names and filters, without duplicates, and the experiments that were named as a whole."""
 
     runs: tuple[RunHandle, ...]
@@ -232,12 +234,12 @@ class Client(Workspace):
             found = parse_experiment_file(dict(known.request), file)
         else:
             found = read_experiment_file(find_file(file))
-        found = replace(found, clusters=tuple(clusters or found.clusters))
+        found = msgspec.structs.replace(found, clusters=tuple(clusters or found.clusters))
         select_series(found.published)
         chosen = [self.store.cluster(name) for name in found.clusters] or [default_cluster(self.store)]
         machine = launches.local_machine()
         if only_list and not machine.gpus:
-            machine = replace(machine, gpus=launches.MAX_LOCAL_RANKS)
+            machine = msgspec.structs.replace(machine, gpus=launches.MAX_LOCAL_RANKS)
         limit = MAX_MEMBERS if most is None else most
         candidates = expand_file(found, chosen, machine, with_defaults=with_defaults, most=limit)
         return make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())

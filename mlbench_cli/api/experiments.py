@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.finalize import FinishedRun
 
 
-@dataclass(frozen=True)
-class ExperimentHandle:
+class ExperimentHandle(Struct, frozen=True):
     """A handle to an experiment."""
 
     workspace: Workspace

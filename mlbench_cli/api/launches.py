@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
@@ -24,8 +26,7 @@ from mlbench_cli.util.times import now
 API_COMMAND = ("mlbench.api",)  # command line in the provenance of runs that a program starts
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """The runs of a request, checked as far as possible without starting them. Nothing is recorded yet.
 
     `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
@@ -115,8 +116,7 @@ class Launch:
             return opened.handle
 
 
-@dataclass(frozen=True)
-class OpenExperiment:
+class OpenExperiment(Struct, frozen=True):
     """An experiment whose queue this process is."""
 
     workspace: Workspace

@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mlbench_cli import __version__
 from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle
@@ -143,7 +145,7 @@ def repeat_archive(
     _check_and_agree(frozen, _cluster(spec, workspace.store), workspace.store, agree)
     _announce_changes(workspace, spec)
     name = request.name or _default_name(spec, "again")
-    spec = replace(spec, name=f"{name}-{spec.workers}")
+    spec = msgspec.structs.replace(spec, name=f"{name}-{spec.workers}")
     if not spec.runs_task_program:
         workspace.notify("Warning: The run uses a custom command: its files are used in their current state.")
     return _make_launch(workspace, name, frozen, [spec], require_goal=require_goal)
@@ -188,7 +190,7 @@ def reproduce_archives(
             )
         spec = launch.move(spec, cluster, place.data_dir)
     elif place.data_dir is not None:
-        spec = replace(spec, data_dir=place.data_dir)
+        spec = msgspec.structs.replace(spec, data_dir=place.data_dir)
     frozen = replace(frozen, spec=spec)
     folder = None
     if _check_and_agree(frozen, cluster, store, agree or refuse_to_reproduce, data_dir=place.data_dir) and frozen.code:
@@ -199,8 +201,11 @@ def reproduce_archives(
     seeds = sorted({int(each.run["spec"]["seed"]) for each in original})[:repeats]
     further = (seed for seed in range(max(seeds) + 1, 2**32) if seed not in seeds)
     seeds += [next(further) for _ in range(repeats - len(seeds))]
-    specs = [replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed) for number, seed in enumerate(seeds, 1)]
-    return replace(_make_launch(workspace, name, frozen, specs), folder=folder)
+    specs = [
+        msgspec.structs.replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed)
+        for number, seed in enumerate(seeds, 1)
+    ]
+    return msgspec.structs.replace(_make_launch(workspace, name, frozen, specs), folder=folder)
 
 
 def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[RunSpec, Path]:
@@ -214,7 +219,7 @@ def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[Run
         path.write_bytes(data)
         path.chmod(0o700 if data.startswith(b"#!") else 0o600)
     words = (word if not word.startswith("/") or Path(word).name not in code else Path(word).name for word in spec.argv)
-    return replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
+    return msgspec.structs.replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
 
 
 def refuse_to_reproduce(program: AuthorsProgram) -> None:
@@ -335,7 +340,7 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
         yield "command", shlex.join(spec.argv)
     yield from _choices_in_method(spec)
     if launch.engine_name(cluster) == "kubernetes":  # set by this cluster for all runs, not by the author
-        given = vars(resolve_kubernetes(Request(), cluster))
+        given = msgspec.structs.asdict(resolve_kubernetes(Request(), cluster))
         expected |= {f"kubernetes.{name}": value for name, value in given.items()}
     for name, value, usual in _list_leaves(spec):
         kind = LEAVES.get(name, Leaf.CHOICE)
@@ -347,7 +352,7 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
 def _list_leaves(spec: RunSpec) -> Iterator[tuple[str, object, object]]:
     """Name, value and default of each field, in alphabetical order; those of `kubernetes` one by one."""
     for prefix, part in (("", spec), ("kubernetes.", spec.kubernetes)):
-        for item in sorted(fields(part) if part else (), key=lambda item: item.name):
+        for item in sorted(msgspec.structs.fields(part) if part else (), key=lambda item: item.name):
             if item.name != "kubernetes":
                 default = item.default_factory() if callable(item.default_factory) else item.default
                 yield prefix + item.name, getattr(part, item.name), default

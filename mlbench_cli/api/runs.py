@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 STACKS_SECONDS = 3.0  # after which a program that could not print its stacks yet is asked again
 
 
-@dataclass(frozen=True)
-class RunHandle:
+class RunHandle(Struct, frozen=True):
     """A handle to a run. `row` is the store's entry when the handle was created."""
 
     workspace: Workspace

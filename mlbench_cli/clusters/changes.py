@@ -6,7 +6,8 @@ user, may be old by then: another command may have moved the end or deleted the 
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.errors import CleanupError, NotFoundError

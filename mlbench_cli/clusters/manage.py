@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from mlbench_cli.clusters.zone_failover import create_in_first_zone
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -98,12 +100,14 @@ class PlannedCluster:
         if ttl is None:
             return self
         details = {**self.cluster.details, "expires": int(time.time() + ttl.seconds), "ttl": ttl.text}
-        return PlannedCluster(replace(self.cluster, details=details), self.plan, self.provider, self.installation)
+        return PlannedCluster(
+            msgspec.structs.replace(self.cluster, details=details), self.plan, self.provider, self.installation
+        )
 
     def with_end_of(self, known: Cluster) -> "PlannedCluster":
         """The same cluster with the end that its record `known` has, or without one."""
         end = {key: known.details[key] for key in ("expires", "ttl") if key in known.details}
-        cluster = replace(self.cluster, details={**self.cluster.details, **end})
+        cluster = msgspec.structs.replace(self.cluster, details={**self.cluster.details, **end})
         planned = PlannedCluster(cluster, self.plan, self.provider, self.installation)
         planned.keeps_end = True
         return planned
@@ -158,13 +162,15 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
             error.hint = f"{error.hint}\nA plan with prices needs no account: --dry-run"
         raise
     if account is not None:
-        cluster = replace(cluster, account=account)
+        cluster = msgspec.structs.replace(cluster, account=account)
     require_free_name(store, cluster)
     cluster = provider.describe_machines(cluster)
     with _prepare_chart(request) as installation:
         plan = provider.plan(cluster)
         details: dict[str, Any] = {**cluster.details, "owner": owner_name(), "plan": plan.to_dict()}
-        cluster = _with_charts(replace(cluster, details=details), store.find_cluster(cluster.identity), installation)
+        cluster = _with_charts(
+            msgspec.structs.replace(cluster, details=details), store.find_cluster(cluster.identity), installation
+        )
         planned = PlannedCluster(cluster, plan, provider, installation)
         yield planned.with_ttl(request.ttl)
 
@@ -176,7 +182,9 @@ def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
     if (sketch := provider.sketch(cluster)) is None:
         return None
     plan = replace(sketch, is_checked=False)
-    cluster = replace(cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()})
+    cluster = msgspec.structs.replace(
+        cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()}
+    )
     return PlannedCluster(cluster, plan, provider, None).with_ttl(request.ttl)
 
 
@@ -227,7 +235,7 @@ def _with_charts(cluster: Cluster, known: Cluster | None, installation: "Install
     if installation is not None:
         record = installation.record()
         charts = [*(entry for entry in charts if entry["release"] != record["release"]), record]
-    return replace(cluster, details={**cluster.details, "helm_charts": charts}) if charts else cluster
+    return msgspec.structs.replace(cluster, details={**cluster.details, "helm_charts": charts}) if charts else cluster
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -414,7 +422,7 @@ def _only_one(name: str, clusters: Sequence[Cluster]) -> Cluster:
     raise UsageError(
         f'{len(clusters)} mlbench clusters are called "{name}": {places}.',
         hint=f"Specify which one:\n{lines}",
-        details={"clusters": [vars(cluster.identity) for cluster in clusters]},
+        details={"clusters": [msgspec.structs.asdict(cluster.identity) for cluster in clusters]},
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from mlbench_cli import console
 from mlbench_cli.api import FinishedRun, RunHandle
 from mlbench_cli.commands._repeats import show_repeats
@@ -149,7 +151,7 @@ def _position(what: str, number: float | None, count: float | None) -> str:
 
 def in_words(spec: RunSpec) -> str:
     """What a spec runs, on what: "digits_resnet on local, 2 workers, gloo, cpu"."""
-    return run_in_words({**vars(spec), "world_size": spec.world_size})
+    return run_in_words({**asdict(spec), "world_size": spec.world_size})
 
 
 def run_in_words(run: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
 """`mlbench attach-cluster NAME`: use a cluster that you already have, with rights in one namespace only."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from mlbench_cli import console
 from mlbench_cli.commands._clusters import cluster_document

@@ -1,10 +1,10 @@
 """`mlbench list-clusters`: clusters in the store, and with --cloud also those in the clouds."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from mlbench_cli import console
 from mlbench_cli.clusters.manage import describe_search_error, list_gone, search_everywhere

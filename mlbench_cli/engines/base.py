@@ -1,8 +1,9 @@
 """The engine interface. An engine executes a run on a cluster and reports what it observes; it does not judge."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from mlbench_cli.engines.observe import Snapshot
 from mlbench_cli.errors import UsageError
@@ -14,23 +15,20 @@ LOG_GAP = "log_gap"  # code of the finding that log lines are missing
 LOSSES = ("results_lost", "results_replaced")
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """The documents that `submit` will pass on unchanged; `--dry-run` prints exactly these."""
 
     spec: RunSpec
     documents: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """A place in a rank's log: how many bytes come before it."""
 
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(Struct, frozen=True):
     """One line of a rank's log, byte-exact, with its line end; the last one may lack it."""
 
     rank: int
@@ -38,8 +36,7 @@ class LogLine:
     cursor: Cursor
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """The result of `fetch`. `complete` is False if an archive had to be rebuilt from logs; `findings` are further
     facts.
     """
@@ -114,8 +111,7 @@ def refuse_unfetched(run: Run) -> UsageError:
     )
 
 
-@dataclass(frozen=True)
-class FoundRun:
+class FoundRun(Struct, frozen=True):
     """A run as its cluster describes it. `id` and `created` (RFC 3339) are the same on every machine."""
 
     id: str
@@ -124,8 +120,7 @@ class FoundRun:
     is_fetched: bool
 
 
-@dataclass(frozen=True)
-class UnreadableRun:
+class UnreadableRun(Struct, frozen=True):
     """An mlbench run on a cluster that cannot be read, e.g. of a newer version."""
 
     name: str

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines import crashes
 from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT

@@ -1,10 +1,10 @@
 """From the states of a run's agents to an observation, on every engine. Pure, tested on facts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from mlbench_cli.agent.messages import SCHEMA_VERSION, NodeResults, NodeState, pending_facts
 from mlbench_cli.engines import diagnosis
@@ -18,8 +18,7 @@ Facts = Mapping[str, Any]
 Tail = Callable[[int], list[str]]
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(Struct, frozen=True):
     """What is known of one machine: its agent's state (None: nothing yet) and results (None: not packed).
 
     `alive` is None if its process cannot be seen from here; `beat_age` is in seconds. `is_here`: its files are those of
@@ -108,8 +107,7 @@ def damaged(name: str, problem: str) -> DamagedRun:
     )
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """All machines of a run at one moment (`time`, seconds since 1970)."""
 
     time: float

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 COMPARISONS = (">=", "<=")
 KINDS = ("full", "light")
@@ -31,8 +33,7 @@ def name_metric(metric: str) -> str:
     return f"{words},{kind}" if kind else words
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(Struct, frozen=True):
     """`metric` `comparison` `threshold`, for example Prec@1 >= 80."""
 
     metric: str
@@ -72,8 +73,7 @@ class Goal:
         return cls(metric, document["comparison"], threshold)
 
 
-@dataclass(frozen=True)
-class GoalRule:
+class GoalRule(Struct, frozen=True):
     """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light.
 
     A task with the parameter `goal_on` can have its goal on the training samples instead of the validation set.

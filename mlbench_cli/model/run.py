@@ -4,10 +4,12 @@ Of the project, this module imports only errors.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 
 from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
 
@@ -145,8 +147,7 @@ class FindingDocument(TypedDict):
     evidence: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One diagnosed reason why something failed, is stuck, or limits what a result proves."""
 
     code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
@@ -154,11 +155,11 @@ class Finding:
     hint: str | None = None
     retryable: bool = False
     permanent: bool = False  # waiting cannot help: fail fast
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = {}
 
     def to_dict(self) -> FindingDocument:
         """The finding as plain JSON values."""
-        return cast(FindingDocument, asdict(self))
+        return cast(FindingDocument, to_builtins(self))
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Finding":
@@ -166,8 +167,7 @@ class Finding:
         return cls(**document)
 
 
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(Struct, frozen=True):
     """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N.
 
     `image_digest` is reported by the kubelet; None for a process.
@@ -192,16 +192,14 @@ class WorkerState:
         return document
 
 
-@dataclass(frozen=True)
-class NodeClock:
+class NodeClock(Struct, frozen=True):
     """By how much the wall clock of a node was set while the ranks ran: the sum of the absolute adjustments."""
 
     node: str | None
     stepped_seconds: float
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """What is known about a run at `time` (seconds since 1970); `ended` is None while it runs."""
 
     time: float
@@ -215,7 +213,7 @@ class Observation:
 
     def to_dict(self) -> dict[str, Any]:
         """The observation as plain values; times in seconds since 1970. Unknown seconds and clocks are left out."""
-        document = {**asdict(self), "workers": [worker.to_dict() for worker in self.workers]}
+        document = {**to_builtins(self), "workers": [worker.to_dict() for worker in self.workers]}
         for name in ("seconds", "clocks"):
             if document[name] in (None, ()):
                 del document[name]
@@ -233,8 +231,7 @@ class Observation:
         return cls(workers=workers, findings=findings, ended=ending, clocks=clocks, **facts)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """A recorded run. `folder` becomes the archive; `created` is RFC 3339 UTC."""
 
     id: str
@@ -275,8 +272,7 @@ class RunRow(NamedTuple):
     queue: "ExperimentName | None" = None
 
 
-@dataclass(frozen=True, order=True)
-class ClusterIdentity:
+class ClusterIdentity(Struct, frozen=True, order=True):
     """The identity of a cluster. In clouds, a name is unique per account and location.
 
     `account` is an AWS account or a Google project, `location` a region or zone. Both are empty for providers that
@@ -324,8 +320,7 @@ class ExperimentState(StrEnum):
         return cls.COMPLETED if all(outcome and outcome.is_success for _, outcome in members) else cls.FAILED
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     """A run as a part of an experiment. `content_hash`: RunSpec.content_hash.
 
     `point` has the text of each matrix axis by its key ("backend", "set.batch_size"); empty without a matrix.
@@ -334,11 +329,10 @@ class Member:
     index: int
     run_id: str
     content_hash: str
-    point: Mapping[str, str] = field(default_factory=dict)
+    point: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """A request with sizes, repeats and a matrix, and its runs.
 
     `request` maps option names to values, as in a spec file. `require_goal` and `parallel` apply to whichever command
@@ -354,8 +348,7 @@ class Experiment:
     parallel: int = 1
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """A named set of machines. `state`: creating | ready | deleting | failed.
 
     `details` is the provider's stored record; `cluster_details.ClusterDetails` reads and checks it. `account` and
@@ -366,7 +359,7 @@ class Cluster:
     provider: str
     state: str = "ready"
     created: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = {}
     account: str = ""
     location: str = ""
 

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError

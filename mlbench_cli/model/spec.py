@@ -4,9 +4,10 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.network import is_modeled, parse_network
@@ -18,6 +19,7 @@ NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
 _REPEAT = re.compile(r"(.+-\d+)-r\d+")
 MAX_WORKERS = 4096
+DEFAULT_TIMEOUT = 86400.0
 MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
@@ -62,14 +64,13 @@ def common_name(name: str) -> str | None:
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 
 
-@dataclass(frozen=True)
-class KubernetesOptions:
+class KubernetesOptions(Struct, frozen=True):
     """Options that only the kubernetes engine uses. Quantities are Kubernetes' own strings ("8Gi")."""
 
     namespace: str | None = None  # None: the cluster's own
     memory: str | None = None
     shm: str = "1Gi"
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = {}
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
@@ -82,12 +83,10 @@ class KubernetesOptions:
     share_nodes: bool = False  # may use nodes on which another run measures
     runtime_class: str | None = None  # RuntimeClass of pods with GPUs; None: the nodes' default
     gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
-    devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
-    pod_patch: Mapping[str, Any] = field(default_factory=dict)  # merged into the pods: metadata and spec
+    devices: Mapping[str, str] = {}  # besides GPUs, of each worker: resource and count
+    pod_patch: Mapping[str, Any] = {}  # merged into the pods: metadata and spec
     provisioning_class: str | None = None  # by which the cluster books the machines of all workers at once
-    fabric: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fast network of each machine: name and gbits, if it has one
+    fabric: Mapping[str, Any] = {}  # fast network of each machine: name and gbits, if it has one
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
 
     def __post_init__(self) -> None:
@@ -131,8 +130,7 @@ class KubernetesOptions:
         return bool((self.pod_patch.get("spec") or {}).get("hostNetwork"))
 
 
-@dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Struct, frozen=True):
     """One run, resolved. Built by `launch.resolve`, stored with the run, and as an annotation on a cluster.
 
     `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} {master_port} in any element of a custom command.
@@ -148,7 +146,7 @@ class RunSpec:
     argv: tuple[str, ...]
     backend: str
     workers: int
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = {}
     image: str | None = None
     run_on_all: bool = True  # False: only worker 0 runs the command, the others wait for it
     processes_per_worker: int = 1
@@ -158,10 +156,10 @@ class RunSpec:
     goal: str = "full"
     seed: int = SEED
     data_dir: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)  # further variables of the ranks, except on this machine
+    env: Mapping[str, str] = {}  # further variables of the ranks, except on this machine
     anonymous: bool = False  # the archive has no host names, local paths or command line
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
-    method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
+    method: Mapping[str, str] = {}  # how ranks communicate; empty: the task's own way
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     pin: bool = False  # pin each process of the run to its own CPUs
     faults: str | None = None  # script of the faults that the run meets on purpose (faults.py)
@@ -174,9 +172,9 @@ class RunSpec:
     # How long the run waits for nodes that do not start before it starts without them; None: it needs all of them. The
     # end of a rank other than rank 0 then does not end the others, which therefore must not wait for it.
     absent_seconds: float | None = None
-    timeout: float = 86400.0
+    timeout: float = DEFAULT_TIMEOUT
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
-    price: Mapping[str, Any] = field(default_factory=dict)
+    price: Mapping[str, Any] = {}
     functional_only: str | None = None  # why its figures are not a performance measurement, if they are not
     # Provider and machine type, such as "gke/n1-standard-4", when the run was made; None: not known.
     cluster_kind: str | None = None
@@ -290,16 +288,14 @@ class RunSpec:
         return document
 
     def _content(self) -> bytes:
-        # Without the copies of `asdict`, which take most of the time of planning thousands of runs.
-        options = self.kubernetes and vars(self.kubernetes)
-        document = {"spec_version": SPEC_VERSION, **vars(self), "kubernetes": options}
+        document = self.to_dict()
         for name in ("name", "price", "functional_only"):
             del document[name]
         return canonical_json(document)
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain values."""
-        return {"spec_version": SPEC_VERSION, **asdict(self)}
+        return {"spec_version": SPEC_VERSION, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunSpec":
@@ -351,7 +347,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The entries of `data` as arguments of dataclass `cls`; unknown keys, wrong types and missing ones are refused."""
+    """The entries of `data` as arguments of `cls`; unknown keys, wrong types and missing ones are refused."""
     known = _field_types(cls)
     for key in data:
         if key not in known:
@@ -380,8 +376,8 @@ def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any
 
 @cache
 def _field_types(cls: type) -> dict[str, str]:
-    """Name to type of the dataclass's fields, worked out once: `status` reads many specs."""
-    return {item.name: _type_name(item.type) for item in fields(cls) if item.name != "kubernetes"}
+    """Name to type of the fields, worked out once: `status` reads many specs."""
+    return {name: _type_name(kind) for name, kind in cls.__annotations__.items() if name != "kubernetes"}
 
 
 def _type_name(annotation: Any) -> str:

@@ -3,8 +3,10 @@ the store.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import DamagedArchive, UsageError

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Member, Outcome, Run
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, check_name
@@ -156,8 +159,7 @@ def request_of(experiment: Experiment) -> Request:
 # --- candidates + experiment -> plan --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MemberRow:
+class MemberRow(Struct, frozen=True):
     """A member of an existing experiment with its run. `outcome` is None for an incomplete run."""
 
     member: Member
@@ -165,8 +167,7 @@ class MemberRow:
     outcome: Outcome | None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The runs to record and to start. `runs` are all requested runs in order, `new` those to record, `left` those to
     start or follow. The others have ended and stay unchanged.
     """
@@ -207,7 +208,7 @@ def make_plan(
     for candidate in candidates:
         row = by_hash.get(candidate.content_hash)
         if row is None and by_hash:  # a run that waited for its machine may be started again with --share-machine
-            other = replace(candidate.spec, share_machine=not candidate.spec.share_machine).content_hash
+            other = msgspec.structs.replace(candidate.spec, share_machine=not candidate.spec.share_machine).content_hash
             row = None if other in wanted else by_hash.get(other)
         if row is None:
             _refuse_contradiction(experiment, existing, candidate)
@@ -218,8 +219,10 @@ def make_plan(
         elif row.outcome is None:
             run = row.run
         elif row.outcome.is_resumable or (retry_failed and not row.outcome.is_success):
-            run = make_run(replace(candidate.spec, name=next_attempt(row.run.name)))
-            members[row.member.index] = replace(row.member, run_id=run.id, content_hash=candidate.content_hash)
+            run = make_run(msgspec.structs.replace(candidate.spec, name=next_attempt(row.run.name)))
+            members[row.member.index] = msgspec.structs.replace(
+                row.member, run_id=run.id, content_hash=candidate.content_hash
+            )
             new.append(run)
         else:
             runs.append(row.run)
@@ -227,7 +230,7 @@ def make_plan(
         left.append(run)
         runs.append(run)
     ordered = tuple(members[index] for index in sorted(members))
-    return Plan(replace(experiment, members=ordered), tuple(runs), tuple(new), tuple(left))
+    return Plan(msgspec.structs.replace(experiment, members=ordered), tuple(runs), tuple(new), tuple(left))
 
 
 def next_attempt(name: str) -> str:
@@ -327,7 +330,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 def _axis_fields(point: Mapping[str, str], keys: set[str]) -> set[str]:
     """The fields of a spec that may differ between points of a matrix with these keys."""
     names = {key.partition(".")[0] for key in {*point, *keys} if key != ENTRY}
-    known = set(RunSpec.__dataclass_fields__)
+    known = set(RunSpec.__struct_fields__)
     return {
         field for name in names for field in _DECIDES.get(name, (name,) if name in known else ("kubernetes", "image"))
     }

@@ -10,9 +10,11 @@ A file is one experiment: an entry of `runs` is the key "runs" of its members' p
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
@@ -27,8 +29,7 @@ FOLDER = Path(__file__).parents[1] / "experiments"
 _OWN_KEYS = ("title", "runs", "clusters", "metric", "published")
 
 
-@dataclass(frozen=True)
-class ExperimentFile:
+class ExperimentFile(Struct, frozen=True):
     """`common`: the keys at the top. `own`: the keys of each entry of `runs`; `entries`: its name, which is empty for a
     single one without a name, and its complete request. Times in hours, costs in the currency of the prices."""
 

@@ -1,8 +1,9 @@
 """The progress of an experiment: its state, its queue, and its members. Read-only."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
@@ -15,8 +16,7 @@ from mlbench_cli.storage.store import Store
 MAX_LOG_LINES = 20
 
 
-@dataclass(frozen=True)
-class ExperimentStatus:
+class ExperimentStatus(Struct, frozen=True):
     """The current status of an experiment. `eta`: seconds until the last member ends; None if unknown. `queue_text`
     says who starts its runs, or why nobody does."""
 

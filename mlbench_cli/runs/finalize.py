@@ -7,9 +7,11 @@ of them call `finalize`, which locks the run's folder; later callers read the se
 import errno
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.engines.base import LOSSES, Engine
 from mlbench_cli.engines.local.engine import LocalEngine
@@ -32,8 +34,7 @@ _OUTPUT_LOST = Finding(
 )
 
 
-@dataclass(frozen=True)
-class FinishedRun:
+class FinishedRun(Struct, frozen=True):
     """How a run ended. `result` is its result.json; None if the archive could not be completed (a full disk)."""
 
     run: Run
@@ -205,7 +206,7 @@ def read_outcome(row: RunRow) -> Outcome | None:
 
 
 def _finding(document: Mapping[str, Any]) -> Finding:
-    known = {key: document[key] for key in Finding.__dataclass_fields__ if key in document}
+    known = {key: document[key] for key in Finding.__struct_fields__ if key in document}
     return Finding(**known)
 
 

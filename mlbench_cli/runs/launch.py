@@ -8,16 +8,19 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from mlbench_cli import __version__
 from mlbench_cli.agent.machine import visible_gpus
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import AMD_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
+from mlbench_cli.model.spec import CUSTOM, DEFAULT_TIMEOUT, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
 from mlbench_cli.runs import fault_options
 from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import (
@@ -54,8 +57,7 @@ FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 _BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """Resources of the local engine: usable cores (respecting CPU quotas), GPUs, and threads per rank from the user's
     OMP_NUM_THREADS.
     """
@@ -159,8 +161,7 @@ def check_names(request: Request, taken: Collection[str] = ()) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(Struct, frozen=True):
     """The settings of one run of a request that differ from its other runs."""
 
     name: str
@@ -224,7 +225,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
     """
     engine = engine_name(cluster)
     options = resolve_kubernetes(Request(), cluster) if engine == "kubernetes" else None
-    moved = replace(
+    moved = msgspec.structs.replace(
         spec,
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
@@ -320,7 +321,7 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
     if BUDGET in request.set:
         raise UsageError(f"run.budget and --set {BUDGET} exclude each other.")
     seconds = parse_duration(request.budget, "run.budget")
-    timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
+    timeout = DEFAULT_TIMEOUT if request.timeout is None else parse_duration(request.timeout, "--timeout")
     if not 0 < seconds < MAX_TIMEOUT:
         raise UsageError(f"run.budget={shorten(request.budget)}: it must be above 0 and below 30 days.")
     if timeout <= seconds:

@@ -4,8 +4,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
 from mlbench_cli.engines.follow import read_log
@@ -17,8 +18,7 @@ LOOK_EVERY = 0.05  # seconds; polling, because a queue with locks would cost mor
 _EVENT = contract.PREFIX.encode()
 
 
-@dataclass(frozen=True)
-class LogEntry:
+class LogEntry(Struct, frozen=True):
     """One line with its rank, and the time of the event in it in seconds since 1970 (None: it holds no event)."""
 
     rank: int

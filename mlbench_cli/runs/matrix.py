@@ -5,8 +5,9 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import canonical_json
@@ -26,15 +27,14 @@ def hint_for(count: int) -> str:
     return fewer if count > MAX_CONFIRMED else f"{fewer}, or confirm it: --yes"
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """`axes`: values by key, in order. `exclude` drops every point that has all of an entry's values.
 
     `include` is as in CI systems: an entry whose values for axes are those of a point adds its other values to it; an
     entry that matches no point is an additional point.
     """
 
-    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    axes: Mapping[str, tuple[Any, ...]] = {}
     include: tuple[Point, ...] = ()
     exclude: tuple[Point, ...] = ()
 

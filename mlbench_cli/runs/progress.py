@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.engines.follow import read_log
@@ -21,8 +23,7 @@ READ_SECONDS = 1.0  # between two reads of rank 0's log
 TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `elapsed` and `eta` are
     seconds. `eta` follows the last linear trend of the goal's metric, which is too early while the curve flattens
     (None without a trend); `eta_high` follows its bend or the last epoch (None if neither bounds it). Everything except

@@ -23,6 +23,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from mlbench_cli.agent.processes import is_locked, process_origin, signal_if, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
@@ -66,8 +68,7 @@ class QueueHolder(NamedTuple):
         return f"{kind}, process {self.pid} on {self.host}, since {self.started}"
 
 
-@dataclass(frozen=True)
-class QueueFolder:
+class QueueFolder(Struct, frozen=True):
     """The paths of an experiment's queue, its lock, and its process."""
 
     path: Path

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Experiment, Outcome, RunRow, RunState
@@ -16,8 +17,7 @@ PENDING = "pending"  # queued or submitted, as experiments say it
 STATES = (PENDING, *(str(state) for state in RunState), *(str(outcome) for outcome in Outcome))
 
 
-@dataclass(frozen=True)
-class Filter:
+class Filter(Struct, frozen=True):
     """Which runs to keep. `states` are states or outcomes; ages are in seconds since the run was recorded."""
 
     states: tuple[str, ...] = ()

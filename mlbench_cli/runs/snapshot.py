@@ -1,8 +1,9 @@
 """The state of runs for `mlbench status`. Read-only: nothing is fetched, sealed, released or recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypedDict
+
+from msgspec import Struct
 
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnreachableError
@@ -31,8 +32,7 @@ class GoalStanding(TypedDict):
     distance: float | None
 
 
-@dataclass(frozen=True)
-class RunStatus:
+class RunStatus(Struct, frozen=True):
     """A row of `mlbench status`. `problem` says why the state may be out of date."""
 
     row: RunRow

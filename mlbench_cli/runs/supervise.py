@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines import follow as follow_engine
 from mlbench_cli.engines.base import Engine

@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import DeadlineError
@@ -44,8 +45,7 @@ _LOCK_POLL = 0.05
 _NOTICE_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(Struct, frozen=True):
     """The paths in a run's folder, its lock, and atomic writes."""
 
     path: Path

@@ -10,10 +10,12 @@ import math
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.goals import COMPARISONS, Goal, GoalRule
@@ -105,8 +107,7 @@ class WorkersRule(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Struct, frozen=True):
     """A task of the catalog."""
 
     name: str
@@ -129,7 +130,7 @@ class Task:
     legacy_name: str | None = None
     packages: tuple[str, ...] = ()
     workers: WorkersRule | None = None
-    folder: Path = field(default=Path(), compare=False)
+    folder: Path = Path()
     origin: str | None = None  # package or folder that provides it; None: mlbench itself
     search_path: str | None = None  # folder from which its ranks import it; None: it is installed
 
@@ -165,8 +166,7 @@ class Task:
         return {names.get(key, key): value for key, value in values.items()}
 
 
-@dataclass(frozen=True)
-class TaskRules:
+class TaskRules(Struct, frozen=True):
     """What the judge needs to know about a task. Stored in run.json, because later catalogs may differ.
 
     `spec` and `preset` are the parameters of the preset `spec` and of the run's preset (`spec` if it has none).
@@ -195,7 +195,7 @@ class TaskRules:
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values, for run.json."""
-        document: Entries = json.loads(json.dumps(asdict(self)))
+        document: Entries = json.loads(json.dumps(to_builtins(self)))
         if self.origin is None:
             del document["origin"]
         return document
@@ -299,7 +299,7 @@ def _load_one(name: str) -> Task | None:
 def parse_task(data: Mapping[str, Any], place: Path) -> Task:
     """The task of an entry in the catalog `place`. Raises UsageError with file and key."""
     file = f"{place}: {short(data.get('name'))}"
-    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path"}
+    known = {*Task.__struct_fields__} - {"folder", "origin", "search_path"}
     for key in data:
         if key not in known:
             raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")

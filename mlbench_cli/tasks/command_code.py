@@ -11,8 +11,9 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError
 
@@ -29,8 +30,7 @@ _SETTINGS = ("", ".cfg", ".conf", ".csv", ".env", ".ini", ".json", ".npz", ".tom
 _VARIABLE = re.compile(r"^(?:.*[)}]|\$\w+)/")  # "$(dirname "$0")/train.py", "$HERE/train.py"
 
 
-@dataclass(frozen=True)
-class CommandCode:
+class CommandCode(Struct, frozen=True):
     """`files`: name in the archive -> path. `digest`: hex SHA-256 of all names and contents."""
 
     digest: str

@@ -8,8 +8,9 @@ public image (`runs.launch`): what it runs is the code that the run brings.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 # For images that are built here and loaded onto nodes; "localhost" is no registry, so nothing is pulled.
 LOCAL_REGISTRY = "localhost/mlbench"
@@ -17,8 +18,7 @@ LOCAL_REGISTRY = "localhost/mlbench"
 RELEASED = Path(__file__).with_name("released.json")
 
 
-@dataclass(frozen=True)
-class ImageReference:
+class ImageReference(Struct, frozen=True):
     """One image: the registry's host ("" for none), the repository on it, and a tag or a digest."""
 
     host: str

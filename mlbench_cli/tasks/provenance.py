@@ -5,14 +5,17 @@ event `environment`. Facts that a machine cannot provide are left out without an
 """
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from mlbench_cli import __version__, isolation
 from mlbench_cli.agent.processes import boot_id
@@ -27,8 +30,7 @@ MAX_VARIABLE = 2000
 GIT_SECONDS = 5.0  # timeout of git; a large repository on a slow disk is left out
 
 
-@dataclass(frozen=True)
-class TaskCode:
+class TaskCode(Struct, frozen=True):
     """The code of a catalog task, and what the method adds to it, on this machine: see environment.digest_code."""
 
     task: str
@@ -36,8 +38,7 @@ class TaskCode:
     method_digest: str = ""
 
 
-@dataclass(frozen=True)
-class CommandRecord:
+class CommandRecord(Struct, frozen=True):
     """The code of a user's command. `digest`: hex SHA-256 of the files that it names, None if it names none.
 
     `interpreter`: the Python that runs it, by the user's PATH; None if it is another program.
@@ -48,8 +49,7 @@ class CommandRecord:
     interpreter: str | None = None
 
 
-@dataclass(frozen=True)
-class SourceCommit:
+class SourceCommit(Struct, frozen=True):
     """The git commit of the folder in which a command of the user runs.
 
     `modified`: a tracked file differs from the commit; `untracked`: there are files that are neither tracked nor
@@ -61,8 +61,7 @@ class SourceCommit:
     untracked: bool
 
 
-@dataclass(frozen=True)
-class MachineRecord:
+class MachineRecord(Struct, frozen=True):
     """The machine of the ranks. `cores`: usable by this process; `cpu_quota`: in cores."""
 
     platform: str
@@ -75,8 +74,7 @@ class MachineRecord:
     gpu_driver: str | None = None
 
 
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(Struct, frozen=True):
     """The provenance of a run.
 
     command_line  as given to mlbench, without secrets; empty for an anonymous run
@@ -98,19 +96,14 @@ class Provenance:
     command: CommandRecord | None = None
     experiment: str | None = None
     source: SourceCommit | None = None
-    packages: Mapping[str, str] | None = field(default=None)
+    packages: Mapping[str, str] | None = None
     machine: MachineRecord | None = None
     session: str | None = None
     loader: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as `parse_provenance` takes them."""
-        document = asdict(self)
-        document["command_line"] = list(self.command_line)
-        if self.command is not None:
-            document["command"]["files"] = list(self.command.files)
-        if self.machine is not None:
-            document["machine"]["gpus"] = list(self.machine.gpus)
+        document: dict[str, Any] = json.loads(json.dumps(to_builtins(self)))
         return document
 
 

@@ -5,7 +5,8 @@ machines, and whether a cluster can be created (`mlbench doctor aks`).
 import fnmatch
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import timestamp

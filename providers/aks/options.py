@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import CloudOptions, option
 from providers.machines import GpuCatalog, check_count, load_shapes
 
@@ -64,11 +64,10 @@ class AksOptions(CloudOptions):
     )
 
 
-@dataclass(frozen=True)
-class AksDetails(ClusterDetails):
+class AksDetails(ClusterDetails, frozen=True):
     """A cluster on AKS is also identified by its subscription."""
 
-    subscription: str | None = fact(str)
+    subscription: str | None = None
 
 
 def split_zones(text: str | None, region: str) -> tuple[str, ...]:

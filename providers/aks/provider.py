@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
+
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
@@ -143,7 +145,7 @@ class AksProvider(Provider):
             is_gpu_family=is_gpu_family(machine.name),
         )
         facts = {"gpu": machine.gpu, "gpus_per_node": machine.gpus, "arm": bool(offer and offer.is_arm)}
-        return replace(cluster, details={**cluster.details, **facts})
+        return msgspec.structs.replace(cluster, details={**cluster.details, **facts})
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks sizes and quotas with read-only calls."""
@@ -204,7 +206,7 @@ class AksProvider(Provider):
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
         """The cluster with its workers in `zone`; the control plane is unchanged."""
-        return replace(cluster, details={**cluster.details, "location": zone})
+        return msgspec.structs.replace(cluster, details={**cluster.details, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """User and token of the cluster's registry."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
@@ -12,11 +12,10 @@ from providers.eks.api import Aws
 from providers.machines import GpuCatalog, check_count, describe_gpus, load_shapes
 
 
-@dataclass(frozen=True)
-class EksDetails(ClusterDetails):
+class EksDetails(ClusterDetails, frozen=True):
     """What only clusters on EKS have."""
 
-    machine: Mapping[str, Any] = field(default_factory=dict, metadata={"types": (dict,)})  # fields of Machine
+    machine: Mapping[str, Any] = {}  # fields of Machine
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import msgspec
+
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
@@ -144,7 +146,7 @@ class EksProvider(Provider):
         )
         require_supported(machine)
         _require_efa(options, machine)
-        return replace(cluster, details={**cluster.details, **_machine_details(options, machine)})
+        return msgspec.structs.replace(cluster, details={**cluster.details, **_machine_details(options, machine)})
 
     def find_account(self, cluster: Cluster) -> str:
         """The account number of the credentials, from AWS. Raises CredentialError without credentials."""
@@ -263,7 +265,7 @@ class EksProvider(Provider):
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
         """The cluster with its node group in `zone`; network and control plane are unchanged."""
         options = {**ClusterDetails.of(cluster).options, "zone": zone}
-        return replace(cluster, details={**cluster.details, "options": options, "location": zone})
+        return msgspec.structs.replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """The login for ECR, valid for twelve hours."""

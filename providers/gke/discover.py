@@ -5,9 +5,10 @@ and whether a cluster can be created (`mlbench doctor gke`).
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
+
+from msgspec.structs import replace
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from mlbench_cli.model.run import Cluster

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import CloudOptions, option
 from providers.machines import GpuCatalog, check_count, load_shapes
 
@@ -89,11 +89,10 @@ class GkeOptions(CloudOptions):
     )
 
 
-@dataclass(frozen=True)
-class GkeDetails(ClusterDetails):
+class GkeDetails(ClusterDetails, frozen=True):
     """A cluster on GKE is also identified by its Google project."""
 
-    project: str | None = fact(str)
+    project: str | None = None
 
 
 # --- families of machines: boot disks, CPU quotas, purchase options, networks ---------------------------------------

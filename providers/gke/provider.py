@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
+
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
@@ -146,7 +148,9 @@ class GkeProvider(Provider):
             asked=None if machine.name.startswith("n1-") else options.num_gpus,
             is_gpu_family=is_gpu_family(machine.name),
         )
-        return replace(cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus, **arm})
+        return msgspec.structs.replace(
+            cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus, **arm}
+        )
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
@@ -232,7 +236,7 @@ class GkeProvider(Provider):
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
         """The cluster with its node pool in `zone`; the control plane is unchanged."""
         options = {**ClusterDetails.of(cluster).options, "worker_zone": [zone]}
-        return replace(cluster, details={**cluster.details, "options": options, "location": zone})
+        return msgspec.structs.replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """The user name for access tokens, and this process's token."""

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 import venv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli import isolation
 from mlbench_cli.engines.kubernetes.manifests import manifests

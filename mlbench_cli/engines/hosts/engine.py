@@ -8,7 +8,8 @@ import json
 import resource
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.agent.link import HEAD

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines.crashes import last_lines
 from mlbench_cli.engines.diagnosis import read_last_lines

@@ -1,9 +1,10 @@
 """Pods -> what each worker does. Pure functions on the objects that the API gives, and on what agents say."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.kube.api import GONE

@@ -1,11 +1,10 @@
 """Typed views of the records of Slurm clusters and host lists."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypedDict
 
 from mlbench_cli.agent.channel import Target
-from mlbench_cli.model.cluster_details import MachineDetails, fact
+from mlbench_cli.model.cluster_details import MachineDetails
 
 
 class PartitionRecord(TypedDict):
@@ -27,23 +26,22 @@ class HostRecord(TypedDict):
     interface: str | None
 
 
-@dataclass(frozen=True)
-class SlurmDetails(MachineDetails):
+class SlurmDetails(MachineDetails, frozen=True):
     """`login` is None if mlbench runs on a login node. `setup` are shell lines before the ranks start."""
 
-    login: str | None = fact(str)
-    partition: str | None = fact(str)
-    slurm_account: str | None = fact(str)
-    qos: str | None = fact(str)
-    constraint: str | None = fact(str)
-    switches: str | None = fact(str)
-    setup: str = fact(str, default="")
-    exclusive: bool = fact(bool, default=True)
-    container: str | None = fact(str)  # pyxis | apptainer | singularity
-    version: str = fact(str, default="")
-    kill_wait: int = fact(int, default=30)  # seconds between Slurm's TERM and KILL
-    has_accounting: bool = fact(bool, default=False)
-    partitions: Mapping[str, PartitionRecord] = field(default_factory=dict, metadata={"types": (dict,)})
+    login: str | None = None
+    partition: str | None = None
+    slurm_account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    switches: str | None = None
+    setup: str = ""
+    exclusive: bool = True
+    container: str | None = None  # pyxis | apptainer | singularity
+    version: str = ""
+    kill_wait: int = 30  # seconds between Slurm's TERM and KILL
+    has_accounting: bool = False
+    partitions: Mapping[str, PartitionRecord] = {}
 
     @property
     def target(self) -> Target:
@@ -57,11 +55,10 @@ class SlurmDetails(MachineDetails):
         return next((item for item in self.partitions.values() if item["default"]), None)
 
 
-@dataclass(frozen=True)
-class HostsDetails(MachineDetails):
+class HostsDetails(MachineDetails, frozen=True):
     """`hosts` are the records of the attached hosts, in the order of the host file."""
 
-    hosts: Sequence[HostRecord] = field(default_factory=list, metadata={"types": (list,)})
+    hosts: Sequence[HostRecord] = []
 
     @property
     def slots(self) -> int:

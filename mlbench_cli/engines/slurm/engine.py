@@ -3,7 +3,8 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest
 from mlbench_cli.engines.base import Submission

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import msgspec
+
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import OWN, is_command, method_of
 from mlbench_cli.model.network import network_phrase
@@ -84,8 +86,8 @@ _OWN_FACTS = frozenset(
 )
 # The text of a setting is left out where the spec has its default; a list and a tuple are the same.
 _DEFAULTS = {
-    **{item.name: getattr(item, "default", None) for item in fields(RunSpec)},
-    **{f"{_OPTIONS}{item.name}": getattr(item, "default", None) for item in fields(KubernetesOptions)},
+    **{item.name: item.default for item in msgspec.structs.fields(RunSpec)},
+    **{f"{_OPTIONS}{item.name}": item.default for item in msgspec.structs.fields(KubernetesOptions)},
 }
 
 

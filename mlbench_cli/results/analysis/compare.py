@@ -6,9 +6,11 @@ no figures.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from msgspec import to_builtins
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.goals import BEST, MEAN
@@ -86,7 +88,7 @@ class Row:
         """Both sides and their ratio, each with mean and interval, or null."""
         each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
         facts = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
-        return {**each, **facts, "is_metric": self.is_metric, "words": self.words, "change": asdict(self.change)}
+        return {**each, **facts, "is_metric": self.is_metric, "words": self.words, "change": to_builtins(self.change)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ Metrics are those of rank 0; values that are not finite count only as the last o
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mlbench_cli.model.goals import BEST, MEAN, Goal
 from mlbench_cli.util.text import one_line
@@ -44,8 +45,7 @@ _HIGHER = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class MetricSummary:
+class MetricSummary(Struct, frozen=True):
     """The figures of one metric. `last` may be "nan", "inf" or "-inf"; `mean` is None if no value was finite.
 
     `best` is None if it is unknown whether lower or higher is better.

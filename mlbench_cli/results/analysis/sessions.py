@@ -11,10 +11,12 @@ independent of each other. Sessions are. The sessions of two sides decide how th
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, ratio
 from mlbench_cli.results.archive.files import Archive

@@ -22,10 +22,12 @@ not fail by chance. benchmarks/gate_errors.py and benchmarks/reproduce_errors.py
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import TypedDict
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.errors import CannotTellError, TaskFailedError
 
@@ -79,8 +81,7 @@ class EstimateDocument(TypedDict):
     confidence: float
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """Repeats of one measurement: their number, mean and, for at least three, the 95 % interval of the mean.
 
     The mean is the geometric one, and the interval Student's on logarithms; of values that are not all above 0, it is
@@ -120,8 +121,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(count, mean, mean - reach, mean + reach)
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """New / old. `log` is the logarithm of the ratio of geometric means, `error` its standard error; None: no interval.
 
     count          values of the side that has fewer
@@ -138,6 +138,11 @@ class Ratio:
     def mean(self) -> float:
         """The ratio."""
         return _exp(self.log)
+
+    @property
+    def has_too_few_runs(self) -> bool:
+        """Whether a side has too few values for an interval."""
+        return self.count < MIN_RUNS
 
     @property
     def low(self) -> float | None:

@@ -36,9 +36,10 @@ All values are untrusted: malformed ones are omitted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeGuard, cast
+
+from msgspec import Struct
 
 from mlbench_cli.agent.load import PRELOAD
 from mlbench_cli.errors import UsageError
@@ -84,13 +85,12 @@ MAX_EVENTS = 10_000  # and attempts
 # --- other load -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """One label with its reason in words, and the figures behind it (with units in their names)."""
 
     label: str
     reason: str
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = {}
 
     @property
     def phrase(self) -> str:
@@ -98,8 +98,7 @@ class Condition:
         return f"{self.label.replace('_', '-')}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(Struct, frozen=True):
     """The conditions of a run; None for each that does not apply. `measured` is False if nothing was sampled."""
 
     crowded: Condition | None = None

@@ -7,10 +7,11 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from msgspec import Struct
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.goals import KINDS, Goal, is_finite_number
@@ -44,8 +45,7 @@ _SPECIAL = {
 }
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """The evidence that a run left behind. `logs` opens each rank's log for reading, repeatedly if needed."""
 
     id: str
@@ -226,8 +226,7 @@ def find_step(wall: float, seconds: float) -> float:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class LogCounts:
+class LogCounts(Struct):
     """Counters of one pass over a log."""
 
     bytes: int = 0
@@ -303,8 +302,7 @@ class Checkpoint(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class ReportedFacts:
+class ReportedFacts(Struct, frozen=True):
     """The facts in all logs of a run.
 
     `result` is the last result in rank 0's own log, as returned by `parse_result`; if there is none and rank 0 was
@@ -324,8 +322,7 @@ class ReportedFacts:
     logs: Mapping[int, "LogFacts"]
 
 
-@dataclass
-class LogFacts:
+class LogFacts(Struct):
     """The facts in one rank's log. Times of events are seconds since 1970; `backward` is the largest backward step
     between consecutive events of a rank; `first_reading` and `last_reading` are the time and the seconds of rank 0's
     first and last metric that has both; `foreign` counts events of ranks that do not write to this log.
@@ -338,7 +335,7 @@ class LogFacts:
     first_reading: tuple[float, float] | None = None
     last_reading: tuple[float, float] | None = None
     foreign: int = 0
-    _moments: dict[int, float] = field(default_factory=dict)
+    _moments: dict[int, float] = {}
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Record the next valid event."""

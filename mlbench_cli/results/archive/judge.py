@@ -9,9 +9,12 @@ the requested goal, and only if a metric event has the value in the result.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, BinaryIO, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT, Goal, goal_wording, is_finite_number
 from mlbench_cli.model.network import network_phrase
@@ -90,8 +93,7 @@ _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": Fals
 STILL_RUNNING = "still_running"  # finding in archives written before the run ended
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The documents derived from the evidence, without schema versions. metrics.jsonl was passed to `write_metric`."""
 
     outcome: Outcome
@@ -193,8 +195,7 @@ class Code(Enum):
     UNKNOWN = "code not known to be the task's"
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(Struct, frozen=True):
     """`word` is "closed", "open" or None; `reason` says why it is not closed."""
 
     word: str | None

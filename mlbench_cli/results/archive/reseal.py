@@ -4,9 +4,10 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.errors import CannotTellError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run

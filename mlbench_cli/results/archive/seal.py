@@ -10,9 +10,10 @@ import os
 import stat
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import Finding, Observation, Run

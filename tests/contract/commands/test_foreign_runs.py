@@ -3,11 +3,11 @@
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 from mlbench_cli import api
 from mlbench_cli.api import repetition

@@ -5,11 +5,11 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster

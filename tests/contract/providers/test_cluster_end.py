@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
@@ -128,8 +129,6 @@ def test_every_project_that_the_store_knows_is_searched(command: Command, gke_wo
     store = Store()
     (known,) = [cluster for cluster in store.clusters() if cluster.name == "rel-1"]
     store.forget_cluster(known)
-    from dataclasses import replace
-
     details = {**known.details, "project": "other-project"}
     store.record_cluster(replace(known, account="other-project", details=details))
     result = command("gc", "--expired", "--yes")

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store

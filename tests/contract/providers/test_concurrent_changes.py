@@ -3,10 +3,10 @@
 import io
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.spec import RunSpec

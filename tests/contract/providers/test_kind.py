@@ -8,12 +8,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster

@@ -1,11 +1,11 @@
 """What mlbench applies on clusters is valid, without unknown fields, in every Kubernetes that clouds offer."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import Cluster
 from providers import registry

@@ -6,11 +6,12 @@ and the same verdict, whatever the two sides are.
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState

@@ -5,11 +5,11 @@ import json
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli import api
 from mlbench_cli.app import run

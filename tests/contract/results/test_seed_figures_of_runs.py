@@ -1,10 +1,10 @@
 """The figures of the documentation's table from real runs of shipped tasks, on this machine."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import LOCAL
 from mlbench_cli.results.archive.evidence import read_events

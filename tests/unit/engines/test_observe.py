@@ -1,10 +1,10 @@
 """What follows from what the machines of a run have written: phases, ends and findings, from built snapshots."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.observe import STALE_SECONDS, Facts, NodeReport, Snapshot, observe

@@ -1,6 +1,6 @@
 """Which machine runs which workers and parameter servers."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.engines.placement import share_hosts, share_nodes

@@ -1,10 +1,10 @@
 """The network by its two figures: read, refused, written one way, and held against what a probe measured."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import (

@@ -3,9 +3,10 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import Ending, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec

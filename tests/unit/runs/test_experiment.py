@@ -1,11 +1,11 @@
 """What is left of an experiment: what is skipped, started once more, added, or refused; and its state."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Experiment, Member, Outcome, Run, RunState

@@ -1,10 +1,10 @@
 """--method, run.servers and --set comm.OPTION=VALUE: what they mean, and what is refused before anything starts."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local.engine import LocalEngine

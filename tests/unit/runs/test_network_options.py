@@ -1,10 +1,10 @@
 """--network: what it means on this machine, and what is refused at once."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError

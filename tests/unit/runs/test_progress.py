@@ -1,13 +1,13 @@
 """Progress of a run: a pure function of its events, and reading those through an engine."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlbench_cli.commands._report import describe, format_eta
 from mlbench_cli.errors import NotFoundError

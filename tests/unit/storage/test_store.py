@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import astuple
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -194,7 +195,7 @@ def _write_first_edition(home: Path) -> None:
 def test_a_store_of_the_first_edition_is_opened(tmp_path: Path) -> None:
     _write_first_edition(tmp_path)
     store = Store(tmp_path)
-    assert [tuple(vars(cluster.identity).values()) for cluster in store.clusters()[1:]] == [
+    assert [astuple(cluster.identity) for cluster in store.clusters()[1:]] == [
         ("eks", "", "eu-west-1", "e-2"), ("gke", "demo", "europe-west1-b", "g-2"), ("kind", "", "", "k-2"),
     ]  # fmt: skip
     assert store.cluster("e-2").details == {"region": "eu-west-1", "nodes": 2}

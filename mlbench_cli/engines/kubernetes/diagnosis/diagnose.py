@@ -5,8 +5,9 @@ workers alike is one finding. `permanent` means that waiting cannot help; whoeve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures

@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError

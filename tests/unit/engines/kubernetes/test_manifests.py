@@ -1,7 +1,6 @@
 """The objects of a run: byte-stable, valid, allowed where Pod Security is restricted, and refused early if wrong."""
 
 import base64
-import dataclasses
 import gzip
 import hashlib
 import io
@@ -10,6 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import templates
@@ -285,7 +285,7 @@ def test_options_that_a_cluster_would_refuse_are_refused_wherever_they_come_from
 
 def test_every_value_survives_the_way_through_yaml() -> None:
     nasty = "'\"\\\n\t: - # {{ x }} {% y %} & * ! | > \u0085\u2028\ufeff\x7f é 𝄞 %@`"
-    spec = dataclasses.replace(FULL, argv=(nasty,), parameters={nasty: nasty})
+    spec = msgspec.structs.replace(FULL, argv=(nasty,), parameters={nasty: nasty})
     job = manifests(spec, "default")[0]
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [nasty]
     assert spec_of(job) == spec

@@ -1,9 +1,9 @@
 """The plan of a local run: what each process runs, in which environment, and with which network."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.environment import plan_faults, plan_rank
 from mlbench_cli.model.spec import RunSpec

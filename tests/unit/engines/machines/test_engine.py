@@ -1,9 +1,9 @@
 """Parts that engines of machines share: answers of several hosts, runs of others, and plans of agents."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.engines.placement import NodeShare, share_nodes

@@ -1,11 +1,11 @@
 """The batch script of a run: what it asks for, and what is refused before anything is submitted."""
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.script import (
@@ -61,7 +61,7 @@ def test_the_wall_time_is_the_timeout_with_a_margin_within_the_partitions_limit(
 def test_what_slurm_would_accept_and_never_start_is_refused(
     change: dict[str, object], error: type[Exception], word: str
 ) -> None:
-    spec = replace(SPEC, **change)  # type: ignore[arg-type]
+    spec = replace(SPEC, **change)
     with pytest.raises(error) as caught:
         (render_script(spec, DETAILS, "/code"), make_slurm_plan(spec, DETAILS))
     assert word in f"{caught.value.message} {caught.value.hint}"  # type: ignore[attr-defined]

@@ -2,11 +2,11 @@
 
 import itertools
 import json
-from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import FieldInfo, fields, replace
 
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -44,12 +44,12 @@ def _all_fields() -> list[str]:
     return [*own, *(f"kubernetes.{item.name}" for item in fields(KubernetesOptions))]
 
 
-def _field(name: str) -> Field[Any]:
+def _field(name: str) -> FieldInfo:
     cls = KubernetesOptions if name.startswith("kubernetes.") else RunSpec
     return next(item for item in fields(cls) if item.name == name.rpartition(".")[2])
 
 
-def _kind(item: Field[Any]) -> str:
+def _kind(item: FieldInfo) -> str:
     return (
         item.type.__name__
         if type(item.type) is type

@@ -1,10 +1,10 @@
 """Results of several machines whose NCCL did not use the fast network that they have, and what pods get to use it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.model.cluster_details import ClusterDetails

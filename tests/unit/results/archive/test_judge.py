@@ -1,13 +1,13 @@
 """The judge: what came of a run follows from exit codes, then from what the logs prove."""
 
 import io
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
 from mlbench_cli.model.spec import RunSpec

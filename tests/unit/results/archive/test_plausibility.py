@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from mlbench_cli.model.run import LOCAL, Ending, NodeClock, Observation, Outcome, WorkerState
@@ -25,7 +26,7 @@ CODE = {"code": {"task": "digits_resnet", "digest": DIGEST}}
 
 def honest_spec(**changes: Any) -> RunSpec:
     spec = resolve(Request(name="r", workers=(2,), task="digits_resnet"), LOCAL)[0]
-    return replace(spec, price={"per_hour": 3600.0}, **changes)
+    return msgspec.structs.replace(spec, price={"per_hour": 3600.0}, **changes)
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def codes(judgement: Judgement) -> list[str]:
 
 def with_wall_times(seen: Observation, seconds: float) -> Observation:
     """The workers' wall times `seconds` apart, as after a step of the clock."""
-    workers = tuple(replace(worker, finished=START + seconds) for worker in seen.workers)
-    return replace(seen, workers=workers)
+    workers = tuple(msgspec.structs.replace(worker, finished=START + seconds) for worker in seen.workers)
+    return msgspec.structs.replace(seen, workers=workers)
 
 
 def test_honest_evidence_is_a_closed_result() -> None:
@@ -116,7 +117,7 @@ def test_wall_times_that_differ_from_the_monotonic_clock_are_a_finding_and_no_du
 @pytest.mark.parametrize("argv", [("python", "mine.py"), None])
 def test_a_step_takes_the_line_from_programs_whose_clock_is_not_known(argv: tuple[str, ...] | None) -> None:
     spec = honest_spec(argv=argv) if argv else honest_spec(preset=OPEN)
-    found = Story(spec, observation=lambda seen: replace(seen, clocks=(NodeClock("m", 5.0),))).judge()
+    found = Story(spec, observation=lambda seen: msgspec.structs.replace(seen, clocks=(NodeClock("m", 5.0),))).judge()
     assert codes(found) == ["clock_stepped"]
     assert found.result["official_line"] is None
     assert found.result["doubts"] == ["clock_stepped"]
@@ -130,8 +131,8 @@ def test_a_step_where_only_wall_times_are_known_leaves_no_duration_and_no_price(
     ]
 
     def forget(seen: Observation) -> Observation:
-        workers = tuple(replace(worker, seconds=None) for worker in seen.workers)
-        return replace(seen, workers=workers, seconds=None, clocks=())
+        workers = tuple(msgspec.structs.replace(worker, seconds=None) for worker in seen.workers)
+        return msgspec.structs.replace(seen, workers=workers, seconds=None, clocks=())
 
     found = Story(observation=forget, samples=rows).judge()
     assert codes(found) == ["clock_stepped"]
@@ -164,7 +165,9 @@ def add(number: int, *events: str) -> Callable[[dict[int, list[str]]], Mapping[i
 
 
 def workers(**changes: Any) -> Callable[[Observation], Observation]:
-    return lambda seen: replace(seen, workers=(seen.workers[0], replace(seen.workers[1], **changes)))
+    return lambda seen: msgspec.structs.replace(
+        seen, workers=(seen.workers[0], msgspec.structs.replace(seen.workers[1], **changes))
+    )
 
 
 def slow_seconds(factor: float) -> Callable[[dict[int, list[str]]], Mapping[int, Sequence[str]]]:
@@ -223,7 +226,7 @@ POWERSGD = honest_spec(method={"name": "powersgd"})
         ("settings", Story(POWERSGD, logs=add(1, event("environment", 1, 101.0, method={})))),
         ("settings", Story(honest_spec(network="1gbit,5ms"))),
         ("settings", Story(honest_spec(image="evil/image:1"))),
-        ("settings", Story(replace(honest_spec(), price={"per_hour": -5.0}))),
+        ("settings", Story(msgspec.structs.replace(honest_spec(), price={"per_hour": -5.0}))),
         ("figures", Story(logs=edit(0, epochs=6, details={"goals": {"full": {"epoch": 3}}}))),
         ("figures", Story(logs=edit(0, samples=5, details={"goals": {"full": {"samples": 51200}}}))),
         ("provenance", Story(provenance=MACHINE, logs=add(1, event("environment", 1, 101.0, device_name="H100")))),
@@ -242,7 +245,7 @@ def test_what_contradicts_itself_is_in_no_division_and_has_no_official_line(code
 
 def test_a_resumed_run_has_the_clock_of_the_earlier_one() -> None:
     spec = honest_spec()
-    resumed = replace(spec, parameters={**spec.parameters, "resume": "/x/last.pt"})
+    resumed = msgspec.structs.replace(spec, parameters={**spec.parameters, "resume": "/x/last.pt"})
     longer = {"wall_seconds": 400.0, "training_seconds": 300.0, "timings": timings(400.0)}
     assert codes(Story(resumed, logs=edit(0, **longer)).judge()) == []
     assert codes(Story(spec, logs=edit(0, **longer)).judge()) == ["implausible_task_time"]
@@ -274,7 +277,7 @@ def test_a_goal_is_proved_by_rank_0_alone() -> None:
 
 @pytest.mark.parametrize("task", ["digits_resnet", "allreduce"])
 def test_a_task_that_reports_no_result_has_failed(task: str) -> None:
-    spec = replace(resolve(Request(name="r", workers=(2,), task=task), LOCAL)[0])
+    (spec,) = resolve(Request(name="r", workers=(2,), task=task), LOCAL)
     found = replace(Story(), spec=spec, logs=lambda logs: {0: [], 1: []}, samples=Story().samples[::2]).judge()
     assert found.outcome is Outcome.FAILED
     assert codes(found) == ["no_result"]
