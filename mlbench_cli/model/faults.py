@@ -19,9 +19,8 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, parse_network
@@ -72,8 +71,7 @@ class Policy(StrEnum):
     RESTART = "restart"  # all ranks start again from the last checkpoint
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One fault of a plan. `at` and `seconds` (None: to the end) in seconds, from the first update of the training.
 
     target   rank, or worker for links; None: any
@@ -90,7 +88,7 @@ class Fault:
 
     def to_dict(self) -> dict[str, Any]:
         """The fault as plain values; unset fields are left out."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: value for key, value in self._asdict().items() if value is not None}
 
     def __str__(self) -> str:
         """ "kill rank 3", "link 2 down for 20 s"."""
@@ -98,8 +96,7 @@ class Fault:
         return words if self.seconds is None else f"{words} for {self.seconds:g} s"
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One line of a script. `every` is None for a fault that happens once; `target` None stands for any."""
 
     kind: FaultKind
@@ -130,8 +127,7 @@ def _action_words(kind: FaultKind, target: str, share: float | None, rate: float
     }[kind]
 
 
-@dataclass(frozen=True)
-class FaultScript:
+class FaultScript(NamedTuple):
     """A parsed script. `seed` is None if the run's seed is used."""
 
     items: tuple[Item, ...]
@@ -210,14 +206,14 @@ def parse_faults(text: str) -> FaultScript:
 
 def _add(script: FaultScript, words: list[str], shown: str) -> FaultScript:
     if words == ["anyway"]:
-        return replace(script, is_forced=True)
+        return script._replace(is_forced=True)
     if words[0] == "seed":
         if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= 1 << 32:
             raise _error(shown, "a seed is one number from 0 to 4294967295", "seed 7")
-        return replace(script, seed=int(words[1]))
+        return script._replace(seed=int(words[1]))
     if len(script.items) >= MAX_ITEMS:
         raise UsageError(f"--faults: the script has more than {MAX_ITEMS} faults.")
-    return replace(script, items=(*script.items, _parse_item(words, shown)))
+    return script._replace(items=(*script.items, _parse_item(words, shown)))
 
 
 def _parse_item(words: list[str], shown: str) -> Item:
@@ -242,7 +238,7 @@ def _parse_item(words: list[str], shown: str) -> Item:
     item = _parse_action(words, shown)
     if seconds is not None and not item.kind.lasts:
         raise _error(shown, "a killed rank does not come back by itself", "at 60s kill rank 1")
-    return replace(item, at=at, every=every, is_random=is_random, seconds=seconds)
+    return item._replace(at=at, every=every, is_random=is_random, seconds=seconds)
 
 
 _EXAMPLES = {
@@ -273,15 +269,15 @@ def _parse_action(words: list[str], shown: str) -> Item:
     make = Item(FaultKind(verb), None, None, False, None, None)
     if verb in ("kill", "stop", "slow"):
         target, rest = _parse_rank(rest, shown, example)
-        make = replace(make, target=target)
+        make = make._replace(target=target)
         if verb == "slow":
-            return replace(make, share=_parse_slow(rest, shown, example))
+            return make._replace(share=_parse_slow(rest, shown, example))
         if rest:
             raise _error(shown, f'"{" ".join(rest)}" is not understood', example)
         return make
     if len(rest) < 2 or not (rest[0] == "any" or rest[0].isdecimal()):
         raise _error(shown, f"it names no {verb}", example)
-    make = replace(make, target=None if rest[0] == "any" else int(rest[0][:9]))
+    make = make._replace(target=None if rest[0] == "any" else int(rest[0][:9]))
     return _parse_link(make, rest[1:], shown, example)
 
 
@@ -302,12 +298,12 @@ def _parse_slow(words: list[str], shown: str, example: str) -> float:
 
 def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:
     if words == ["down"]:
-        return replace(item, rate=0.0)
+        return item._replace(rate=0.0)
     if words[0] == "loss":
         match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?)%", " ".join(words[1:]))
         if match is None or not float(match[1]):
             raise _error(shown, "the loss is a share of packets, above 0% and below 100%", example)
-        return replace(item, share=float(match[1]) / 100)
+        return item._replace(share=float(match[1]) / 100)
     if len(words) != 1:
         raise _error(shown, f'"{" ".join(words)}" is neither down, nor a rate, nor a loss', example)
     try:
@@ -316,7 +312,7 @@ def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:
         raise _error(shown, error.message.rstrip("."), example) from None
     if shape.delay or shape.is_modeled:
         raise _error(shown, "only the rate of a link can change", example)
-    return replace(item, rate=shape.rate)
+    return item._replace(rate=shape.rate)
 
 
 def _parse_time(text: str, shown: str) -> float:
