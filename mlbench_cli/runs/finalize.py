@@ -164,11 +164,10 @@ def read_finished(run: Run) -> FinishedRun | None:
 
     Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
     """
-    from mlbench_cli.results.archive.files import read_documents
-
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None
+    from mlbench_cli.results.archive.files import read_documents  # not while runs are started and followed
 
     try:
         result, found = read_documents(run.folder, (RESULT, FINDINGS))

@@ -11,17 +11,19 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing; it replaces `path` when the block succeeds.
 
-    The content has been synced by then. The rename is durable once the folder has been synced (`sync_folder`).
+    The content has been synced by then, unless the caller does that later. The rename is durable once the folder has
+    been synced (`sync_folder`).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w+b") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -39,18 +39,19 @@ def seal(run: Run, observation: Observation) -> Judgement:
         raise UsageError(f"The archive in {run.folder} is complete already.", hint=f"mlbench verify {run.folder}")
     with naming_file_on_os_error(run.folder, "sealed"):
         run.folder.mkdir(parents=True, exist_ok=True)
-        for name in (*files.REQUIRED, run_folder.OBSERVATION, run_folder.SUMS):  # of a killed writer
-            for temporary in run.folder.glob(f".{name}.*.tmp"):
+        for temporary in run.folder.glob(".*.tmp"):  # of a killed writer
+            if temporary.name[1:].rsplit(".", 2)[0] in (*files.REQUIRED, run_folder.OBSERVATION, run_folder.SUMS):
                 temporary.unlink(missing_ok=True)
         renamed = make_portable(run.folder)
         document = complete_run_document(run)
         observation = _keep_observation(run, observation, renamed)
         _normalize_samples(run.folder / run_folder.RESOURCES)
-        with replace_file(run.folder / run_folder.METRICS) as metrics:
+        # What is derived from the evidence can be derived again; `write_sums` syncs it with all other files.
+        with replace_file(run.folder / run_folder.METRICS, is_durable=False) as metrics:
             judgement = judge(collect_evidence(run, document, observation), metrics.write)
         made = {name: format_document(document) for name, document in judgement.documents.items()}
         for name, data in (*made.items(), (run_folder.OFFICIAL, judgement.official_text.encode())):
-            with replace_file(run.folder / name) as file:
+            with replace_file(run.folder / name, is_durable=False) as file:
                 file.write(data)
         write_sums(run.folder)
     return judgement
@@ -84,7 +85,8 @@ def _keep_observation(run: Run, observation: Observation, renamed: list[Finding]
     observation = replace(observation, findings=(*observation.findings, *more))
     if run.spec.anonymous:
         observation = _without_host_names(observation)
-    folder.write_observation(observation)
+    if observation != before:
+        folder.write_observation(observation)
     return observation
 
 
