@@ -26,8 +26,7 @@ from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
 CHANGES = ("--set", "confirm_seconds=0", "--set", "rounds=1", "--set", "run.absent=15s")
-# A node more costs three seconds of a core, in which it loads torch.
-TINY = ("run", "t", "3", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes", *CHANGES)
+TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes", *CHANGES)
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +70,12 @@ def log_has(home: Path, name: str, rank: int, word: str) -> bool:
 @pytest.mark.slow
 def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused(home: Path, capsys: Captured) -> None:
     assert run([*TINY]) == 0
-    folder = folder_of(home, "t-3")
+    folder = folder_of(home, "t-4")
     found = certificate(folder)
     assert found["scope"]["not_tested"] == []
     assert found["scope"]["shares_machine"]
     assert not found["is_partial"]
-    assert [node["node"] for node in found["nodes"]] == ["worker-0", "worker-1", "worker-2"]
+    assert [node["node"] for node in found["nodes"]] == ["worker-0", "worker-1", "worker-2", "worker-3"]
     assert not any(node["state"] in ("failed", "missing", "not_tested") for node in found["nodes"])
     assert {"matmul.burst", "memory", "disk.write", "network"} <= found["fleet"].keys()
     assert {row["operation"] for row in found["delivers"]["collectives"]} == {
@@ -107,24 +106,24 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
 ) -> None:
     client = clients.start(*TINY, "--set", "limit_seconds=12", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     started.append(client)
-    until(lambda: log_has(home, "t-3", 2, '"kind":"rates"'))
-    state = json.loads((folder_of(home, "t-3") / ".state/state.json").read_text())
+    until(lambda: log_has(home, "t-4", 2, '"kind":"rates"'))
+    state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())
     os.kill(next(rank["pid"] for rank in state["ranks"] if rank["rank"] == 2), signal.SIGSTOP)
     client.communicate(timeout=280)
-    found = certificate(folder_of(home, "t-3"))
+    found = certificate(folder_of(home, "t-4"))
     bad = {node["node"]: node["reasons"][0] for node in found["nodes"] if node["state"] == "failed"}
     assert bad == {"worker-2": "no_answer"}
     assert "worker-2" not in found["delivers"]["nodes"]  # nor others, if a busy machine made them suspects
-    assert run(["verify", "t-3"]) == 0
+    assert run(["verify", "t-4"]) == 0
 
 
 @pytest.mark.slow
 def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Path, capsys: Captured) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    assert run(["certify", "local", "--nodes", "2", "--only", "drift", "--out", "first", "--key", str(key)]) == 9
+    assert run(["certify", "local", "--only", "drift", "--out", "first", "--key", str(key)]) == 9
     printed = capsys.readouterr()
-    assert "Plan for 2 nodes of local, level quick" in printed.err
+    assert "Plan for 4 nodes of local, level quick" in printed.err
     assert "Workers on this machine stand for nodes" in printed.err
     assert printed.out.startswith("Cannot tell: not tested: node, pairs, collectives, training")
     assert {path.name for path in Path("first").iterdir()} == {
