@@ -334,59 +334,33 @@ def write_prepared_sample(folder: Path, seed: int) -> Path:
 
 
 @dataclass(frozen=True)
-class ExponentialWarmupMultiStep:
-    """Exponential warm-up from target/100, then up to `decays` multiplications by `factor`.
-
-    warmup, remain, interval: in steps, or as fractions of `total` if they are floats up to 1. The first decay is at
-    `remain`, the others follow every `interval` (None: evenly spaced to the end). The warm-up ends at `remain` at the
-    latest.
-    """
+class Rate:
+    """Exponential warm-up of `warmup` updates from `start` (a share of the target; 0: from nothing, along 100^t). At
+    update `first`, and then every `interval` updates, up to `decays` times, the rate is multiplied by `factor`."""
 
     target: float
-    total: int
-    warmup: float
-    remain: float
-    decays: int
-    factor: float
-    interval: float | None = None
-
-    def __call__(self, t: float) -> float:
-        remain = self._steps(self.remain)
-        warmup = min(self._steps(self.warmup), remain)
-        interval = self._steps(self.interval) if self.interval is not None else (self.total - remain) // self.decays
-        if t <= warmup:
-            return self.target * (0.01 ** ((warmup - t) / warmup) if warmup else 1.0)
-        if t < remain:
-            return self.target
-        return self.target * self.factor ** min(self.decays, int((t - remain) // max(1, interval)) + 1)
-
-    def _steps(self, value: float) -> int:
-        return int(value * self.total) if isinstance(value, float) and value <= 1 else int(value)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Exponential warm-up from `start` (a share of the target; 0: from nothing, along 100^t), then stepped decay."""
-
-    steps: ExponentialWarmupMultiStep
     warmup: int
     start: float
+    first: int
+    interval: int
+    decays: int
+    factor: float
 
     def __call__(self, update: float) -> float:
-        if update >= self.warmup:
-            return self.steps(update)
-        share = update / self.warmup
-        grown: float = self.start ** (1 - share) if self.start else (100**share - 1) / 99
-        return self.steps.target * grown
+        if update < self.warmup:
+            share = update / self.warmup
+            grown: float = self.start ** (1 - share) if self.start else (100**share - 1) / 99
+            return self.target * grown
+        if update < self.first or update == self.warmup:
+            return self.target
+        return self.target * self.factor ** min(self.decays, int((update - self.first) // self.interval) + 1)
 
 
 def make_rate(p: Settings, updates: int) -> Rate:
-    """The rate of a training of `updates` updates."""
-    warmup = min(p.warmup_updates, int(p.decay_from * updates))
-    steps = ExponentialWarmupMultiStep(
-        p.learning_rate, updates, warmup, p.decay_from, p.decays, p.decay_factor, p.decay_every
-    )
-    return Rate(steps, warmup, p.warmup_start)
+    """The rate of a training of `updates` updates, whose warm-up ends at the first decay at the latest."""
+    first, interval = int(p.decay_from * updates), max(1, int(p.decay_every * updates))
+    warmup = min(p.warmup_updates, first)
+    return Rate(p.learning_rate, warmup, p.warmup_start, first, interval, p.decays, p.decay_factor)
 
 
 def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:

@@ -14,7 +14,6 @@ from task_images.schedules import (
     Plateau,
     log2_warmup,
 )
-from task_images.wmt16_gnmt.task import ExponentialWarmupMultiStep
 from task_images.wmt17_transformer.task import WarmupInverseSqrt
 
 
@@ -84,20 +83,6 @@ def test_transformer_warms_up_and_decays_with_the_square_root() -> None:
     rate = WarmupInverseSqrt(1.976e-3, 1000)
     assert (rate(0), rate(500), rate(1000)) == pytest.approx((0, 0.988e-3, 1.976e-3))
     assert rate(4000) == pytest.approx(0.988e-3)
-
-
-def test_gnmt_warms_up_exponentially_and_halves_four_times() -> None:
-    rate = ExponentialWarmupMultiStep(2e-3, total=10000, warmup=200, remain=0.4, interval=0.05, decays=4, factor=0.5)
-    assert (rate(0), rate(100), rate(200), rate(3999)) == pytest.approx((2e-5, 2e-4, 2e-3, 2e-3))
-    assert [rate(t) for t in (4000, 4499, 4500, 5000, 5500, 9999)] == pytest.approx(
-        [1e-3, 1e-3, 5e-4, 2.5e-4, 1.25e-4, 1.25e-4]
-    )
-
-
-def test_gnmt_shares_the_rest_evenly_without_an_interval() -> None:
-    rate = ExponentialWarmupMultiStep(1, total=100, warmup=80, remain=60, decays=4, factor=0.5)
-    assert rate(60) == 1  # the warm-up ends at `remain`
-    assert [rate(t) for t in (61, 70, 80, 90, 99)] == [0.5, 0.25, 0.125, 0.0625, 0.0625]
 
 
 def test_a_formula_of_updates_or_of_epochs() -> None:
