@@ -65,7 +65,6 @@ def _format_size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-SCHEMES = ("s3", "gs")
 READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
 GOOGLE = "https://storage.googleapis.com"
 
@@ -80,17 +79,27 @@ class Source(NamedTuple):
 
 
 @contextmanager
-def open_object(url: str, start: int, timeout: float) -> Iterator[Source]:
-    """The object, from byte `start`. Raises HTTPError if the request is rejected, HTTPException for a broken
-    connection."""
+def open_address(url: str, start: int, timeout: float) -> Iterator[Source]:
+    """The file, from byte `start` if the server supports ranges. Raises HTTPError if the request is rejected,
+    HTTPException for a broken connection."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme == "s3":
         yield _open_s3(url, bucket, key, start, timeout)
         return
-    with _open_google(bucket, key, start, timeout) as response:
-        stated = response.headers.get("Content-Range", "").rpartition("/")[2] or response.headers["Content-Length"]
-        yield Source(response.read, start > 0 and response.status == 206, int(stated))
+    headers = {"User-Agent": "mlbench", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    if scheme == "gs":
+        server = os.environ.get("STORAGE_EMULATOR_HOST", GOOGLE).rstrip("/")
+        bucket, key = (urllib.parse.quote(part, safe="") for part in (bucket, key))
+        url = f"{server}/storage/v1/b/{bucket}/o/{key}?alt=media"
+        if token := _google_token():
+            headers["Authorization"] = f"Bearer {token}"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        stated = response.headers.get("Content-Length", "")
+        yield Source(response.read, goes_on, int(stated) + (start if goes_on else 0) if stated.isdecimal() else 0)
 
 
 def _open_s3(url: str, bucket: str, key: str, start: int, timeout: float) -> Source:
@@ -121,17 +130,6 @@ def _open_s3(url: str, bucket: str, key: str, start: int, timeout: float) -> Sou
 
     total = str(answer.get("ContentRange", "")).rpartition("/")[2] or answer["ContentLength"]
     return Source(read, start > 0 and "ContentRange" in answer, int(total))
-
-
-def _open_google(bucket: str, key: str, start: int, timeout: float) -> Any:
-    server = os.environ.get("STORAGE_EMULATOR_HOST", GOOGLE).rstrip("/")
-    path = f"/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o/{urllib.parse.quote(key, safe='')}?alt=media"
-    request = urllib.request.Request(f"{server}{path}", headers={"Accept-Encoding": "identity"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    if token := _google_token():
-        request.add_header("Authorization", f"Bearer {token}")
-    return urllib.request.urlopen(request, timeout=timeout)
 
 
 def _google_token() -> str | None:
@@ -259,8 +257,7 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
     have = partial.stat().st_size if partial.exists() else 0
     if have and have == archive.bytes:
         return
-    is_object = archive.url.partition("://")[0] in SCHEMES
-    with (open_object if is_object else _open_web)(archive.url, have, TIMEOUT) as (read, goes_on, length):
+    with open_address(archive.url, have, TIMEOUT) as (read, goes_on, length):
         total = archive.bytes or length
         if not total:
             raise http.client.HTTPException("the server does not report the size of the file")
@@ -276,18 +273,6 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
                 progress.reach(done)
     if done < total:
         raise http.client.HTTPException(f"the connection broke after {done} of {total} bytes")
-
-
-@contextmanager
-def _open_web(url: str, start: int, timeout: float) -> Iterator[Source]:
-    """The file, from byte `start` if the server supports ranges."""
-    request = urllib.request.Request(url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=timeout) as response:
-        goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        stated = response.headers.get("Content-Length", "")
-        yield Source(response.read, goes_on, int(stated) + (start if goes_on else 0) if stated.isdecimal() else 0)
 
 
 def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None:
