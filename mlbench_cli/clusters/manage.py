@@ -200,7 +200,7 @@ def require_free_name(store: Store, cluster: Cluster) -> None:
         if known.provider != cluster.provider or known.provider in ("attached", "slurm", "hosts"):
             raise UsageError(
                 f'There is already a cluster "{cluster.name}" of the provider {known.provider}.',
-                hint="Choose another RELEASE; see: mlbench list-clusters",
+                hint="Choose another name; see: mlbench list-clusters",
             )
         raise UsageError(
             f'There is already a cluster "{cluster.name}" in {_place(known)} ({known.state}); its resources there '

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.clusters.manage import require_free_name
 from mlbench_cli.engines.machines.engine import MachinesEngine, Orphan
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
@@ -40,12 +41,7 @@ def read_text_file(path: Path, option: str) -> str:
 def record(cluster: Cluster) -> Cluster:
     """Store the cluster's record, replacing an older one of the same kind, and make it the default cluster."""
     store = Store(notice=console.note)
-    for known in store.clusters():
-        if known.name == cluster.name and known.provider != cluster.provider:
-            raise UsageError(
-                f'There is already a cluster "{cluster.name}" of the provider {known.provider}.',
-                hint="Choose another name.",
-            )
+    require_free_name(store, cluster)
     kept = store.record_cluster(cluster)
     store.choose_cluster(kept)
     return kept

@@ -7,9 +7,10 @@ import typer
 from msgspec.structs import replace
 
 from mlbench_cli import console
+from mlbench_cli.clusters.manage import require_free_name
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.errors import CredentialError, UsageError
+from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
@@ -56,13 +57,8 @@ def attach_cluster(
         return
     check_name(name, "cluster name")
     store = Store(notice=console.note)
-    for known in store.clusters():
-        if known.name == name and known.provider != "attached":
-            raise UsageError(
-                f'There is already a cluster "{name}" of the provider {known.provider}.', hint="Choose another name."
-            )
     cluster = new_attached_cluster(name, kubeconfig, context, namespace)
-
+    require_free_name(store, cluster)
     access = registry.load("attached").connect(cluster)
     version = require_version(access)
     rights = check_rights(access)

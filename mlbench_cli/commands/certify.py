@@ -28,6 +28,7 @@ from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.archive.sign import require_key
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util import stopping
@@ -100,8 +101,8 @@ def certify(
     Exit code 0: accepted; 7: nodes are named, or the cluster is rejected; 9: cannot tell; 6: no node could start.
     """
     client = Client(notice=console.note)
-    if key is not None and not key.is_file():
-        raise UsageError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    if key is not None:
+        require_key(key)
     earlier = None if like is None else read_certificate(like)
     if archive is not None:
         return _present(_find_archive(client, archive), out, key, earlier, output)

@@ -8,7 +8,7 @@ from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.commands._cluster_status import show_cluster
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
-from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.commands._selection import NewerThan, complete_names
 from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_runs
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model.run import DAMAGED, Outcome, RunState
@@ -58,12 +58,7 @@ def status(
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="only runs of this task", autocompletion=complete_tasks)
     ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="TIME", help="only runs created since this time, e.g. 2d or 2026-01-31T10:00:00Z"
-        ),
-    ] = None,
+    since: NewerThan = None,
     output: Output = Format.text,
 ) -> None:
     """Show the newest runs, or a run, experiment or cluster in detail."""
