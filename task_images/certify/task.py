@@ -106,7 +106,7 @@ TASK = Task(
 
 _SLACK = 15.0  # seconds beyond a job's limit at most, for its process to be killed and to say so
 _WATCH_SECONDS = 5.0  # between two looks at healthy peers, at least
-_LATE_SECONDS = 60.0  # by which ranks may load their libraries later than the first one
+_LATE_SECONDS = 60.0  # by which ranks may load their libraries later than the first one, at most
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _HELLO_SECONDS, _HELLO_BYTES = 5.0, 1 << 16  # of a rank's first message; others may connect, too
@@ -133,9 +133,9 @@ class Ranks:
         self._restarting: set[int] = set()  # whose process was killed
         self._groups = 0
 
-    def gather(self, listener: socket.socket) -> None:
-        """Accept ranks until all are there, or for a while after the first have loaded their libraries: the agents have
-        waited for machines already."""
+    def gather(self, listener: socket.socket, late: float) -> None:
+        """Accept ranks until all are there, or for `late` seconds after the first have loaded their libraries: the
+        agents have waited for machines already."""
         deadline = time.monotonic() + START_SECONDS
         while len(self.members) < self.contract.world_size and (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
@@ -147,7 +147,7 @@ class Ranks:
                     offset = time.time() - hello["time"]
                     member = Member(connection, address, hello["node"], hello["machine"], hello["port"], offset)
                     self.members.setdefault(hello["rank"], member)
-                    deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
+                    deadline = min(deadline, time.monotonic() + late)
         for rank in set(range(self.contract.world_size)) - set(self.members):
             self._lose(rank, "start")
 
@@ -394,7 +394,7 @@ def main(contract: Contract) -> None:
     own = threading.Thread(target=obey, args=(contract, ("127.0.0.1", contract.master_port)), daemon=True)
     own.start()
     ranks = Ranks(contract)
-    ranks.gather(listener)
+    ranks.gather(listener, min(_LATE_SECONDS, settings.limit_seconds))
     coordinator = Coordinator(ranks, settings)
     coordinator.run()
     for member in ranks.members.values():

@@ -394,7 +394,7 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
 @pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"] if NIGHTLY else ["slurm"])
 def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_measured(lab: EngineLab) -> None:
     lab.take_down(2)
-    changes = {"stages": ["drift", "pairs"], "rounds": 1, "limit_seconds": 12.0}
+    changes = {"stages": ["drift", "pairs"], "rounds": 1, "limit_seconds": 20.0}
     parameters = load_task("certify").resolve("tiny", changes)
     argv = ("python", "-m", "task_images.run", "certify")
     run = lab.start(argv, workers=3, task="certify", preset="tiny", parameters=parameters, absent_seconds=10.0)
