@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi
 from tests.needs import needs
@@ -67,7 +68,7 @@ def test_the_steps_create_run_report_gate_and_leave_nothing(runner: Runner, worl
     assert world.left == []
 
 
-@pytest.mark.parametrize("knows_it", [True, False], ids=["the same machine", "another machine"])
+@pytest.mark.parametrize("knows_it", [False, True] if NIGHTLY else [False], ids=str)
 def test_what_a_killed_command_left_is_deleted_by_the_step_that_always_runs(
     runner: Runner, world: World, monkeypatch: pytest.MonkeyPatch, knows_it: bool
 ) -> None:
