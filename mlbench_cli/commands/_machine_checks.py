@@ -28,7 +28,7 @@ def check_machines(kind: str) -> Iterator[Check]:
         hint = f"mlbench attach-{kind} NAME"
         if kind == "slurm" and shutil.which("sinfo"):
             yield Check("slurm here", "ok", str(shutil.which("sinfo")))
-        yield Check(kind, "missing", "no such cluster attached", hint)
+        yield _missing(kind, "no such cluster attached", hint)
     for cluster in found:
         check = _check_slurm if kind == "slurm" else _check_hosts
         try:
@@ -37,10 +37,15 @@ def check_machines(kind: str) -> Iterator[Check]:
             yield Check(cluster.name, "failed", error.message, error.hint, error.exit_code)
 
 
+def _missing(what: str, found: str, hint: str | None = None) -> Check:
+    """What only some runs need, so it leaves the exit code as it is."""
+    return Check(what, "missing", found, hint, exit_code=0)
+
+
 def _check_ssh() -> Check:
     path = shutil.which("ssh")
     if path is None:
-        return Check("ssh", "missing", "not on PATH", "Needed for hosts, and for Slurm from another machine.")
+        return _missing("ssh", "not on PATH", "Needed for hosts, and for Slurm from another machine.")
     return Check("ssh", "ok", path)
 
 
@@ -56,9 +61,8 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         yield (
             Check(f"{name}: accounting", "ok", "slurmdbd")
             if facts.has_accounting
-            else Check(
+            else _missing(
                 f"{name}: accounting",
-                "missing",
                 f"none; the controller forgets jobs {facts.min_job_age} s after they end",
                 "Results do not depend on it, but later mlbench cannot find out why a job ended.",
             )
@@ -66,20 +70,23 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         yield (
             Check(f"{name}: containers", "ok", facts.container)
             if facts.container
-            else Check(f"{name}: containers", "missing", "neither pyxis nor apptainer", "--image needs one of them.")
+            else _missing(f"{name}: containers", "neither pyxis nor apptainer", "--image needs one of them.")
         )
         nodes = discovery.count_nodes(channel, details, facts.default_partition)
         if not nodes.idle:
             why = f"no node is idle, so none was probed ({nodes.phrase or 'none is known'})"
-            yield Check(f"{name}: nodes", "missing", why, "Try again later.")
+            yield _missing(f"{name}: nodes", why, "Try again later.")
             return
         probes = discovery.probe_nodes(channel, details, nodes)
         discovery.check_probes(probes, details)
         torch = probes[0].torch or "no torch"
-        state = "ok" if probes[0].torch else "missing"
         others = f"; {nodes.phrase}" if nodes.phrase else ""
         found = f"{len(probes)} probed{others}: all see {details.folder}; Python {probes[0].python}, {torch}"
-        yield Check(f"{name}: nodes", state, found, "Tasks need torch: attach with --python PATH or --setup FILE.")
+        yield (
+            Check(f"{name}: nodes", "ok", found)
+            if probes[0].torch
+            else _missing(f"{name}: nodes", found, "Tasks need torch: attach with --python PATH or --setup FILE.")
+        )
     finally:
         channel.close()
 
@@ -115,6 +122,6 @@ def _check_hosts(cluster: Cluster) -> Iterator[Check]:
             text += f"{int(item.facts['free_bytes']) >> 30} GiB free, clock {item.clock_seconds:+.1f} s"
             yield Check(f"{cluster.name}: {item.name}", "ok", text)
         for warning in warnings:
-            yield Check(f"{cluster.name}", "missing", warning)
+            yield _missing(cluster.name, warning)
     finally:
         close_all(channels)

@@ -47,10 +47,11 @@ def test_a_folder_that_slurm_cannot_name_is_refused_with_the_character(shell: Sh
     assert "which Slurm cannot have in the names of a job's files" in said
 
 
-def test_other_folders_run(shell: Shell, tmp_path: Path) -> None:
+def test_other_folders_run_and_the_timeout_does_not_count_the_queue(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "ünï$HOME;b(c)*&!=?"
     shell("attach-slurm", "s", "--shared", str(folder), "--python", shell.python, "--no-probe")
-    shell("run", "r", "1", "--command", "echo hi", "--yes")
+    said = shell("run", "r", "1", "--command", "echo hi", "--yes")
+    assert "Timeout 4 h from the start of its job; Slurm's queue has none." in said
     assert shell("logs", "r-1") == "hi\n"
 
 
@@ -86,6 +87,7 @@ def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path:
 def test_one_machine_under_two_names_is_told(shell: Shell, tmp_path: Path) -> None:
     hosts = ("--hosts", "m0,m1", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")
     assert "m0, m1 are one machine" in shell("attach-hosts", "lab", *hosts)
+    assert "m0, m1 are one machine" in shell("doctor", "hosts")  # nothing has failed: exit code 0
 
 
 def test_gc_leaves_attached_machines_attached(shell: Shell, tmp_path: Path) -> None:
