@@ -148,9 +148,9 @@ def _announce(opened: OpenExperiment, handle: RunHandle, said: set[str]) -> None
 def _limit(run: Run) -> str:
     """ "4 h (at most 6.00 USD)": the timeout of a run, and what its cluster costs until then, if that is known."""
     limit, each = console.duration(run.spec.timeout), run.spec.price.get("per_hour")
-    if not each:
-        return limit
-    return f"{limit} (at most {format_price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
+    if each:
+        limit = f"{limit} (at most {format_price(each * run.spec.timeout / 3600, str(run.spec.price['currency']))})"
+    return f"{limit} from the start of its job; Slurm's queue has none" if run.spec.engine == "slurm" else limit
 
 
 def _describe_keeping(opened: OpenExperiment, run: Run) -> list[str]:
