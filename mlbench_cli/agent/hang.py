@@ -30,7 +30,7 @@ class IdleWatch:
 
     def __init__(self) -> None:
         self._cpu: dict[int, float] = {}  # of each rank when the idle time began
-        self._began = time.monotonic()
+        self._began: float | None = None  # the first sample of running ranks
         self.since: float | None = None  # by the wall clock
         self._was_long = False
 
@@ -39,6 +39,8 @@ class IdleWatch:
         now, found = time.monotonic(), {int(str(line["rank"])): float(str(line["cpu_seconds"])) for line in lines}
         if not found:  # all have ended, perhaps because they hung
             return False
+        if self._began is None:
+            self._cpu, self._began = found, now
         grown = [seconds - self._cpu.get(rank, 0.0) for rank, seconds in found.items()]
         if max(grown) > IDLE_SHARE * (now - self._began) + CLOCK_SECONDS:
             self._cpu, self._began, self.since = found, now, None
