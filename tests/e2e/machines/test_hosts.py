@@ -50,7 +50,7 @@ def test_a_wrong_host_key_is_refused(client: Client, fleet: Fleet, tmp_path: Pat
 
 def test_different_versions_are_refused(client: Client, fleet: Fleet, tmp_path: Path) -> None:
     script = tmp_path / "python"
-    inner = 'import sys; print(\'{"python": "3.\' + sys.argv[1] + \'", "torch": null, "gpus": 0}\')'
+    inner = 'import sys; print(\'{"python": "3.\' + sys.argv[1] + \'", "torch": null, "gpus": 0, "packages": []}\')'
     script.write_text(
         "#!/bin/bash\n"
         "for word; do case $word in *import*torch*)\n"
