@@ -39,6 +39,7 @@ class Container:
     written: int = 0  # bytes of its log that the server has
     kill_at: float | None = None  # by the monotonic clock, once it was told to end
     code: int | None = None
+    conditions: tuple[dict[str, str], ...] = ()
 
 
 @dataclass
@@ -83,6 +84,13 @@ class Kubelet:
         document = self.server.objects["pods", pod]
         self.server.put("pods", {**document, "status": {**document["status"], "conditions": [condition]}})
         self.server.folders.pop(pod, None)
+
+    def evict(self, pod: str) -> None:
+        """What `kubectl drain` does. The pod is there until the Job controller has counted it."""
+        container, document = self._containers[pod], self.server.objects["pods", pod]
+        container.conditions = ({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},)
+        self.server.put("pods", {**document, "status": {**document["status"], "conditions": container.conditions}})
+        os.kill(container.process.pid, signal.SIGTERM)
 
     def _serve(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
@@ -247,4 +255,5 @@ class Kubelet:
         state = {"terminated": facts}
         phase = "Failed" if container.code else "Succeeded"
         statuses = [{"name": "main", "state": state}]
-        self.server.put("pods", {**container.document, "status": {"phase": phase, "containerStatuses": statuses}})
+        status = {"phase": phase, "containerStatuses": statuses, "conditions": container.conditions}
+        self.server.put("pods", {**container.document, "status": status})

@@ -62,7 +62,7 @@ class RunObserver:
         self._run = run
         self._pods: dict[int, Pod] = {}  # the last state of each worker's
         self._had_ended: set[int] = set()
-        self._next_look = 0.0
+        self._looked = self._next_look = 0.0
         self._events: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
         self._denied: set[str] = set()
@@ -81,6 +81,10 @@ class RunObserver:
         """The run now: `snapshot` is what its agents say. Raises ApiError."""
         # Known before the head was asked: what these pods had to say is in the snapshot.
         self._had_ended = {worker for worker, pod in self._pods.items() if has_ended(pod)}
+        if any(
+            report.state is not None and report.state["ended"] == Ending.CANCELED for report in snapshot.nodes.values()
+        ):
+            self._next_look = min(self._next_look, self._looked + QUICK_POLL)  # a pod that is taken away is soon gone
         if time.monotonic() >= self._next_look:
             self.refresh()
         seen = self.observation(snapshot)
@@ -106,7 +110,8 @@ class RunObserver:
         is_running = len(pods) == self._run.spec.workers and all(
             pod.get("status", {}).get("phase") == "Running" for pod in pods.values()
         )
-        self._next_look = time.monotonic() + (SLOW_POLL if is_running else QUICK_POLL)
+        self._looked = time.monotonic()
+        self._next_look = self._looked + (SLOW_POLL if is_running else QUICK_POLL)
         waiting = len(pods) < self._run.spec.workers or not all(has_started(pod) for pod in pods.values())
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
@@ -161,7 +166,8 @@ class RunObserver:
         ended = Ending(word) if word is not None else None
         first_rank = None if first is None else spec.ranks_of(first)[0]
         if agents is not None and not stopped:
-            ended = agents.ended or ended
+            if agents.ended is not Ending.CANCELED:  # they got SIGTERM; the pods say what from
+                ended = agents.ended or ended
             if ended is Ending.LOST and any(finding.code in OUTSIDE for finding in found):
                 ended = Ending.FAILED  # it is known what became of the machine
             if ended is not Ending.FAILED or agents.first_failed is not None:
@@ -298,4 +304,5 @@ def _join_findings(pods: Sequence[Finding], agents: Sequence[Finding]) -> list[F
     specific one."""
     special = [finding for finding in pods if finding.code not in GENERAL]
     known = {finding.code for finding in special} | ({"rank_crashed", "node_lost"} if special else set())
+    known |= {"canceled_by_other"} if pods else set()  # by whoever took the pod away
     return [*special, *(finding for finding in agents if finding.code not in known)] or list(pods)

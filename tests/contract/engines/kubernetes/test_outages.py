@@ -50,6 +50,21 @@ def codes(observation: object) -> list[str]:
     return [finding.code for finding in observation.findings]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("code", ["pod_deleted", "drained"])
+def test_a_pod_that_is_taken_away_is_no_canceled_run(server: KubeApi, tmp_path: Path, code: str) -> None:
+    """Its agent only knows that it got SIGTERM."""
+    run = a_run(tmp_path / "run", argv=("sleep", "600"))
+    pod, is_gone = f"{run.name}-1-x", False
+    with Kubelet(server, tmp_path / "pods") as kubelet:
+        submit(server, run)
+        with closing(watch(KubernetesEngine(server.access), run)) as observations:
+            for seen in observations:
+                if not is_gone and all(worker.phase == "running" for worker in seen.workers):
+                    kubelet.evict(pod) if code == "drained" else server.remove("pods", pod)
+                    is_gone = True
+    assert (seen.ended, codes(seen)) == (Ending.FAILED, [code])
+
+
 def test_a_run_is_followed_through_an_outage_of_the_api_server_and_its_log_is_whole(
     server: KubeApi, tmp_path: Path
 ) -> None:
