@@ -14,7 +14,7 @@ from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.errors import MlbenchError, UnreachableError
-from mlbench_cli.model.run import Finding, Run
+from mlbench_cli.model.run import Finding, Phase, Run
 from mlbench_cli.storage.run_folder import FAULTS, RunFolder
 from mlbench_cli.util.files import size_of, sync_folder, write_atomically
 
@@ -111,7 +111,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
             path = RunFolder(run.folder).log(rank)
             facts = known.get(str(rank))
             if facts is None:
-                unknown.append(rank)
+                unknown += [rank] if entry.get("phase") != Phase.PENDING else []
             elif size_of(path) != facts["size"] or (facts["size"] and _digest(path) != facts["sha256"]):
                 wrong.append(rank)
     findings = []

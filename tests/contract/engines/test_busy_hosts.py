@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.model.run import Ending
+from mlbench_cli.runs import supervise
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import shell, until
 
@@ -22,6 +23,8 @@ def test_a_run_on_hosts_that_are_in_use_is_refused(tmp_path: Path, monkeypatch: 
         end = lab.end(second)
         assert end.ended == Ending.NEVER_STARTED
         assert any("in use: first-2 of user" in finding.summary for finding in end.findings)
+        finished = supervise.follow(second, lab.engine, lab.store)
+        assert [finding.code for finding in finished.findings] == ["not_started"]  # nothing of logs that never began
         lab.engine.cancel(first)
         lab.end(first)
         third = lab.start(shell("true"), workers=2, name="third-2")  # at once: the last one may still be ending
