@@ -65,7 +65,7 @@ class Silence:
             return None
         return Finding(
             UNREACHABLE,
-            f"{self._words} The run may continue there. Silent for {rough_duration(silent)}; "
+            f"{self._words.rstrip('.')}. The run may continue there. Silent for {rough_duration(silent)}; "
             f"retrying for {rough_duration(self.seconds)} (MLBENCH_UNREACHABLE_TIMEOUT).",
             hint=self._hint,
             retryable=True,
