@@ -28,7 +28,7 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta1"
 QUEUE = "team"
 ENOUGH, TOO_LITTLE = "250m", "150m"  # two workers ask for 200m, one for 100m
 
-# The server gives each worker its greeting and ends; so nobody ends unless all three run at the same time.
+# The server gives each worker its greeting; so nobody ends unless all three run at the same time.
 PROGRAM = """
 import os, socket, sys, time
 host = (sys.argv[1], 29777)
@@ -49,7 +49,7 @@ else:
             if time.monotonic() > end:
                 raise
             time.sleep(0.5)
-    time.sleep(float(sys.argv[2]))
+time.sleep(float(sys.argv[2]))
 """
 
 

@@ -65,7 +65,10 @@ def test_ranks_start_in_the_container_that_the_image_names(
     (folder / "apptainer").write_text(APPTAINER)
     (folder / "apptainer").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    client.ok("attach-slurm", "lab", "--shared", str(fleet.shared), "--python", sys.executable, "--no-probe")
+    setup = tmp_path / "setup.sh"  # jobs begin with a login shell, which sets PATH anew
+    setup.write_text(f"export PATH={folder}:$PATH\n")
+    words = ["--shared", str(fleet.shared), "--python", sys.executable, "--setup", str(setup)]
+    client.ok("attach-slurm", "lab", *words, "--no-probe")
     script = 'echo "$CONTAINER_IMAGE $RANK $CONTAINER_BINDS"; echo $RANK > $MLBENCH_OUTPUT_DIR/file; exit $RANK'
     done = client.run("run", "box", "2", "--image", "me/image:1", "--command", f"sh -c '{script}'", "--yes")
     assert done.returncode == 7, done.stderr
