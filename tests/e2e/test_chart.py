@@ -158,7 +158,13 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 
 
 def test_a_team_shares_the_dashboard_of_the_chart(team: Team, tmp_path: Path) -> None:
-    asked = {"name": "there", "workers": [2], "command": "sh -c 'echo rank {rank} is here'", "image": IMAGE}
+    asked = {
+        "name": "there",
+        "workers": [2],
+        "spread": False,
+        "command": "sh -c 'echo rank {rank} is here'",
+        "image": IMAGE,
+    }
     with team.forward():
         assert team.ask("/api/v1/clusters", token="x" * 24)[0] == 401
         assert b'"here"' in team.ask("/api/v1/clusters")[1]
