@@ -3,13 +3,12 @@
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.launches import API_COMMAND, Launch, make_launch
@@ -74,7 +73,7 @@ class Client(Workspace):
         UsageError for options that contradict each other, and what the engine raises.
         """
         sizes = (workers,) if isinstance(workers, int) else tuple(workers)
-        known = [*Request.__dataclass_fields__]
+        known = [*Request.__struct_fields__]
         unknown = sorted(set(options) - set(known))
         if unknown:
             word = unknown[0][:60]
@@ -234,12 +233,12 @@ class Client(Workspace):
             found = parse_experiment_file(dict(known.request), file)
         else:
             found = read_experiment_file(find_file(file))
-        found = msgspec.structs.replace(found, clusters=tuple(clusters or found.clusters))
+        found = replace(found, clusters=tuple(clusters or found.clusters))
         select_series(found.published)
         chosen = [self.store.cluster(name) for name in found.clusters] or [default_cluster(self.store)]
         machine = launches.local_machine()
         if only_list and not machine.gpus:
-            machine = msgspec.structs.replace(machine, gpus=launches.MAX_LOCAL_RANKS)
+            machine = replace(machine, gpus=launches.MAX_LOCAL_RANKS)
         limit = MAX_MEMBERS if most is None else most
         candidates = expand_file(found, chosen, machine, with_defaults=with_defaults, most=limit)
         return make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())
@@ -392,7 +391,9 @@ def _complete_options() -> None:
 
     own = inspect.signature(Client.run)
     options = [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.type)
+        inspect.Parameter(
+            item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Request.__annotations__[item.name]
+        )
         for item in OPTIONS
     ]
     fixed = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]

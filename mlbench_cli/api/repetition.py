@@ -8,12 +8,14 @@ somebody on this machine must agree to.
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli import __version__
 from mlbench_cli.api.launches import Launch, make_launch
@@ -132,9 +134,9 @@ def repeat_archive(
     unless this machine started that very run, and raises to refuse. `signers` is a file of allowed signers. Raises
     UsageError or NotFoundError with the reason if the run cannot be repeated here exactly.
     """
-    for item in fields(Request):
-        if item.name != "name" and getattr(request, item.name) not in (None, (), {}):
-            word = "a number of workers" if item.name == "workers" else flag(item.name)
+    for name, value in msgspec.structs.asdict(request).items():
+        if name != "name" and value not in (None, (), {}):
+            word = "a number of workers" if name == "workers" else flag(name)
             raise UsageError(
                 f"--from repeats a run exactly; {word} would change it.",
                 hint="mlbench run NAME --from ARCHIVE, without other options that say what to run",
@@ -145,7 +147,7 @@ def repeat_archive(
     _check_and_agree(frozen, _cluster(spec, workspace.store), workspace.store, agree)
     _announce_changes(workspace, spec)
     name = request.name or _default_name(spec, "again")
-    spec = msgspec.structs.replace(spec, name=f"{name}-{spec.workers}")
+    spec = replace(spec, name=f"{name}-{spec.workers}")
     if not spec.runs_task_program:
         workspace.notify("Warning: The run uses a custom command: its files are used in their current state.")
     return _make_launch(workspace, name, frozen, [spec], require_goal=require_goal)
@@ -190,7 +192,7 @@ def reproduce_archives(
             )
         spec = launch.move(spec, cluster, place.data_dir)
     elif place.data_dir is not None:
-        spec = msgspec.structs.replace(spec, data_dir=place.data_dir)
+        spec = replace(spec, data_dir=place.data_dir)
     frozen = replace(frozen, spec=spec)
     folder = None
     if _check_and_agree(frozen, cluster, store, agree or refuse_to_reproduce, data_dir=place.data_dir) and frozen.code:
@@ -201,11 +203,8 @@ def reproduce_archives(
     seeds = sorted({int(each.run["spec"]["seed"]) for each in original})[:repeats]
     further = (seed for seed in range(max(seeds) + 1, 2**32) if seed not in seeds)
     seeds += [next(further) for _ in range(repeats - len(seeds))]
-    specs = [
-        msgspec.structs.replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed)
-        for number, seed in enumerate(seeds, 1)
-    ]
-    return msgspec.structs.replace(_make_launch(workspace, name, frozen, specs), folder=folder)
+    specs = [replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed) for number, seed in enumerate(seeds, 1)]
+    return replace(_make_launch(workspace, name, frozen, specs), folder=folder)
 
 
 def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[RunSpec, Path]:
@@ -219,7 +218,7 @@ def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[Run
         path.write_bytes(data)
         path.chmod(0o700 if data.startswith(b"#!") else 0o600)
     words = (word if not word.startswith("/") or Path(word).name not in code else Path(word).name for word in spec.argv)
-    return msgspec.structs.replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
+    return replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
 
 
 def refuse_to_reproduce(program: AuthorsProgram) -> None:
@@ -234,8 +233,7 @@ def refuse_to_reproduce(program: AuthorsProgram) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _FrozenRun:
+class _FrozenRun(Struct, frozen=True):
     """The run that an archive describes. `document` is run.json as it is: its command may have several lines."""
 
     source: str

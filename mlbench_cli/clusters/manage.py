@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from mlbench_cli.clusters.zone_failover import create_in_first_zone
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
@@ -41,8 +42,7 @@ class Ttl(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class CreationRequest:
+class CreationRequest(Struct, frozen=True):
     """What `create-cluster` was asked for. `options` are fields of the provider's options class."""
 
     provider: Provider

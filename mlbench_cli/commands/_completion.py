@@ -25,7 +25,7 @@ def complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_axes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Keys of --matrix: options of `mlbench run`, and set.NAME."""
-    names = [f"{item.name}=" for item in OPTIONS if not item.metadata["rare"] and item.metadata["kind"] != "pairs"]
+    names = [f"{item.name}=" for item in OPTIONS if not item.rare and item.kind != "pairs"]
     return _beginning([*names, *(f"set.{name}" for name in _parameters(ctx))], incomplete)
 
 
@@ -45,7 +45,7 @@ def _rare(ctx: typer.Context, incomplete: str) -> list[str]:
     if incomplete.startswith(COMM) and method in FILES:
         return [f"{COMM}{name}=" for name in find_class(method).list_options()]
     if incomplete.startswith(RARE):
-        return [f"{RARE}{item.name}=" for item in OPTIONS if item.metadata["rare"]]
+        return [f"{RARE}{item.name}=" for item in OPTIONS if item.rare]
     return [*([COMM] if method else []), RARE]
 
 

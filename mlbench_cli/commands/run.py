@@ -5,13 +5,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import Field, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from msgspec.structs import replace
 
 import templates
 from mlbench_cli import console
@@ -44,6 +44,7 @@ from mlbench_cli.runs.request import (
     ADVANCED,
     OPTIONS,
     REPEATABLE,
+    Option,
     Request,
     equivalent_command,
     flag,
@@ -469,12 +470,11 @@ def _complete_by(name: str) -> Callable[[typer.Context, str], list[str]]:
     return complete
 
 
-def _parameter(item: Field[Any]) -> inspect.Parameter:
+def _parameter(item: Option) -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
-    facts = item.metadata
-    repeated = facts["kind"] in REPEATABLE
-    kind: Any = {"integer": int, "switch": bool}.get(facts["kind"], list[str] if repeated else str)
-    long = f"{flag(item.name)}/{flag('no_' + item.name)}" if facts["kind"] == "switch" else flag(item.name)
+    repeated = item.kind in REPEATABLE
+    kind: Any = {"integer": int, "switch": bool}.get(item.kind, list[str] if repeated else str)
+    long = f"{flag(item.name)}/{flag('no_' + item.name)}" if item.kind == "switch" else flag(item.name)
     complete: dict[str, Callable[..., list[str]]] = {
         "task": complete_tasks,
         "preset": complete_presets,
@@ -486,10 +486,10 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
         "create": _complete_by("complete_providers"),
     }
     option = typer.Option(
-        *([long, f"-{facts['letter']}"] if facts["letter"] else [long]),
-        help=facts["help"],
-        metavar=facts["metavar"] or None,
-        rich_help_panel=facts["panel"],
+        *([long, f"-{item.letter}"] if item.letter else [long]),
+        help=item.help,
+        metavar=item.metavar or None,
+        rich_help_panel=item.panel,
         autocompletion=complete.get(item.name),
     )
     return inspect.Parameter(
@@ -502,7 +502,7 @@ run.command_class = RunCommand  # type: ignore[attr-defined]
 run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[
         *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
-        *(_parameter(item) for item in OPTIONS if not item.metadata["rare"]),
+        *(_parameter(item) for item in OPTIONS if not item.rare),
     ]
 )
 

@@ -1,7 +1,8 @@
 """Defaults for options that were not given: from the environment and the config file, depending on the cluster."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import NotFoundError

@@ -8,12 +8,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Member, Outcome, Run
@@ -208,7 +208,7 @@ def make_plan(
     for candidate in candidates:
         row = by_hash.get(candidate.content_hash)
         if row is None and by_hash:  # a run that waited for its machine may be started again with --share-machine
-            other = msgspec.structs.replace(candidate.spec, share_machine=not candidate.spec.share_machine).content_hash
+            other = replace(candidate.spec, share_machine=not candidate.spec.share_machine).content_hash
             row = None if other in wanted else by_hash.get(other)
         if row is None:
             _refuse_contradiction(experiment, existing, candidate)
@@ -219,10 +219,8 @@ def make_plan(
         elif row.outcome is None:
             run = row.run
         elif row.outcome.is_resumable or (retry_failed and not row.outcome.is_success):
-            run = make_run(msgspec.structs.replace(candidate.spec, name=next_attempt(row.run.name)))
-            members[row.member.index] = msgspec.structs.replace(
-                row.member, run_id=run.id, content_hash=candidate.content_hash
-            )
+            run = make_run(replace(candidate.spec, name=next_attempt(row.run.name)))
+            members[row.member.index] = replace(row.member, run_id=run.id, content_hash=candidate.content_hash)
             new.append(run)
         else:
             runs.append(row.run)
@@ -230,7 +228,7 @@ def make_plan(
         left.append(run)
         runs.append(run)
     ordered = tuple(members[index] for index in sorted(members))
-    return Plan(msgspec.structs.replace(experiment, members=ordered), tuple(runs), tuple(new), tuple(left))
+    return Plan(replace(experiment, members=ordered), tuple(runs), tuple(new), tuple(left))
 
 
 def next_attempt(name: str) -> str:

@@ -10,11 +10,11 @@ A file is one experiment: an entry of `runs` is the key "runs" of its members' p
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject

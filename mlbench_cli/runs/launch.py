@@ -8,12 +8,11 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli import __version__
 from mlbench_cli.agent.machine import visible_gpus
@@ -225,7 +224,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
     """
     engine = engine_name(cluster)
     options = resolve_kubernetes(Request(), cluster) if engine == "kubernetes" else None
-    moved = msgspec.structs.replace(
+    moved = replace(
         spec,
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
@@ -664,7 +663,7 @@ def check_machine_folder(path: str | None) -> str | None:
 
 def _refuse_cluster_options(request: Request, place: str, allowed: Collection[str] = ()) -> None:
     for item in OPTIONS:
-        if item.name in allowed or item.metadata["panel"] != KUBERNETES:
+        if item.name in allowed or item.panel != KUBERNETES:
             continue
         if getattr(request, item.name) not in (None, (), {}):
             problem = f"{flag(item.name)} does not apply {place}."

@@ -8,9 +8,11 @@ mean together.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
@@ -27,18 +29,33 @@ KUBERNETES = "On clusters (not on local)"
 RARE = "run."  # prefix of --set for fields without a flag
 
 
+class Option(NamedTuple):
+    """An option of `mlbench run`: a field of Request. A `rare` one has no flag, but is --set run.NAME=VALUE.
+
+    `kind` is text, integer, switch, cluster, or one that is repeatable: texts, pairs (KEY=VALUE), axes
+    (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
+    """
+
+    name: str
+    help: str
+    kind: str
+    letter: str
+    metavar: str
+    panel: str
+    rare: bool
+
+
+_declared: list[Option] = []  # without their names, in the order of Request's fields
+
+
 def _option(
     help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = ADVANCED, rare: bool = False
 ) -> Any:
-    """A field of Request. A `rare` one has no option of its own, but is --set run.NAME=VALUE.
-
-    `kind` is text, integer, switch, cluster, or one that is repeatable: texts, pairs
-    (KEY=VALUE), axes (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
-    """
-    metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel, "rare": rare}
+    """Declares an option, and returns what a field of Request is when it is not given."""
+    _declared.append(Option("", help, kind, letter, metavar, panel, rare))
     if kind in ("pairs", "axes", "cluster"):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=() if kind in ("texts", "points") else None, metadata=metadata)
+        return {}
+    return () if kind in ("texts", "points") else None
 
 
 def _common_option(help: str, **more: Any) -> Any:
@@ -50,8 +67,7 @@ def _cluster_option(help: str, **more: Any) -> Any:
     return _option(help, panel=KUBERNETES, **more)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """Options as they were given. None, an empty mapping or an empty tuple mean "not given"."""
 
     name: str | None = None
@@ -234,9 +250,10 @@ class Request:
     registry: str | None = _cluster_option("registry prefix of the task images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
-OPTIONS = tuple(item for item in fields(Request) if item.metadata)
-_RARE = frozenset(item.name for item in OPTIONS if item.metadata["rare"])
-_KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
+# Its first fields, the name and the numbers of workers, are arguments.
+OPTIONS = tuple(item._replace(name=name) for name, item in zip(Request.__struct_fields__[2:], _declared, strict=True))
+_RARE = frozenset(item.name for item in OPTIONS if item.rare)
+_KINDS: dict[str, str] = {item.name: item.kind for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # Options that say which runs there are or how they are started, but nothing about any single run.
 OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "create")
@@ -341,8 +358,8 @@ def take_rare(request: Request) -> Request:
 
 def parse_line(text: str) -> Request:
     """The request in the options of a command line, e.g. "--repeat 3 --set batch_size=16". Raises UsageError."""
-    known = {flag(item.name): item.name for item in OPTIONS if not item.metadata["rare"]}
-    known |= {f"-{item.metadata['letter']}": item.name for item in OPTIONS if item.metadata["letter"]}
+    known = {flag(item.name): item.name for item in OPTIONS if not item.rare}
+    known |= {f"-{item.letter}": item.name for item in OPTIONS if item.letter}
     known |= {flag(f"no_{name}"): name for name, kind in _KINDS.items() if kind == "switch"}
     try:
         words = iter(shlex.split(text))
@@ -368,12 +385,12 @@ def parse_line(text: str) -> Request:
 def describe_rare() -> list[tuple[str, str]]:
     """Each setting of --set run.KEY=VALUE that has no other form, with its help."""
     alike = ("custom_backend", "include_files")  # of --backend and --include
-    rare = [item for item in OPTIONS if item.metadata["rare"] and item.name not in alike]
+    rare = [item for item in OPTIONS if item.rare and item.name not in alike]
     words = {"integer": "N", "switch": "yes|no"}
     return [
         (
-            f"{RARE}{item.name}={item.metadata['metavar'] or words.get(item.metadata['kind'], 'VALUE')}",
-            item.metadata["help"],
+            f"{RARE}{item.name}={item.metavar or words.get(item.kind, 'VALUE')}",
+            item.help,
         )
         for item in rare
     ]
@@ -382,12 +399,12 @@ def describe_rare() -> list[tuple[str, str]]:
 def merge(base: Request, top: Request) -> Request:
     """`base` overridden by everything that `top` gives; mappings are merged key by key."""
     changes: dict[str, Any] = {}
-    for item in fields(Request):
-        below, above = getattr(base, item.name), getattr(top, item.name)
-        if item.metadata.get("kind") in ("pairs", "axes"):
-            changes[item.name] = {**below, **above}
+    for name in Request.__struct_fields__:
+        below, above = getattr(base, name), getattr(top, name)
+        if _KINDS.get(name) in ("pairs", "axes"):
+            changes[name] = {**below, **above}
         elif above not in (None, (), {}):
-            changes[item.name] = above
+            changes[name] = above
     return replace(base, **changes)
 
 
@@ -418,7 +435,7 @@ def parse_file(text: str) -> Request:
 
 def parse_mapping(data: Mapping[Any, Any]) -> Request:
     """The request in a mapping of options to values. Raises UsageError that names the key."""
-    known = {item.name: item.metadata.get("kind", "") for item in fields(Request)}
+    known = {name: _KINDS.get(name, "") for name in Request.__struct_fields__}
     values: dict[str, Any] = {}
     data = _with_flat_matrix(dict(data))
     for key, value in data.items():
@@ -499,18 +516,18 @@ def equivalent_command(request: Request) -> str:
         if item.name == "include_files":
             words += [word for entry in value for word in ("--include", entry)]
         elif item.name in _RARE:
-            text = ("yes" if value else "no") if item.metadata["kind"] == "switch" else value
+            text = ("yes" if value else "no") if item.kind == "switch" else value
             words += [] if value is None else ["--set", f"{RARE}{item.name}={text}"]
-        elif item.metadata["kind"] == "switch":
+        elif item.kind == "switch":
             if value is not None:
                 words.append(flag(item.name) if value else flag("no_" + item.name))
-        elif item.metadata["kind"] == "cluster":
+        elif item.kind == "cluster":
             words += _creation_words(value)
-        elif item.metadata["kind"] == "pairs":
+        elif item.kind == "pairs":
             for key, entry in value.items():
                 words += [flag(item.name), f"{key}={value_text(entry)}"]
-        elif item.metadata["kind"] in ("texts", "points", "axes"):
-            for entry in _entries(item.metadata["kind"], value):
+        elif item.kind in ("texts", "points", "axes"):
+            for entry in _entries(item.kind, value):
                 words += [flag(item.name), entry]
         elif value is not None:
             words += [flag(item.name), str(value)]
@@ -539,16 +556,15 @@ def _entries(kind: str, value: Any) -> list[str]:
 def request_document(request: Request) -> dict[str, object]:
     """The request as the mapping that a spec file holds: only what was given, in plain JSON values."""
     document: dict[str, Any] = {}
-    for item in fields(Request):
-        value = getattr(request, item.name)
+    for name, value in asdict(request).items():
         if value is None or value == () or value == {}:
             continue
-        kind = item.metadata.get("kind")
+        kind = _KINDS.get(name)
         if kind in ("axes", "points"):
             continue
         if kind == "cluster":
             value = {word.replace("_", "-"): entry for word, entry in value.items()}
-        document[item.name.replace("_", "-")] = _plain(value)
+        document[name.replace("_", "-")] = _plain(value)
     matrix = _plain(request.matrix)
     for name in ("include", "exclude"):
         if getattr(request, name):

@@ -7,10 +7,11 @@ of one's own whether the command runs on all workers.
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from mlbench_cli import console
 from mlbench_cli.errors import UsageError

@@ -7,7 +7,7 @@ A wider search: HYPOTHESIS_PROFILE=wide pytest THIS_FILE
 import json
 import os
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,7 @@ def is_refused(call: Any, *arguments: Any) -> bool:
 
 # --- spec files ------------------------------------------------------------------------------------------------------
 
-file_keys = st.sampled_from(
-    [item.name for item in fields(Request)] + ["num-cpus", "Task", "set ", "workres", "node-selector"]
-)
+file_keys = st.sampled_from([*Request.__struct_fields__, "num-cpus", "Task", "set ", "workres", "node-selector"])
 axis_keys = (
     st.sampled_from(["backend", "num-cpus", "seed", "gpu", "set.batch_size", "env.A", "task", "cluster"]) | texts
 )
@@ -99,7 +97,7 @@ fitting = {
 }
 right_keys = st.fixed_dictionaries(
     {"name": texts, "workers": st.lists(st.integers(), max_size=3)},
-    optional={item.name: fitting[item.metadata["kind"]] for item in OPTIONS},
+    optional={item.name: fitting[item.kind] for item in OPTIONS},
 )
 file_documents = st.dictionaries(file_keys | texts, documents, max_size=6) | right_keys
 
@@ -128,13 +126,9 @@ requests = st.builds(
     command=words | st.just("python train.py --rank {rank}"),
     preset=words,
     set=st.dictionaries(texts | st.sampled_from(sorted(TASKS[0].parameters)), documents, max_size=2),
-    **{
-        item.name: words
-        for item in OPTIONS
-        if item.metadata["kind"] == "text" and item.name not in ("task", "preset", "command")
-    },
-    **{item.name: st.none() | st.booleans() for item in OPTIONS if item.metadata["kind"] == "switch"},
-    **{item.name: st.none() | st.integers(-1, 70) for item in OPTIONS if item.metadata["kind"] == "integer"},
+    **{item.name: words for item in OPTIONS if item.kind == "text" and item.name not in ("task", "preset", "command")},
+    **{item.name: st.none() | st.booleans() for item in OPTIONS if item.kind == "switch"},
+    **{item.name: st.none() | st.integers(-1, 70) for item in OPTIONS if item.kind == "integer"},
     node_selector=st.dictionaries(texts, texts, max_size=2),
     env=st.dictionaries(texts | st.just("LEVEL"), texts, max_size=2),
 )

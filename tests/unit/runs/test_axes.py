@@ -4,11 +4,11 @@ An experiment refuses runs that differ from its members in anything else, so it 
 follow from which option.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster, Experiment, Run

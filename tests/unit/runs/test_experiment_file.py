@@ -1,10 +1,9 @@
 """Experiment files: what they ask for, in which order, and what they may spend."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
@@ -82,7 +81,7 @@ def test_what_is_recorded_of_a_file_says_the_same_again() -> None:
     found = parse_experiment_file(read_yaml(TWO_PARTS), "demo")
     again = parse_experiment_file(found.to_document(), "another")
     assert (again.name, again.entries) == (found.name, found.entries)
-    assert again == msgspec.structs.replace(found, common=replace(found.common, name="demo"))
+    assert again == replace(found, common=replace(found.common, name="demo"))
 
 
 def test_two_entries_that_are_the_same_run_are_refused() -> None:

@@ -1,11 +1,10 @@
 """Request + cluster -> run specs: what is resolved how, and that every wrong combination is refused in words."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
@@ -333,9 +332,7 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
 
 def test_faults_in_pods_are_refused() -> None:
     with pytest.raises(UsageError, match="--faults does not work on Kubernetes"):
-        check_faults(
-            msgspec.structs.replace(one(DIGITS, workers=(2,)), engine="kubernetes", faults="at 9s kill rank 1")
-        )
+        check_faults(replace(one(DIGITS, workers=(2,)), engine="kubernetes", faults="at 9s kill rank 1"))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +369,7 @@ def test_a_network_is_written_one_way_and_can_be_an_axis() -> None:
 
 
 def test_refused_where_the_task_cannot() -> None:
-    task = msgspec.structs.replace(load_catalog()["digits_resnet"], backends=("mpi",), devices=("cpu",))
+    task = replace(load_catalog()["digits_resnet"], backends=("mpi",), devices=("cpu",))
     with pytest.raises(UsageError, match="has no backend gloo, only mpi"):
         resolve(replace(DIGITS, backend="gloo"), LOCAL, MACHINE, {task.name: task})
     with pytest.raises(UsageError, match="runs on cpu only, not on gpu"):
@@ -438,7 +435,7 @@ def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
     rights: dict[str, Any] = {"env": {"A": "b"}, "pull_secret": "pull", "image": None}
     spec = one(DIGITS, REMOTE, **rights)
     assert spec.env
-    assert move(spec, Cluster("other", "kind"), None) == msgspec.structs.replace(one(DIGITS, REMOTE), cluster="other")
+    assert move(spec, Cluster("other", "kind"), None) == replace(one(DIGITS, REMOTE), cluster="other")
 
 
 @pytest.mark.parametrize(

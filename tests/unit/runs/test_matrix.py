@@ -151,9 +151,7 @@ def test_a_long_name_is_refused_before_anything_else() -> None:
 # --- what can be an axis ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "option", [item.name for item in OPTIONS if item.metadata["kind"] in ("text", "integer", "switch")]
-)
+@pytest.mark.parametrize("option", [item.name for item in OPTIONS if item.kind in ("text", "integer", "switch")])
 def test_every_option_of_a_run_can_be_an_axis(option: str) -> None:
     if option in OF_EXPERIMENT:
         with pytest.raises(UsageError, match="cannot be a key of a matrix"):

@@ -1,8 +1,7 @@
 """run.pin: what it changes in a spec, and what is refused."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster

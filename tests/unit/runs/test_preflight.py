@@ -1,10 +1,10 @@
 """A task refuses a run before it starts, with the numbers."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster

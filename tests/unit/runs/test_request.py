@@ -1,10 +1,10 @@
 """Spec files say the same as flags, wrong ones are refused in words, and a request can be written as a command line."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL
