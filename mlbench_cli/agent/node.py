@@ -154,7 +154,7 @@ class NodeAgent(Agent):
         code = max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
         if self.node and not self.needs_all:
             return 0  # Kubernetes ends the others if a pod fails
-        return code or int(self.state["ended"] == "never_started")
+        return code or int(any(rank.facts["started"] is None for rank in self.ranks))
 
     # --- start --------------------------------------------------------------------------------------------------
 

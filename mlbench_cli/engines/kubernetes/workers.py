@@ -1,5 +1,6 @@
 """Pods -> what each worker does. Pure functions on the objects that the API gives, and on what agents say."""
 
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -90,7 +91,8 @@ def summarize(report: NodeReport) -> Summary | None:
     ranks = state["ranks"]
     first = next((facts for facts in ranks if facts["rank"] == state["first_failed"]), None)
     codes = [facts["exit_code"] for facts in ranks if facts["exit_code"] is not None]
-    code = first["exit_code"] if first is not None else max(codes, default=0)
+    # Without a code they were told to end before they began.
+    code = first["exit_code"] if first is not None else max(codes, default=128 + signal.SIGTERM)
     reason = "exited"
     if state["ended"] == Ending.DEADLINE:
         reason = "deadline"

@@ -65,6 +65,21 @@ def test_a_pod_that_is_taken_away_is_no_canceled_run(server: KubeApi, tmp_path: 
     assert (seen.ended, codes(seen)) == (Ending.FAILED, [code])
 
 
+def test_a_pod_that_is_taken_away_before_the_others_are_there_ends_the_run(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", argv=("sleep", "600"))
+    is_gone = False
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods" / "down").write_text("1")
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        with closing(watch(KubernetesEngine(server.access), run)) as observations:
+            for seen in observations:
+                if not is_gone and seen.workers[0].reason == "waiting for the other machines":
+                    server.remove("pods", f"{run.name}-0-x")
+                    is_gone = True
+    assert (seen.ended, codes(seen)) == (Ending.FAILED, ["pod_deleted"])
+
+
 def test_a_run_is_followed_through_an_outage_of_the_api_server_and_its_log_is_whole(
     server: KubeApi, tmp_path: Path
 ) -> None:
