@@ -31,7 +31,7 @@ def test_ranks_see_the_gpus_that_slurm_gives_to_them(second: Client) -> None:
     logs = second.folder("dev-3") / "logs"
     assert [(logs / f"rank-{rank}.log").read_text() for rank in range(6)] == ["0 of 0,1\n", "1 of 0,1\n"] * 3
     placement = json.loads((second.folder("dev-3") / "manifests/placement.json").read_text())["nodes"]
-    assert [node["gpus"] for node in placement] == [["0", "1"]] * 3
+    assert [node["gpus"] for node in placement] == [[]] * 3  # these machines have no files of devices
     assert [entry["gpus"] for node in placement for entry in node["bound"]] == [["0", "1"]] * 6
     assert [node["slurm"]["SLURM_TOPOLOGY_ADDR"] for node in placement] == ["s0.s1.n1", "s0.s1.n2", "s0.s2.n3"]
     done = second.run("run", "many", "1", "--command", "true", "--gpu", "--gpus-per-worker", "5", "--yes")
