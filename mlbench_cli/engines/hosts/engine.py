@@ -17,7 +17,7 @@ from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, run_in_parallel
-from mlbench_cli.engines.observe import Snapshot
+from mlbench_cli.engines.observe import STALE_SECONDS, Snapshot, find_ending, find_first
 from mlbench_cli.engines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.plan import make_plan, start_command
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
@@ -153,9 +153,14 @@ class HostsEngine(MachinesEngine):
         if snapshot.is_canceled and all(report.is_over for report in begun):
             return replace(observation, ended=Ending.CANCELED)
         is_short = len(begun) < len(snapshot.nodes) and run.spec.absent_seconds is None
-        if is_short and begun and all(report.is_over for report in begun):
+        if not (is_short and begun and all(report.is_over for report in begun)):
+            return observation
+        if not any(report.state["started"] for report in begun if report.state is not None):
             return replace(observation, ended=Ending.NEVER_STARTED)
-        return observation
+        # Ranks start when all nodes have met, so what the others say is on its way to the head.
+        if any(report.beat_age is not None and report.beat_age < STALE_SECONDS for report in begun):
+            return observation
+        return replace(observation, ended=find_ending(snapshot, find_first(snapshot)))
 
     # --- end --------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import DamagedRun, NotFoundError, UsageError
+from mlbench_cli.model.run import Run
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.tasks.catalog import load_task
@@ -240,14 +242,22 @@ def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
     lab.engine.delete(run)
 
 
+def is_refused(lab: EngineLab, run: Run, text: str, problem: str) -> bool:
+    """With this text in place of each state, until an agent writes its own again."""
+    for path in lab.states(run):
+        path.write_text(text)
+    try:
+        lab.engine.look(run)
+    except DamagedRun as error:
+        return problem in error.message
+    return False
+
+
 def test_a_run_that_another_version_executes_is_refused_and_deleted_by_force(lab: EngineLab) -> None:
     run = lab.start(SLEEP, workers=2)
     until(lambda: len(lab.processes(run)) == 2)
     for text, problem in (('{"schema_version": 2}', "write version 2"), ('{"schema_version": 1}', "is damaged")):
-        for path in lab.states(run):
-            path.write_text(text)
-        with pytest.raises(DamagedRun, match=problem):
-            lab.engine.look(run)
+        until(partial(is_refused, lab, run, text, problem))
     lab.engine.delete(run, force=True)
     until(lambda: not lab.processes(run))
     assert not run.folder.exists()

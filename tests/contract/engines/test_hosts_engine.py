@@ -60,6 +60,7 @@ def test_a_host_that_is_not_heard_of_any_more_ends_the_run_as_lost_and_the_rest_
     here = {**state, "ranks": [rank], "first": LOST, "ended": "failed", "node_name": "here"}
     results = {"schema_version": 1, "archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
     put_node(tmp_path, 0, here, results)
+    assert engine.look(run).ended is None  # its ranks had met the other's, whose state is on its way
     running = {**pending_facts(1), "phase": "running", "started": 1.0}
     beat = put_node(tmp_path, 1, {**state, "ranks": [running], "node_name": "away"}, None)
     assert engine.look(run).ended is None
