@@ -66,6 +66,8 @@ def test_a_command_says_that_it_waits_and_goes_on_when_the_lock_is_released(home
         process = clients.start("status", environment=environment, **both)
         assert process.stderr is not None
         notice = process.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):  # for seconds, not for milliseconds
+            process.wait(1.0)
     assert f"Waiting for the store {home / 'mlbench.sqlite'}, which another process has locked; at most" in notice
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "demo-1" in out) == (0, True), err
