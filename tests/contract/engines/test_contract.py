@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mlbench_cli.agent.processes import find_processes
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import DamagedRun, NotFoundError, UsageError
@@ -260,6 +261,7 @@ def test_a_run_that_another_version_executes_is_refused_and_deleted_by_force(lab
         until(partial(is_refused, lab, run, text, problem))
     lab.engine.delete(run, force=True)
     until(lambda: not lab.processes(run))
+    until(lambda: not find_processes(str(lab.far / "runs"), arguments=True))  # nor is the head left
     assert not run.folder.exists()
 
 
