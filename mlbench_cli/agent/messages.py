@@ -13,6 +13,7 @@ from mlbench_cli.agent.processes import ProcessNote
 
 SCHEMA_VERSION = 1
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
+NOT_INSTALLED = "pip could not install "  # how a start problem begins if an image lacks packages of a task
 
 
 class RankPlan(TypedDict):
@@ -58,6 +59,7 @@ class PlanOptions(TypedDict, total=False):
 
     pin: bool
     absent_seconds: float  # after which the run starts without nodes that are missing
+    packages: list[str]  # of the task: those that the image lacks are installed before the start
     faults: FaultPlan
     hub: HubPlan
 

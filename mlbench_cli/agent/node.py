@@ -16,6 +16,7 @@ import json
 import os
 import selectors
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -28,8 +29,8 @@ from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
-from mlbench_cli.agent.messages import SCHEMA_VERSION, Cause, fill_in
-from mlbench_cli.agent.processes import is_signaled, kill_processes, lock_file
+from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause, fill_in
+from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
 
 BEAT_SECONDS = 5.0
@@ -38,6 +39,19 @@ CONNECT_SECONDS = 0.02  # between two looks for node 0
 LOOK_SECONDS = 0.5  # between two looks for RUN/cancel and RUN/stacks
 LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
 SIGNAL_SECONDS = 0.3
+INSTALL_SECONDS = 900.0
+# Installs those of the packages of which this Python has no version into a folder.
+_INSTALL = """import importlib.metadata, os, re, sys
+def lacks(requirement):
+    try:
+        importlib.metadata.version(re.match(r"[A-Za-z0-9._-]+", requirement)[0])
+    except importlib.metadata.PackageNotFoundError:
+        return True
+missing = [requirement for requirement in sys.argv[2:] if lacks(requirement)]
+if missing:
+    options = ["--quiet", "--no-cache-dir", "--disable-pip-version-check", "--target", sys.argv[1]]
+    os.execv(sys.executable, [sys.executable, "-I", "-m", "pip", "install", *options, *missing])
+"""
 EXIT_REFUSED = 75
 BLOCK = 1 << 20
 SLURM_FACTS = (
@@ -133,7 +147,7 @@ class NodeAgent(Agent):
         """Run all ranks on this machine to their end. Returns their highest exit code."""
         self.prepare()
         self._write_state()
-        problem = self._meet()
+        problem = self._install() or self._meet()
         if problem is None:
             self.deadline = time.monotonic() + self.plan["timeout"]
             self.state["started"] = time.time()
@@ -170,6 +184,33 @@ class NodeAgent(Agent):
         machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
         os.read(reader, 1)
         kill_processes(f"{self.folder}/output", seconds=60.0)
+
+    def _install(self) -> str | None:
+        """Install what the image lacks of the task's packages, for its ranks alone. Returns why that failed."""
+        packages, target, log = self.plan.get("packages"), f"{self.folder}/packages", f"{self.folder}/.state/pip.log"
+        if not packages:
+            return None
+        end = time.monotonic() + INSTALL_SECONDS
+        with open(log, "wb") as sink:
+            pip = subprocess.Popen(
+                [self.python, "-I", "-c", _INSTALL, target, *packages],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+        while pip.poll() is None and not self.state["ended"]:
+            if (now := time.monotonic()) >= end:
+                self._stop("never_started", grace=0)
+            self._on_time(now)
+            time.sleep(CONNECT_SECONDS)
+        pip.kill()
+        if pip.wait():
+            reason = last_line(machine.read_bytes(log) or b"") or f"it took longer than {INSTALL_SECONDS:.0f} s"
+            return f"{NOT_INSTALLED}{', '.join(packages)} in its image ({reason.removeprefix('ERROR: ')})"
+        if os.path.isdir(target):  # where ranks look for installed packages
+            path = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{target}{os.pathsep}{path}" if path else target
+        return None
 
     def _meet(self) -> str | None:
         """Wait until all nodes are present. Returns why the run cannot start, or None."""

@@ -236,3 +236,9 @@ def is_signaled(pid: int) -> bool:
         if ended is not None:
             return ended.si_status in (signal.SIGTERM, 128 + signal.SIGTERM)
     return False
+
+
+def last_line(data: bytes) -> str:
+    """The last line of a program's output that is not empty."""
+    lines = data.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""

@@ -92,7 +92,7 @@ def probe(python: str, setup: str = "") -> Answer:
     try:
         return json.loads(lines[-1]), b""
     except (ValueError, IndexError):
-        raise Refused(last_line(done.stderr) or f"{python} gives no answer") from None
+        raise Refused(processes.last_line(done.stderr) or f"{python} gives no answer") from None
 
 
 def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
@@ -387,12 +387,6 @@ def file_system_time(folder: str) -> float:
         return os.stat(path).st_mtime
     except OSError:
         return time.time()
-
-
-def last_line(data: bytes) -> str:
-    """The last line of a program's output that is not empty."""
-    lines = data.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 DO: dict[str, Callable[..., Answer]] = {

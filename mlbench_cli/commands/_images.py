@@ -8,7 +8,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.launch import GOOGLES_MIRROR, public_images
+from mlbench_cli.runs.launch import is_public
 from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import FoundImage, Presence, find_image
@@ -31,7 +31,7 @@ def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Clust
         loaded = ClusterDetails.of(cluster).options.get("load") or ()
         if name in loaded or image.host == "localhost" or image.host.startswith(("localhost:", "127.0.0.1:")):
             continue
-        if name.removeprefix(GOOGLES_MIRROR) in public_images():
+        if is_public(name):
             continue
         place = name.partition("@")[0]
         login = cluster_images.find_registry_login(cluster, place)

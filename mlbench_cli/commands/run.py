@@ -36,7 +36,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
-from mlbench_cli.runs.launch import check_names, local_machine
+from mlbench_cli.runs.launch import check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import Repeats, repeats_in
@@ -55,7 +55,7 @@ from mlbench_cli.runs.request import (
     take_rare,
 )
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks.catalog import use_task_folder
+from mlbench_cli.tasks.catalog import packages_of, use_task_folder
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import shorten
 
@@ -568,6 +568,9 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
 def _warn(specs: Sequence[RunSpec]) -> None:
     for rule, found in find_too_many_workers(specs).items():
         console.warn(f"{', '.join(found)}: more than {rule.sensible} ranks; {rule.reason}.")
+    in_public = {spec.task for spec in specs if spec.engine == "kubernetes" and spec.image and is_public(spec.image)}
+    if packages := sorted({package for task in in_public for package in packages_of(task)}):
+        console.note(f"Workers install {', '.join(packages)} with pip when they start.")
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:
         return

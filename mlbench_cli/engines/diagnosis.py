@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mlbench_cli.agent.messages import NOT_INSTALLED
 from mlbench_cli.engines import crashes
 from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
 from mlbench_cli.model.run import Finding
@@ -147,5 +148,7 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
         )
     if ending == "never_started":
         problem = state.get("start_problem") or "nothing was started in the run's folder"
-        return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)
+        is_image = problem.startswith(NOT_INSTALLED)
+        hint = "Name an image that has them with --image." if is_image else "Start it again."
+        return Finding("not_started", f"The run was not started: {problem}.", hint=hint, retryable=not is_image)
     return None

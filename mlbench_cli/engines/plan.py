@@ -14,6 +14,7 @@ from mlbench_cli.engines.environment import contract_environment, plan_rank, pla
 from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
+from mlbench_cli.tasks.catalog import packages_of
 from task_images.facts import read_task_code
 
 MEETING_SECONDS = 300.0
@@ -92,6 +93,7 @@ def start_command(python: str, code_folder: str, module: str) -> list[str]:
 
 def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> MachinesPlan:
     """The plan of a run whose nodes are the pods of its workers. Their devices are the container's."""
+    task = find_task(spec.argv)
     return {
         **plan_ranks(spec, "PodsRun", environment, {}),
         "gpus_per_worker": 0,
@@ -116,6 +118,7 @@ def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, 
         "echo": True,
         "stays": True,
         "collects": collects,
+        "packages": [] if task is None else list(packages_of(task)),
     }
 
 

@@ -47,7 +47,11 @@ from providers.pins import require_pin
 from task_images.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
-GOOGLES_MIRROR = "mirror.gcr.io/"
+_GOOGLES_MIRROR = "mirror.gcr.io/"
+_OWN_IMAGE = (
+    "Name one with --image, or a registry with --registry ghcr.io/me; "
+    "mlbench images push --registry ghcr.io/me   builds and pushes the images"
+)
 BLACKWELL = ("b200", "b300", "rtx-pro-6000", "p6-", "g7", "a4-", "a4x-", "g4-")  # GPUs and machines that need CUDA 12.8
 MAX_REPEATS = 1000
 MACHINE_OPTIONS = ("image", "env")  # cluster options that also apply without Kubernetes
@@ -338,11 +342,10 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     image = request.image or task_image(task, cluster, request.registry)
     backend = _asked_backend(request) or task.backends[0]
     lacks = find_missing_package(backend, IN_PUBLIC_IMAGE)
-    if lacks and task.origin is None and image.removeprefix(GOOGLES_MIRROR) in public_images():
+    installs = lacks and any(package.startswith(lacks) for package in task.packages)
+    if lacks and not installs and task.origin is None and is_public(image):
         raise UsageError(
-            f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.",
-            hint="Name an image of your own with --image, or a registry with --registry ghcr.io/me; "
-            "mlbench images push --registry ghcr.io/me   builds and pushes the images",
+            f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.", hint=_OWN_IMAGE
         )
     return image
 
@@ -365,18 +368,13 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
 
 
 def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
-    """The public PyTorch image for the GPUs, which has everything that the code of most tasks needs. Raises UsageError
-    for a task that needs more, and for processors without an image."""
-    lacks = ""
-    if task.packages or (task.folder / "Dockerfile").exists():
-        lacks = f"has no {', '.join(task.packages) or 'framework of this task'}"
-    elif details.arm:
-        lacks = "is for x86 processors"
-    if lacks:
+    """The public PyTorch image for the GPUs; workers install what the code of a task needs besides. Raises UsageError
+    for processors without an image."""
+    if details.arm:
         raise UsageError(
-            f"{task.name} needs an image of its own on {cluster.name}, because PyTorch's public image {lacks}.",
-            hint="Name one with --image, or a registry with --registry ghcr.io/me; "
-            "mlbench images push --registry ghcr.io/me   builds and pushes the images",
+            f"{task.name} needs an image of its own on {cluster.name}, because PyTorch's public image is for x86 "
+            "processors.",
+            hint=_OWN_IMAGE,
         )
     if details.gpu_resource == AMD_GPU:
         part = "torch-rocm"
@@ -385,12 +383,17 @@ def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
         part = "torch-blackwell" if is_blackwell else "torch"
     image = require_pin("images", part)
     # Docker Hub limits anonymous pulls of an address, and Google's machines have a mirror.
-    return GOOGLES_MIRROR + image if cluster.provider == "gke" else image
+    return _GOOGLES_MIRROR + image if cluster.provider == "gke" else image
 
 
 def public_images() -> list[str]:
     """The images of Docker Hub that tasks run in by default."""
     return [require_pin("images", part) for part in ("torch", "torch-blackwell", "torch-rocm")]
+
+
+def is_public(image: str) -> bool:
+    """Whether this is one of them, from Docker Hub or its mirror."""
+    return image.removeprefix(_GOOGLES_MIRROR) in public_images()
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

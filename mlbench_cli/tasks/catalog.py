@@ -217,6 +217,12 @@ def find_rules(task: str, preset: str) -> TaskRules | None:
     return None if found is None else TaskRules.of(found, preset)
 
 
+def packages_of(task: str) -> tuple[str, ...]:
+    """What pip installs for a task besides torch; nothing for an unknown one."""
+    found = _load_one(task)
+    return () if found is None else found.packages
+
+
 def rename_parameters(task: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parameters of a run of any version under their current names; unchanged for unknown tasks."""
     found = _load_one(task)

@@ -52,6 +52,7 @@ class Kubelet:
     server: KubeApi
     folder: Path
     has_python: bool = True  # whether images do
+    python: Path = Path(sys.executable)  # theirs
 
     def __post_init__(self) -> None:
         self._containers: dict[str, Container] = {}
@@ -169,9 +170,7 @@ class Kubelet:
         port = self._ports[run][1]
         is_head = labels["mlbench/role"] == "head"
         own = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            if self.has_python
-            else self._plain_programs(),
+            "PATH": f"{self.python.parent}:{os.environ['PATH']}" if self.has_python else self._plain_programs(),
             "HOME": str(folder),
             "TMPDIR": str(folder),
             "JOB_COMPLETION_INDEX": str(index),

@@ -5,7 +5,10 @@ plan, a refusal before anything costs money, and the deletion after runs that co
 """
 
 import json
+import sysconfig
 import time
+import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.contract.clients import finish, start
 from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi
+from tests.fakes.kubelet import Kubelet
 
 RUN = ("run", "big", "1", "2", "--image", "my/task:1", "--command", "sh -c 'echo hello'", "--set", "run.keep=0")
 CREATE = (*RUN, "--create", "kind", "--yes")
@@ -60,6 +64,63 @@ def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: Kub
     assert "code.tar.gz: sha256:" in (folder / "manifests" / "configmap.yaml").read_text()
     assert not any(path.stat().st_size > 100_000 for path in (folder / "manifests").iterdir())
     assert world.left == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_workers_install_what_their_image_lacks(command: Any, world: World, tmp_path: Path) -> None:
+    """sacrebleu, of which pip finds a wheel in a folder. Without it, the run says what is missing and what to do."""
+    python = make_image_without("sacrebleu", tmp_path)
+    words = (
+        "run",
+        "t",
+        "1",
+        "--task",
+        "wmt17_transformer",
+        "--preset",
+        "tiny",
+        "--set",
+        "run.keep=0",
+        "--yes",
+        "--set",
+        "epochs=1",
+        "--env",
+        "PIP_NO_INDEX=1",
+        "--env",
+        f"PIP_FIND_LINKS={tmp_path}",
+    )
+    with KubeApi() as server, Kubelet(server, tmp_path / "pods", python=python):
+        world.change(server=server.url)
+        done = command(*words, "--create", "kind", "--keep-cluster")
+        assert done.code == 0, done.err
+        assert "Workers install sacrebleu>=2.4,<3 with pip when they start." in done.err
+        (row,) = Store().runs()
+        ranks = json.loads((row.run.folder / "environment.json").read_text())["ranks"]
+        assert "sacrebleu" in ranks["0"]["packages"]
+        next(tmp_path.glob("*.whl")).unlink()
+        done = command("run", "u", "2", *words[3:], "--cluster", row.run.spec.cluster)
+        assert done.code == 6, done.err
+        assert "pip could not install sacrebleu>=2.4,<3 in its image (No matching distribution found" in done.err
+        assert "--image" in done.err
+
+
+def make_image_without(package: str, folder: Path) -> Path:
+    """A Python that has all packages of this one but one, of which the folder gets a wheel that needs no others."""
+    own = Path(sysconfig.get_path("purelib"))
+    image = folder / "image"
+    venv.create(image, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(image)}))
+    for entry in own.iterdir():
+        if not entry.name.startswith((package, "__editable__")):
+            (site / entry.name).symlink_to(entry)
+    with zipfile.ZipFile(folder / f"{package}-2.6.0-py3-none-any.whl", "w") as wheel:
+        for path in own.glob(f"{package}*/**/*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name, data = path.relative_to(own).as_posix(), path.read_bytes()
+                if name.endswith(".dist-info/METADATA"):
+                    data = b"".join(row for row in data.splitlines(True) if not row.startswith(b"Requires-Dist"))
+                wheel.writestr(name, data)
+    return image / "bin" / "python"
 
 
 def test_a_worker_runs_no_code_but_that_of_its_run(command: Any, world: World, nodes: KubeApi) -> None:
