@@ -1,10 +1,11 @@
-"""CPU time of the client in one poll of a run on Slurm or hosts, with machines whose answers are made up here.
+"""CPU time of the client in one poll of a run on Slurm or hosts, with a head whose answers are made up here.
 
 usage: python benchmarks/poll_machines.py [RANKS...]
 
 Each node has 8 ranks, all running, and no new lines in their logs. Transport and JSON of the answers are not counted.
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -14,11 +15,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.agent.channel import Channel, Target
-from mlbench_cli.agent.messages import pending_facts
+from mlbench_cli.agent.messages import SCHEMA_VERSION, pending_facts
+from mlbench_cli.agent.processes import process_note
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine
-from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.times import now
@@ -47,21 +47,16 @@ def state_of(node: int) -> dict[str, Any]:
         {**pending_facts(rank), "phase": "running", "pid": 1000 + rank, "started": 1.0}
         for rank in range(node * EACH, (node + 1) * EACH)
     ]
-    state = {"ranks": ranks, "started": True, "ended": None, "node_name": f"m{node}", "start_problem": None}
-    return {"state": {**state, "disk_full": False, "first": None, "waits": None}, "alive": True}
+    state = {
+        **process_note(os.getpid()), "schema_version": SCHEMA_VERSION, "run_id": "r", "name": "r", "spec_hash": "",
+        "master_port": 1, "started": 1.0, "finished": None, "seconds": None, "stepped_seconds": 0.0, "ended": None,
+        "first": None, "first_failed": None, "disk_full": False, "start_problem": None, "network_problem": None,
+        "ranks": ranks, "node": node, "node_name": f"m{node}",
+    }  # fmt: skip
+    return {"state": state, "alive": True}
 
 
-class OnePlace(HostsEngine):
-    """As on Slurm: all nodes are reached through one channel."""
-
-    def _shares(self, spec: RunSpec) -> list[NodeShare]:
-        return share_nodes(spec)
-
-    def _head(self, run: Run) -> Channel:
-        return AnsweringChannel()
-
-
-def measure(engine: MachinesEngine, ranks: int) -> float:
+def measure(engine: HostsEngine, ranks: int) -> float:
     """CPU seconds of the fastest of some polls."""
     spec = RunSpec(
         name="r", cluster="c", engine="hosts", task="custom", preset="custom", argv=("true",), backend="gloo",
@@ -80,7 +75,7 @@ def measure(engine: MachinesEngine, ranks: int) -> float:
 
 def main(sizes: list[int]) -> None:
     print(f"CPU seconds of a poll; limit: {LIMIT_SECONDS} s at 10000 ranks")
-    print(f"{'ranks':>6} {'nodes':>6} {'slurm':>7} {'hosts':>7}")
+    print(f"{'ranks':>6} {'nodes':>6} {'seconds':>7}")
     for size in sizes:
         nodes = size // EACH
         STATES.update({str(node): state_of(node) for node in range(nodes)})
@@ -90,8 +85,7 @@ def main(sizes: list[int]) -> None:
         ]
         engine = HostsEngine(HostsDetails(folder="/f", hosts=hosts))
         engine._by_host = {host["name"]: AnsweringChannel() for host in hosts}
-        slurm = measure(OnePlace(HostsDetails(folder="/f", hosts=hosts)), size)
-        print(f"{size:>6} {nodes:>6} {slurm:>7.3f} {measure(engine, size):>7.3f}")
+        print(f"{size:>6} {nodes:>6} {measure(engine, size):>7.3f}")
 
 
 if __name__ == "__main__":

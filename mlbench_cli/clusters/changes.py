@@ -10,7 +10,7 @@ from contextlib import closing
 from msgspec.structs import replace
 
 from mlbench_cli.clusters import manage as clusters
-from mlbench_cli.errors import CleanupError, NotFoundError
+from mlbench_cli.errors import CleanupError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
@@ -122,10 +122,3 @@ def describe_end(cluster: Cluster) -> str | None:
     if ClusterDetails.of(cluster).expires is None:
         return None
     return registry.load(cluster.provider).describe_end(cluster)
-
-
-def _require_record(store: Store, cluster: Cluster) -> Cluster:
-    """The record as it is now. Raises NotFoundError if there is none any more."""
-    if (fresh := store.find_cluster(cluster.identity)) is None:
-        raise NotFoundError(f'The cluster "{cluster.name}" was deleted in the meantime.', hint="mlbench list-clusters")
-    return fresh
