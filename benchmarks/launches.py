@@ -54,7 +54,7 @@ class OldAttention(nn.Module):
         self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
-    def forward(self, x: Tensor, rotation: object, mask: object) -> Tensor:
+    def forward(self, x: Tensor, rotation: object) -> Tensor:
         layers = self.query, self.key, self.value
         query, key, value = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -98,7 +98,7 @@ def run_blocks(model: Decoder, inputs: Tensor) -> Tensor:
     assert model.positions is not None
     x: Tensor = model.embedding(inputs) + model.positions(torch.arange(inputs.shape[1]))
     for block in model.blocks:
-        x = block(x, None, None)
+        x = block(x, None)
     return x
 
 
