@@ -176,7 +176,10 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
 
 
 def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
-    """The plan of a cluster for somebody without an account, whom no cloud answers. None if the provider has none."""
+    """The plan of a cluster for somebody without an account, whom no cloud answers. None if the provider has none.
+
+    It can only be shown: the files of its Helm chart, which is checked as for any plan, are gone.
+    """
     name, provider = check_name(request.name, "cluster name"), request.provider
     cluster = provider.new_cluster(name, request.nodes, request.options_of(provider.fill_place(request.options)))
     if (sketch := provider.sketch(cluster)) is None:
@@ -185,7 +188,8 @@ def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
     cluster = msgspec.structs.replace(
         cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()}
     )
-    return PlannedCluster(cluster, plan, provider, None).with_ttl(request.ttl)
+    with _prepare_chart(request) as installation:
+        return PlannedCluster(cluster, plan, provider, installation).with_ttl(request.ttl)
 
 
 def require_free_name(store: Store, cluster: Cluster) -> None:

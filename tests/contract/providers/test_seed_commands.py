@@ -5,14 +5,17 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.contract import clients
+from tests.fakes.helm_tool import HelmTool
 from tests.fakes.kind_tools import World
 
+CHART = Path(__file__).parents[3] / "charts" / "mlbench"
 TEN = (
     *("charts", "create-cluster", "delete", "delete-cluster", "download"),
     *("get-dashboard-url", "list-clusters", "run", "set-cluster", "status"),
@@ -55,6 +58,38 @@ def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
     assert "my-cluster-3" in shell("mlbench create-cluster gcloud 3 my-cluster --dry-run")
     assert "europe-west2-b" in shell("mlbench create-cluster gcloud -z europe-west2-b 3 my-cluster --dry-run")
     assert "my-cluster-3" in shell("mlbench create-cluster aws 3 my-cluster --dry-run")
+
+
+def test_the_dashboards_own_image_is_a_custom_value_of_its_chart(shell: Shell, world: World) -> None:
+    HelmTool(world.bin)
+    image = "--custom-value master.image.repository=user/mlbench_master --custom-value master.image.tag=testing"
+    create = f"mlbench create-cluster gcloud 3 my-cluster {image} --dry-run"
+    assert "--custom-value needs a Helm chart" in shell(create, code=2)
+    printed = shell(f"{create} --chart-location {CHART}")
+    assert "repository: user/mlbench_master" in printed
+    assert "tag: testing" in printed
+
+
+def test_runs_of_several_sizes_are_looked_at_downloaded_drawn_and_deleted(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from mlbench import emit\n"
+        "emit('metric', name='val_global_loss', value=0.25, epoch=1)\n"
+        "emit('metric', name='val_global_Prec@1', value=95.0, epoch=1)\n"
+    )
+    printed = shell("mlbench run my-run 2 4 --task digits_resnet --light --command 'python train.py' --yes")
+    assert "Started my-run-2" in printed
+    assert "Started my-run-4" in printed
+    status = shell("mlbench status my-run-2")
+    assert re.search(r"^val_global_loss +0.250 ", status, re.MULTILINE), status
+    assert re.search(r"^val_global_Prec@1 +95", status, re.MULTILINE), status
+    shell("mlbench download my-run-2")
+    with zipfile.ZipFile(tmp_path / "results.zip") as results:
+        assert results.read("official_result.txt").startswith(b"90% Top 1 Validation Accuracy reached in ")
+    shell("mlbench charts figures")
+    for name in ("total_time", "speedup", "time_for_all_phases"):
+        assert (tmp_path / "figures" / f"{name}.png").exists()
+    shell("mlbench delete my-run-2 --yes")
+    assert "my-run-2" not in shell("mlbench status")
 
 
 def test_a_command_gets_its_place_and_is_stopped_before_its_end(shell: Shell, tmp_path: Path) -> None:
