@@ -54,7 +54,7 @@ OPTIONS = {
     "--no-network-policy": "Leave it out: runs have none where attach-cluster finds no right to create one.",
     "--network-method": "--network works on this machine only: --cluster local",
     "--server-memory": "--memory, of a worker and the parameter servers beside it",
-    "--hold": "Leave it out: --keep says how long the cluster keeps the results.",
+    "--hold": "Leave it out: --set run.keep says how long the cluster keeps the results.",
     "--keep-storage": "Leave it out: the cluster keeps up to 10 GiB; larger output stays with its worker 15 minutes.",
     "--template-dir": "--pod-patch FILE, which is merged into the pods",
     "--policy": "The files providers/gke/policy.json, eks/policy.json and aks/policy.json of mlbench.",
