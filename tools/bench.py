@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CLUSTER = "mlbench-bench"
 WORKERS = 2
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 DEFAULT_IMAGE = "python:3.12-slim"  # has sh, coreutils and python3
 
 
@@ -30,6 +31,7 @@ class Need(StrEnum):
     CLUSTER = "a Kubernetes cluster with two workers, kubectl, and an image with sh, coreutils and python3"
     MACHINES = "a Slurm cluster and hosts that ssh reaches"
     INDEX = "a package index"
+    GPU = "a GPU"
 
 
 NEEDS = {
@@ -37,7 +39,9 @@ NEEDS = {
     "extras": Need.INDEX,
     "fetch": Need.CLUSTER,
     "findings": Need.CLUSTER,
+    "gpu": Need.GPU,
     "kill_points": Need.CLUSTER,
+    "nanogpt": Need.GPU,
     "submit": Need.CLUSTER,
 }
 
@@ -73,6 +77,8 @@ class Preparation:
         """What a script with this need gets. Raises CannotPrepare."""
         if need is Need.MACHINES and "MACHINES_SHARED" not in self._environ:
             raise CannotPrepare("MACHINES_SHARED is not set; tests/e2e/machines/run.sh says how to start machines")
+        if need is Need.GPU and not any(map(os.path.exists, GPU_DEVICES)):
+            raise CannotPrepare("this machine has none")
         if need is not Need.CLUSTER:
             return Setting({})
         if self._cluster is None:
