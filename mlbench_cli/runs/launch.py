@@ -635,9 +635,10 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
     if not missing:
         return
     place = f"in {request.data_dir}" if request.data_dir else "because no data folder was given"
+    prepare = "" if task.origin else f"mlbench data prepare {task.name} --data-dir FOLDER, then "
     raise NotFoundError(
         f'The data of the task "{task.name}" are missing {place}: {", ".join(missing)}.',
-        hint=f"--data-dir FOLDER, or run without them: {task.files.instead}",
+        hint=f"{prepare}--data-dir FOLDER, or run without them: {task.files.instead}",
         details={"missing": missing},
     )
 
