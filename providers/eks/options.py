@@ -104,6 +104,7 @@ NOT_ON_DEMAND = ("p5e.", "p5en.")
 MIN_FABRIC_GBITS = 100  # minimum EFA bandwidth for which a warning is worthwhile
 # CUDA 13 of current torch wheels does not support them.
 TOO_OLD = ("V100",)
+_OLD_FAMILY = re.compile(r"(p2|g2|g3s?)\.")  # K80, K520, M60, of which the table has none
 CATALOG = GpuCatalog("AWS", GPU_MACHINES)
 CPU_DEFAULT = "m5.xlarge"
 GPU_DEFAULT = "T4"
@@ -153,10 +154,10 @@ def is_gpu_family(name: str) -> bool:
 
 def require_supported(machine: Machine) -> None:
     """Reject machines whose GPUs current task images cannot use. Not for existing clusters, which must be deletable."""
-    if machine.gpu in TOO_OLD:
+    if machine.gpu in TOO_OLD or _OLD_FAMILY.match(machine.name):
         newer = [gpu for gpu in CATALOG.gpus if gpu not in TOO_OLD]
         raise UsageError(
-            f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA version of current images.",
+            f"The GPUs of {machine.name} are too old for the CUDA version of current images.",
             hint=f"Choose another --gpu-type: {', '.join(newer)}",
         )
 

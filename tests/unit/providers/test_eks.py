@@ -128,7 +128,8 @@ def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_machines_that_todays_images_cannot_use_are_refused() -> None:
-    for options in (EksOptions(machine_type="p3.2xlarge"), EksOptions(gpu_type="V100")):
+    by_name = [EksOptions(machine_type=name) for name in ("p3.2xlarge", "p2.xlarge", "g3s.xlarge")]
+    for options in (*by_name, EksOptions(gpu_type="V100")):
         with pytest.raises(UsageError, match="too old for the CUDA") as caught:
             EksProvider().new_cluster("old-2", 2, options)
         assert "V100" not in (caught.value.hint or "")
