@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.plan import SHAPES
-from task_images.language.parallel import fill_parameters
+from task_images.language.model import fill_parameters
 
 SEQUENCES, LENGTH, UPDATES = 2, 32, 30
 # Views and the like launch nothing.

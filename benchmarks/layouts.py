@@ -1,8 +1,8 @@
-"""Every layout of ranks against one process: the greatest difference of losses over 8 updates of the tiny decoder.
+"""Replicas and shards against one process: the greatest difference of losses over 8 updates of the tiny decoder.
 
     .venv/bin/python benchmarks/layouts.py
 
-Real processes with gloo; AdamW; the layouts are those of tests/contract/task_images/gpt_pretraining. Wanted: 5e-6 in
+Real processes with gloo; AdamW; the ways are those of tests/contract/task_images/gpt_pretraining. Wanted: 5e-6 in
 fp32, 5e-3 in bf16. Printed as a table in Markdown.
 """
 

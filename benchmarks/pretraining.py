@@ -34,7 +34,7 @@ from task_images.clock import Throughput
 from task_images.contract import Contract, parse_event
 from task_images.gpt_pretraining.model import Decoder, initial_deviation
 from task_images.gpt_pretraining.plan import SHAPES
-from task_images.language.parallel import fill_parameters
+from task_images.language.model import fill_parameters
 from task_images.parameters import Protocol
 from task_images.world import open_world
 

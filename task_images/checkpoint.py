@@ -1,10 +1,10 @@
 """Checkpoints: folders from which any number of ranks can resume.
 
-FOLDER/UPDATE/main.pt         what all ranks share: position, clock, goal, state of the task, model and optimizer
+FOLDER/UPDATE/main.pt         what all ranks share: position, clock, goal, state of the task
 FOLDER/UPDATE/rank-N.pt       what rank N has of its own: state of its method, losses not yet reported, buffers, random
                               states
-FOLDER/UPDATE/__N_0.distcp    instead of model and optimizer in main.pt, if the model may be sharded: rank N's part
-                              (torch.distributed.checkpoint), which another layout can read
+FOLDER/UPDATE/__N_0.distcp    model and optimizer (torch.distributed.checkpoint): all of them from rank 0, or of a
+                              sharded model each rank's part. Other methods and numbers of ranks can read them
 
 FOLDER/clock-N.json             for restarts: when rank N first began training, by the machine's clock
 FOLDER/training-A-N             exists once rank N trains in attempt A
@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils._pytree import tree_map
@@ -39,9 +39,10 @@ from torch.utils._pytree import tree_map
 from task_images.clock import ClockLook, Snapshot
 from task_images.contract import CATEGORIES, EnvironmentUnfitError, TaskUsageError
 from task_images.data import load_lasting_states, read_lasting_states
+from task_images.methods.base import Method
 from task_images.world import World
 
-FORM = 4
+FORM = 5
 MAIN, OWN = "main.pt", "rank-{}.pt"
 METADATA = ".metadata"  # of torch.distributed.checkpoint
 KEPT = 3  # checkpoints for restarts: another rank may be one behind, and the last one may be incomplete
@@ -74,7 +75,8 @@ class Checkpoints:
         if again:
             share(world, place)
         main = read_main(world, place, {"task": training.name, **training.identity})
-        self._load_model(main, place)
+        training.method.update = main["update"]
+        load_model(place, training.method)
         scale = training.number_format.scale
         if scale and main["loss_scale"]:
             scale.value, scale.good = main["loss_scale"]["value"], main["loss_scale"]["good"]
@@ -128,11 +130,11 @@ class Checkpoints:
                 self._asked = Folder(self._world, folder, keeps_all=bool(plan.checkpoint_dir))
             with training.consensus():
                 self._asked.write(update, self._collect())
-        if self._behind is None or training.method.is_sharded or training.is_done or not self._is_due(update):
+        if self._behind is None or training.is_done or not self._is_due(update):
             return
         begun = time.monotonic()
         with training.consensus():
-            self._behind.write_behind(update, self._collect())
+            self._behind.write_behind(update, self._collect(is_whole=True))
         blocked, tracker = time.monotonic() - begun, training.tracker
         training.report.metric("checkpoint_seconds", blocked, step=update, seconds=tracker.snapshot().wall, unit="s")
 
@@ -150,8 +152,9 @@ class Checkpoints:
             self._due = time.monotonic() + self._seconds
         return is_due
 
-    def _collect(self) -> "State":
-        """The state for a checkpoint. Collective, within `consensus`."""
+    def _collect(self, is_whole: bool = False) -> "State":
+        """The state for a checkpoint; `is_whole`: rank 0 writes a sharded model, too. Collective, within
+        `consensus`."""
         training, method, world = self._training, self._training.method, self._world
         scale, read_sums = training.number_format.scale, getattr(training.work, "read_sums", None)
         main = {
@@ -165,6 +168,7 @@ class Checkpoints:
             "states": {name: dict(item.state_dict()) for name, item in training.states.items()},
             "curve": training.curve,
             "loss_scale": asdict(scale) if scale else None,
+            "update": method.update,
         }
         own = {
             "method": method.own_state() if world.size > 1 else {},
@@ -174,28 +178,7 @@ class Checkpoints:
             "streams": read_lasting_states(),
             "sums": None if read_sums is None else read_sums(),
         }
-        if not self._is_in_parts():
-            return State({**main, **method.state_dict()}, own)
-        parts = collect_parts(method.model, method.optimizer)
-        return State({**main, "update": method.update}, own, parts, method.is_sharded)
-
-    def _is_in_parts(self) -> bool:
-        return bool(self._training.any_layout and self._training.method.keeps_optimizer_state)
-
-    def _load_model(self, main: Mapping[str, Any], place: Path) -> None:
-        method = self._training.method
-        if self._is_in_parts() == ("model" in main):
-            raise TaskUsageError(
-                f"{place} has its optimizer's state in another form than this method needs (sharded or whole)",
-                "Resume with the method that made it.",
-            )
-        if self._is_in_parts():
-            load_parts(place, method.model, method.optimizer, method.is_sharded)
-            method.update = main["update"]
-        else:
-            method.load_state_dict(main)
-        if self._world.size > 1:
-            method.take_model()
+        return State(main, own, collect_model(method, is_whole), is_sharded(method) and not is_whole)
 
     def _load_own(self, found: Sequence[Mapping[str, Any]], ranks: int) -> None:
         """What this rank had of its own if there are as many ranks as before, else what all had."""
@@ -225,13 +208,13 @@ class State:
     """What a rank has for a checkpoint.
 
     main    written by rank 0, its entry `identity` by all; own: by each rank
-    parts   model and optimizer, if they are not in `main`; is_sharded: this rank has a part of them only
+    model   model and optimizer; is_sharded: each rank writes its part of them, else rank 0 all
     """
 
     main: Mapping[str, Any]
     own: Mapping[str, Any]
-    parts: Mapping[str, Any] | None = None
-    is_sharded: bool = False
+    model: Mapping[str, Any]
+    is_sharded: bool
 
 
 class Folder:
@@ -264,8 +247,7 @@ class Folder:
             place.mkdir(parents=True, exist_ok=True)
             if world.is_first:
                 (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
-            if state.parts is not None and (world.is_first or state.is_sharded):
-                save(dict(state.parts), checkpoint_id=str(place), no_dist=not state.is_sharded)
+            save_model(place, state.model, world, state.is_sharded)
             _write(place / OWN.format(world.rank), {**state.own, **settings})
         if meet is not None:
             meet()
@@ -290,8 +272,7 @@ class Folder:
         checkpoint before if that is still being written. Raises EnvironmentUnfitError if writing that one failed."""
         self.wait()
         main = state.main if self._world.is_first else {"identity": state.main["identity"]}
-        parts = state.parts if self._world.is_first else None
-        copied = State(_copy_to_host(main), _copy_to_host(state.own), _copy_to_host(parts))
+        copied = State(_copy_to_host(main), _copy_to_host(state.own), _copy_to_host(state.model), state.is_sharded)
         self._thread = threading.Thread(target=self._write_copied, args=(update, copied), daemon=True)
         self._thread.start()
 
@@ -438,25 +419,46 @@ def _share_file(world: World, path: Path) -> None:
         own.replace(path)
 
 
-# --- model and optimizer in parts -------------------------------------------------------------------------------------
+# --- model and optimizer --------------------------------------------------------------------------------------------
 
 
-def collect_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    """Model and optimizer, of a sharded model this rank's part, by the names of parameters."""
-    weights, moments = get_state_dict(model, optimizer)
+def is_sharded(method: Method) -> bool:
+    """Whether each rank has only a part of the model."""
+    return method.is_sharded and method.world.size > 1
+
+
+def collect_model(method: Method, is_whole: bool = False) -> Mapping[str, Any]:
+    """Model and optimizer by the names of parameters, on rank 0; of a sharded model each rank's part, unless
+    `is_whole`. Collective, within `consensus`."""
+    optimizer = method.whole_optimizer()
+    if not (method.world.is_first or is_sharded(method)):
+        return {}
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True) if is_whole and is_sharded(method) else None
+    weights, moments = get_state_dict(method.model, optimizer, options=options)
     return {"model": weights, "optimizer": moments}
 
 
-def load_parts(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer, is_sharded: bool) -> None:
-    """Restore model and optimizer, of whatever layout the checkpoint is. Collective if the model is sharded."""
+def save_model(place: Path, state: Mapping[str, Any], world: World, sharded: bool) -> None:
+    """Write what `collect_model` gave. Collective if each rank has a part."""
+    if world.is_first or sharded:
+        save(dict(state), checkpoint_id=str(place), no_dist=not sharded)
+
+
+def load_model(place: Path, method: Method) -> None:
+    """Restore model and optimizer from a checkpoint of any method and number of ranks. Collective."""
+    model, optimizer = method.model, method.whole_optimizer()
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None  # with gradients, torch would not create the state of the optimizer that it is to fill
-    state = dict(collect_parts(model, optimizer))
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments}
     try:
-        load(state, checkpoint_id=str(place), no_dist=not is_sharded)
+        load(state, checkpoint_id=str(place), no_dist=not is_sharded(method))
     except (Exception, CheckpointException) as error:  # readers of damaged parts may raise anything
         raise _make_error(place, error) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for parameter, gradient in gradients:
         parameter.grad = gradient
+    method.take_optimizer(optimizer)
+    if method.world.size > 1:
+        method.take_model()

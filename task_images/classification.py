@@ -79,7 +79,6 @@ def train_classifier(
     precision = make_precision(long.precision if long else "fp32", world.device)
     chosen = prepare_method(world, lambda: method or Bsp())
     if long:
-        _check_graphs(long, chosen)
         long = replace(long, compile=speed.choose_compile(long.compile, world.contract))
         speed.apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
@@ -129,13 +128,3 @@ def train_classifier(
         arithmetic=settings,
         graphs=speed.Graphs() if long is not None and long.compile == "graphs" else None,
     ).run()
-
-
-def _check_graphs(settings: CheckpointedSettings, method: Method) -> None:
-    """Raises TaskUsageError for methods that hook single layers or change weights, which do not work in a graph
-    replay."""
-    if settings.compile == "graphs" and (method.gates or not method.identical or not method.replays):
-        raise TaskUsageError(
-            "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
-            "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
-        )

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.methods.catalog import make_method
 from task_images.parameters import SpeedSettings
 
@@ -16,29 +16,43 @@ COMPILATIONS = 2
 
 
 def choose_compile(asked: str, contract: Contract) -> str:
-    """What to compile on several ranks: `blocks` instead of `whole` for methods that hook single gradients, because the
-    code of a whole model returns all gradients at once, after the backward pass. Only for its own
-    DistributedDataParallel does torch split that code, at the buckets."""
-    is_hooked = contract.world_size > 1 and contract.method and make_method(contract.method).hooks
-    return "blocks" if asked == "whole" and is_hooked else asked
+    """What to compile on several ranks: `blocks` instead of `whole` for methods that shard a model, or hook single
+    gradients, because the code of a whole model returns all gradients at once, after the backward pass. Only for its
+    own DistributedDataParallel does torch split that code, at the buckets.
+
+    Raises TaskUsageError for methods that hook single layers or change weights, which do not work in a graph replay.
+    """
+    if not contract.method:
+        return asked
+    method = make_method(contract.method)
+    if asked == "graphs" and (method.gates or not method.identical or not method.replays):
+        raise TaskUsageError(
+            "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
+            "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
+        )
+    is_in_parts = contract.world_size > 1 and (method.hooks or method.is_sharded)
+    return "blocks" if asked == "whole" and is_in_parts else asked
 
 
 def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:
-    """Change memory format and code of `model` in place; parameters stay the same objects.
-
-    compile=blocks: each block of the model, so that gradients still appear one after another; graphs: all of it, and on
-    a GPU the kernels of a pass are recorded once and replayed as CUDA graphs, so that small steps do not wait for
-    kernel launches (see `Graphs`); only for training batches of the usual size, see train.Samples.
-    """
+    """Change memory format and code of `model` in place; parameters stay the same objects. Compiled code is used only
+    for training batches of the usual size, see train.Samples."""
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
-    if settings.compile == "no":
+    compile_modules(model, settings.compile, blocks_of(model))
+
+
+def compile_modules(model: nn.Module, what: str, blocks: Sequence[nn.Module], is_full: bool = False) -> None:
+    """Compile each block of the model, so that gradients still appear one after another; or the whole model; "graphs":
+    all of it, and on a GPU the kernels of a pass are recorded once and replayed as CUDA graphs, so that small steps do
+    not wait for kernel launches (see `Graphs`). `is_full`: fail if a part cannot be compiled."""
+    if what == "no":
         return
-    require_compiler(settings.compile)
-    modules = (blocks_of(model) if settings.compile == "blocks" else []) or [model]
+    require_compiler(what)
+    modules = (blocks if what == "blocks" else []) or [model]
     _allow_compilations(COMPILATIONS * len(modules))
     for module in modules:
-        module.compile(mode="reduce-overhead" if settings.compile == "graphs" else None)
+        module.compile(fullgraph=is_full, mode="reduce-overhead" if what == "graphs" else None)
 
 
 def compile_seconds() -> float:

@@ -599,7 +599,6 @@ class Trainer(Loop[P], Generic[P]):
     arithmetic      settings of GPUs
     graphs          None: kernels are launched one by one
     flops           FLOPs of one update of all ranks, and how they were derived; None: a pass is counted for throughput
-    any_layout      whether checkpoints have model and optimizer in parts, which ranks with any layout can read
     """
 
     is_saved = True
@@ -613,7 +612,6 @@ class Trainer(Loop[P], Generic[P]):
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
     graphs: speed.Graphs | None = field(default=None, kw_only=True)
     flops: tuple[float, str] | None = field(default=None, kw_only=True)
-    any_layout: bool = field(default=False, kw_only=True)
 
     def run(self) -> None:
         with sample_gpu(self.world) as self._gpu:

@@ -1,4 +1,4 @@
-"""Sizes of the encoders, and what follows from parameters and number of ranks: FLOPs, layout, batches.
+"""Sizes of the encoders, and what follows from parameters and number of ranks: FLOPs, batches.
 
 Standard library only, so that the tool refuses a run that cannot work before anything starts.
 """
@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from task_images.language.layout import (
-    LayoutError,
-    PretrainingPlan,
-    plan_batch,
-    plan_layout,
-)
+from task_images.language.plan import PlanError, PretrainingPlan, plan_batch
 
 
 @dataclass(frozen=True)
@@ -52,27 +47,25 @@ FLOPS_FORMULA = "6 T L (4 d^2 + 2 d f) + 12 L d T^2 + 6 k (d^2 + d V) + 6 (d^2 +
 LEAST_LENGTH = 8
 
 
-def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> PretrainingPlan:
-    """Raises LayoutError, with what to change, if something does not fit."""
+def make_plan(parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
+    """Raises PlanError, with what to change, if something does not fit."""
     shape, length = SHAPES[parameters["model"]], parameters["sequence_length"]
     if parameters["vocabulary"]:
         shape = replace(shape, vocabulary=parameters["vocabulary"])
     if not LEAST_LENGTH <= length <= shape.context:
-        raise LayoutError(
+        raise PlanError(
             f"sequence_length is {length}; the model {parameters['model']} has {shape.context} positions, and two"
             f" sentences need {LEAST_LENGTH}",
             f"--set sequence_length={shape.context}",
         )
     if parameters["data"] == "python-text" and shape.vocabulary < 260:
-        raise LayoutError(f"bytes and special tokens are 260, the model has {shape.vocabulary}", "--set vocabulary=264")
+        raise PlanError(f"bytes and special tokens are 260, the model has {shape.vocabulary}", "--set vocabulary=264")
     if parameters["data"] == "legacy" and not parameters["blocks"]:
-        raise LayoutError("data=legacy trains on one fixed batch, so it is only for throughput", "--set blocks=10")
-    layout = plan_layout(parameters["parallel"], ranks, parameters["replicas"], per_node)
-    global_batch, passes, micro_batch = plan_batch(layout, parameters)
+        raise PlanError("data=legacy trains on one fixed batch, so it is only for throughput", "--set blocks=10")
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
-    return PretrainingPlan(shape, layout, global_batch, passes, micro_batch, scored)
+    return PretrainingPlan(shape, *plan_batch(ranks, parameters), scored)
 
 
 def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:
-    """Raise LayoutError if `ranks` ranks, `per_machine` of them on each machine, cannot run this."""
-    make_plan(parameters, ranks, per_machine)
+    """Raise PlanError if `ranks` ranks cannot run this."""
+    make_plan(parameters, ranks)

@@ -21,7 +21,7 @@ from task_images.bert_pretraining.data import (
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import FLOPS_FORMULA, SHAPES, make_plan
 from task_images.contract import Contract
-from task_images.language.layout import PARALLEL, PretrainingPlan
+from task_images.language.plan import PretrainingPlan
 from task_images.language.pretraining import Pretraining, PretrainingSettings, require_data_dir
 from task_images.language.tokens import Corpus, Part
 from task_images.parameters import Task, parameter
@@ -45,7 +45,6 @@ class Settings(PretrainingSettings):
     )
     dropout: float = parameter(0.1, "of embeddings, attention and layers", min=0, max=0.9)
     sequence_length: int = parameter(128, "tokens of both sentences, including three special tokens", min=8, max=512)
-    parallel: str = parameter("ddp", "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards", choices=PARALLEL)
     goal_full: float = parameter(
         2.0, "validation loss of masked tokens, in nats, at which the clock stops", min=0, max=1000
     )
@@ -68,10 +67,7 @@ TASK = Task(
     backends=["gloo", "nccl"],
     devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
-    method={
-        "own": "ddp",
-        "refuses": {"fsdp2": "--set parallel=fsdp2 shards its model", "hsdp": "--set parallel=hsdp shards its model"},
-    },
+    method={"own": "ddp"},
     goal={"metric": "mlm_loss", "comparison": "<=", "wording": "validation loss of {threshold} nats per hidden token"},
     data=(
         "WikiText-103 (wikitext-103-raw-v1.zip, 192 MB) with BERT's vocabulary (vocab.txt); or your "
@@ -79,9 +75,6 @@ TASK = Task(
     ),
     free=[
         "micro_batch",
-        "parallel",
-        "replicas",
-        "reshard",
         "activation_checkpointing",
         "compile",
         "checkpoint_every",
@@ -187,8 +180,8 @@ class BertPretraining(Pretraining[Settings, Batch]):
     name, what, settings_type = "bert_pretraining", "BERT", Settings
     goal_metric, formula = "mlm_loss", FLOPS_FORMULA
 
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
-        return make_plan(parameters, ranks, per_node)
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
+        return make_plan(parameters, ranks)
 
     # --- data -------------------------------------------------------------------------------------------------------
 
@@ -233,7 +226,7 @@ class BertPretraining(Pretraining[Settings, Batch]):
     def blocks(self, model: Bert) -> Iterable[nn.Module]:
         return model.layers
 
-    def deviation(self, name: str) -> float | None:
+    def deviation(self, name: str) -> float:
         return float(self.plan.shape.initial)
 
     def forward(self, model: nn.Module, data: Batch) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ Run = Callable[..., Tensor]
 class Decoder(nn.Module):
     """tokens [B, T] -> logits [B, T, vocabulary], or the sum of losses.
 
-    Initial values: see `language.parallel.fill_parameters`.
+    Initial values: see `language.model.fill_parameters`.
 
     stream   number format of what the blocks add to; None: that of the embedding (fp32)
     """

@@ -1,4 +1,4 @@
-"""Sizes and parts of the decoders, and what follows from parameters and number of ranks: FLOPs, layout, batches.
+"""Sizes and parts of the decoders, and what follows from parameters and number of ranks: FLOPs, batches.
 
 Standard library only, so that the tool refuses a run that cannot work before anything starts.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from task_images.language.layout import LayoutError, PretrainingPlan, plan_batch, plan_layout
+from task_images.language.plan import PlanError, PretrainingPlan, plan_batch
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ FLOPS_FORMULA = "6 N_matmul + 12 L d T per token"
 
 
 def choose_shape(parameters: Mapping[str, Any]) -> Shape:
-    """The model's shape, with the run's own vocabulary and context. Raises LayoutError if they do not go together."""
+    """The model's shape, with the run's own vocabulary and context. Raises PlanError if they do not go together."""
     shape = SHAPES[parameters["model"]]
     if parameters["vocabulary"]:
         shape = replace(shape, vocabulary=parameters["vocabulary"])
@@ -101,24 +101,21 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     length = parameters["sequence_length"]
     if length > shape.context:
         if shape.positions == "learned":
-            raise LayoutError(
+            raise PlanError(
                 f"sequence_length is {length}, but the model {parameters['model']} has {shape.context} positions",
                 f"--set sequence_length={shape.context}, or a model with rotary positions",
             )
         shape = replace(shape, context=length)
     if parameters["data"] == "python-text" and shape.vocabulary < 256:
-        raise LayoutError(f"bytes need a vocabulary of 256, the model has {shape.vocabulary}", "--set vocabulary=256")
+        raise PlanError(f"bytes need a vocabulary of 256, the model has {shape.vocabulary}", "--set vocabulary=256")
     return shape
 
 
-def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> PretrainingPlan:
-    """Raises LayoutError, with what to change, if the mesh or the batch does not fit."""
-    shape = choose_shape(parameters)
-    layout = plan_layout(parameters["parallel"], ranks, parameters["replicas"], per_node)
-    global_batch, passes, micro_batch = plan_batch(layout, parameters)
-    return PretrainingPlan(shape, layout, global_batch, passes, micro_batch)
+def make_plan(parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
+    """Raises PlanError, with what to change, if the batch does not fit."""
+    return PretrainingPlan(choose_shape(parameters), *plan_batch(ranks, parameters))
 
 
 def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:
-    """Raise LayoutError if `ranks` ranks, `per_machine` of them on each machine, cannot run this."""
-    make_plan(parameters, ranks, per_machine)
+    """Raise PlanError if `ranks` ranks cannot run this."""
+    make_plan(parameters, ranks)

@@ -1,4 +1,4 @@
-"""Pretraining of a decoder: next-token prediction by AdamW, on any layout of ranks, to a loss or for throughput."""
+"""Pretraining of a decoder: next-token prediction by AdamW, with every method, to a loss or for throughput."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
 from task_images.gpt_pretraining.plan import FLOPS_FORMULA, SHAPES, make_plan
-from task_images.language.layout import PARALLEL, PretrainingPlan
+from task_images.language.plan import PretrainingPlan
 from task_images.language.pretraining import Pretraining, PretrainingSettings, require_data_dir
 from task_images.language.tokens import (
     Batch,
@@ -70,11 +70,6 @@ class Settings(PretrainingSettings):
         choices=("fp32", "bf16"),
     )
     validation_sequences: int = 10240
-    parallel: str = parameter(
-        "ddp",
-        "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards",
-        choices=PARALLEL,
-    )
     goal_full: float = 3.28
     global_batch: int = 512
     micro_batch: int = 64
@@ -83,6 +78,18 @@ class Settings(PretrainingSettings):
     compile: str = "whole"
 
 
+_LLAMA = {
+    "data": "synthetic",
+    "order": "shuffled",
+    "compile": "blocks",
+    "sequence_length": 8192,
+    "batch_per_rank": 2,
+    "micro_batch": 1,
+    "activation_checkpointing": "selective",
+    "learning_rate": 0.0003,
+    "blocks": 10,
+    "block_updates": 5,
+}
 TASK = Task(
     settings=Settings,
     number="5a",
@@ -90,10 +97,7 @@ TASK = Task(
     backends=["gloo", "nccl"],
     devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
-    method={
-        "own": "ddp",
-        "refuses": {"fsdp2": "--set parallel=fsdp2 shards its model", "hsdp": "--set parallel=hsdp shards its model"},
-    },
+    method={"own": "ddp"},
     goal={"metric": "loss", "comparison": "<=", "wording": "validation loss of {threshold} nats per token"},
     data=(
         "FineWeb-10B as GPT-2's tokens in llm.c's shards (fineweb_train_000001.bin, ...), 20 GB, or "
@@ -102,9 +106,6 @@ TASK = Task(
     ),
     free=[
         "micro_batch",
-        "parallel",
-        "replicas",
-        "reshard",
         "activation_checkpointing",
         "compile",
         "attention",
@@ -153,34 +154,9 @@ TASK = Task(
             "micro_batch": 64,
             "blocks": 10,
         },
-        "1B": {
-            "model": "1B",
-            "data": "synthetic",
-            "order": "shuffled",
-            "compile": "blocks",
-            "sequence_length": 8192,
-            "batch_per_rank": 2,
-            "micro_batch": 1,
-            "parallel": "fsdp2",
-            "activation_checkpointing": "selective",
-            "learning_rate": 0.0003,
-            "blocks": 10,
-            "block_updates": 5,
-        },
-        "8B": {
-            "model": "8B",
-            "data": "synthetic",
-            "order": "shuffled",
-            "compile": "blocks",
-            "sequence_length": 8192,
-            "batch_per_rank": 2,
-            "micro_batch": 1,
-            "parallel": "fsdp2",
-            "activation_checkpointing": "selective",
-            "learning_rate": 0.0003,
-            "blocks": 10,
-            "block_updates": 5,
-        },
+        # Their state is too large for a GPU: --method fsdp2 shards it.
+        "1B": {"model": "1B", **_LLAMA},
+        "8B": {"model": "8B", **_LLAMA},
         # Bytes of the language reference that comes with Python; half a minute on one core.
         "tiny": {
             "model": "tiny",
@@ -215,8 +191,8 @@ class DecoderPretraining(Pretraining[Settings, Batch]):
     name, what, settings_type = "gpt_pretraining", "a decoder", Settings
     goal_metric, formula = "loss", FLOPS_FORMULA
 
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
-        return make_plan(parameters, ranks, per_node)
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
+        return make_plan(parameters, ranks)
 
     def check_options(self) -> None:
         if self.settings.stream == "bf16" and self.settings.precision != "bf16":
@@ -263,8 +239,8 @@ class DecoderPretraining(Pretraining[Settings, Batch]):
         """Tied tensors belong to both ends, and to no group but the root's."""
         return ((), ()) if model.shape.tied else ((model.embedding,), (model.output,))
 
-    def deviation(self, name: str) -> float | None:
-        return initial_deviation(name, shape=self.plan.shape)
+    def deviation(self, name: str) -> float:
+        return initial_deviation(name, self.plan.shape)
 
     def unused_rows(self) -> Mapping[str, int]:
         return count_unused_rows(self.plan.shape)

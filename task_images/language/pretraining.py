@@ -1,7 +1,7 @@
 """Pretraining of language models by the common training loop: updates of many passes, AdamW, sharded models.
 
 A task subclasses `Pretraining`; start reading at `Pretraining.run`, its way from the contract to the result. The mean
-is over all tokens of all ranks and passes, so the curve does not depend on the layout. For the loop, the whole training
+is over all tokens of all ranks and passes, so the curve does not depend on their number. For the loop, the whole training
 is one epoch of `steps` updates.
 """
 
@@ -20,17 +20,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
-from task_images.language.layout import PretrainingPlan
-from task_images.language.parallel import SpreadOptions, choose_attention, choose_runner, spread
+from task_images.language.model import NO_ROWS, choose_attention, choose_runner, materialize
+from task_images.language.plan import PretrainingPlan
 from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
-from task_images.methods.fsdp import Sharded
+from task_images.methods.fsdp import Fsdp2
 from task_images.metrics import Mean, Values, check_finite, collect
 from task_images.parameters import CudaSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
-from task_images.speed import Graphs, choose_compile
+from task_images.speed import Graphs, choose_compile, compile_modules
 from task_images.train import (
     PassLoss,
     Plan,
@@ -45,7 +45,7 @@ from task_images.world import World
 
 @dataclass(frozen=True)
 class PretrainingSettings(TrainingSettings, CudaSettings):
-    """Pretraining of language models on any layout of ranks."""
+    """Pretraining of language models."""
 
     vocabulary: int = parameter(0, "vocabulary size; 0: that of the model", min=0, max=4194304)
     synthetic_tokens: int = parameter(4194304, "tokens of synthetic data", min=1024, max=4294967296)
@@ -74,13 +74,6 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     weight_decay: float = parameter(0.1, "of matrices; scales, shifts and biases have none", min=0, max=10)
     clip: float = parameter(1.0, "maximum gradient norm; 0: no limit", min=0, max=1000000)
     evaluate_every: int = parameter(250, "updates between validations", min=1, max=100000000)
-    replicas: int = parameter(
-        0,
-        "replicas of the sharded model with hsdp; 0: one per node, or 2 if nodes have one rank each",
-        min=0,
-        max=65536,
-    )
-    reshard: bool = parameter(True, "FSDP frees gathered parameters after the forward pass")
     activation_checkpointing: str = parameter(
         "none",
         "what the backward pass recomputes: nothing, everything except matrix products and attention, or whole blocks",
@@ -111,16 +104,15 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     # Choices are set by each task.
     model: str = ""
     data: str = ""
-    parallel: str = "ddp"
 
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
-# Parameters that a resumed run may change: layout, arithmetic, validation, storage, and the end of training. All
+# Parameters that a resumed run may change: passes, arithmetic, validation, storage, and the end of training. All
 # others, including every hyperparameter, must match the run that wrote the checkpoint.
 RESUMABLE = frozenset(
     (
-        *("batch_per_rank", "micro_batch", "parallel", "replicas", "reshard"),
-        *("activation_checkpointing", "compile", "attention", "vocabulary", "tf32", "cudnn"),
+        *("batch_per_rank", "micro_batch", "activation_checkpointing", "compile"),
+        *("attention", "vocabulary", "tf32", "cudnn"),
         *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
         *("goal_full", "goal_light", "budget_seconds", "blocks_after", "blocks", "block_updates"),
     )
@@ -185,7 +177,7 @@ class Pretraining(ABC, Generic[S, B]):
         """Raises TaskUsageError for incompatible settings."""
         self.contract = contract
         self.settings: S = _read_settings(self.settings_type, contract)
-        self.plan = self.make_plan(asdict(self.settings), contract.world_size, contract.local_world_size)
+        self.plan = self.make_plan(asdict(self.settings), contract.world_size)
         compile = choose_compile(self.settings.compile, contract)
         self.settings = replace(self.settings, global_batch=self.plan.global_batch, compile=compile)
         self.tokens = self.plan.global_batch * self.settings.sequence_length  # of an update
@@ -193,8 +185,8 @@ class Pretraining(ABC, Generic[S, B]):
     # --- what a task says -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_plan(self, parameters: Mapping[str, Any], ranks: int, per_node: int) -> PretrainingPlan:
-        """The plan. Raises LayoutError."""
+    def make_plan(self, parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
+        """The plan. Raises PlanError."""
 
     @abstractmethod
     def load_corpus(self) -> Corpus:
@@ -213,23 +205,23 @@ class Pretraining(ABC, Generic[S, B]):
 
     @abstractmethod
     def blocks(self, model: Any) -> Iterable[nn.Module]:
-        """The modules that are compiled, gathered and recomputed one at a time."""
+        """The modules that are compiled, sharded and recomputed one at a time."""
 
     def compiled(self, model: Any) -> Iterable[nn.Module]:
         """Additional modules to compile."""
         return ()
 
     def apart(self, model: Any) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
-        """Modules before and after the blocks that FSDP gathers separately."""
+        """Modules before and after the blocks that are sharded separately."""
         return (), ()
 
     @abstractmethod
-    def deviation(self, name: str) -> float | None:
-        """Standard deviation of the initial values of a parameter, see `parallel.Deviation`."""
+    def deviation(self, name: str) -> float:
+        """Standard deviation of the initial values of a matrix."""
 
     def unused_rows(self) -> Mapping[str, int]:
         """Number of rows at the end of a parameter that stay 0, by parameter name."""
-        return {}
+        return NO_ROWS
 
     @abstractmethod
     def flops(self) -> float:
@@ -285,8 +277,8 @@ class Pretraining(ABC, Generic[S, B]):
             dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
             sizes = (1, plan.shape.heads, settings.sequence_length, plan.shape.width // plan.shape.heads)
             attention = choose_attention(settings.attention, sizes, world.device, dtype)
-            world.await_loading()  # creating sharded models is collective
-            self.model = self._spread_model()
+            method = self._prepare_method()
+            self.model = self._prepare_model()
             self.use_corpus(corpus)
             details = {
                 "bytes_per_token": corpus.bytes_per_token,
@@ -296,18 +288,15 @@ class Pretraining(ABC, Generic[S, B]):
                 "data": corpus.name,
                 "options": {"compile": settings.compile, **attention},
                 **self.details(),
-                "layout": asdict(plan.layout),
                 "parameters": plan.shape.parameters,
                 "passes_per_update": plan.passes,
                 "global_batch": settings.global_batch,
                 "tokens_per_update": self.tokens,
             }
-            self._make_trainer(report, details).run()
+            self._make_trainer(report, method, details).run()
 
-    def _make_trainer(self, report: Reporter, details: dict[str, Any]) -> Trainer[B]:
-        p, world, layout = self.settings, self.world, self.plan.layout
-        self._precision = Precision(p.precision, world.device, casts=not layout.is_sharded)
-        method = self._make_method(report)
+    def _make_trainer(self, report: Reporter, method: Method, details: dict[str, Any]) -> Trainer[B]:
+        p, world = self.settings, self.world
         parameters = {name: one for name, one in asdict(p).items() if name not in RESUMABLE}
         return Trainer(
             world,
@@ -339,48 +328,38 @@ class Pretraining(ABC, Generic[S, B]):
             arithmetic=p,
             graphs=Graphs() if p.compile == "graphs" else None,
             flops=(self.flops(), self.formula),
-            any_layout=True,
         )
 
-    def _spread_model(self) -> nn.Module:
-        """The model, distributed over the ranks, with initial values that do not depend on the layout."""
-        p, layout = self.settings, self.plan.layout
+    def _prepare_method(self) -> Method:
+        """Gradient exchange, and the number format in which it is used."""
+        p, method = self.settings, prepare_method(self.world, Ddp)
+        if p.clip and method.gates:
+            raise TaskUsageError(
+                f"clip={p.clip:g} needs all gradients at once, and this method updates layer by layer",
+                "--set clip=0, or another method",
+            )
+        self._is_sharded = isinstance(method, Fsdp2) and self.world.size > 1
+        if isinstance(method, Fsdp2):
+            method.is_bf16 = p.precision == "bf16"
+        self._precision = Precision(p.precision, self.world.device, casts=not self._is_sharded)
+        return method
+
+    def _prepare_model(self) -> nn.Module:
+        """The model, compiled, with initial values that do not depend on the number of ranks; one that is to be sharded
+        is still on the meta device."""
+        p = self.settings
         with torch.device("meta"):
             model = self.make_model()
         runner = choose_runner(p.activation_checkpointing)
         if runner is not None:
             model.run_block = runner
-        return spread(
-            self.world,
-            layout,
-            SpreadOptions(p.precision, p.reshard, p.compile),
-            model,
-            self.blocks(model),
-            deviation=self.deviation,
-            seed=self.contract.seed,
-            compiled=self.compiled(model),
-            apart=self.apart(model),
-            unused_rows=self.unused_rows(),
-        )
-
-    def _make_method(self, report: Reporter) -> Method:
-        """Gradient exchange. Sharded models have their own; others support any method."""
-        layout = self.plan.layout
-        if layout.name != "ddp":
-            if self.contract.method:
-                raise TaskUsageError(
-                    f"parallel={layout.name} exchanges gradients itself, so --method has no effect",
-                    "Leave out --method, or --set parallel=ddp.",
-                )
-            report.say(f"method: as in parallel={layout.name}")
-            return Sharded()
-        method = prepare_method(self.world, Ddp)
-        if self.settings.clip and method.gates:
-            raise TaskUsageError(
-                f"clip={self.settings.clip:g} needs all gradients at once, and this method updates layer by layer",
-                "--set clip=0, or another method",
-            )
-        return method
+        blocks, (first, last) = list(self.blocks(model)), self.apart(model)
+        compile_modules(model, p.compile, [*blocks, *self.compiled(model)], is_full=True)
+        model.parts = [*first, *blocks, *last]
+        model.materialize = partial(materialize, model, self.deviation, self.contract.seed, self.unused_rows())
+        if not self._is_sharded:
+            model.materialize(self.world.device)
+        return model
 
     # --- as the training loop sees it -------------------------------------------------------------------------------
 
@@ -430,11 +409,6 @@ class Pretraining(ABC, Generic[S, B]):
 
 def _read_settings(kind: type[S], contract: Contract) -> S:
     settings = read_parameters(kind, contract.parameters)
-    if settings.compile in ("whole", "graphs") and settings.parallel != "ddp":
-        raise TaskUsageError(
-            f"compile={settings.compile} needs the whole model, but parallel={settings.parallel} shards it",
-            "--set compile=blocks, or --set parallel=ddp",
-        )
     if settings.compile in ("whole", "graphs") and settings.activation_checkpointing != "none":
         raise TaskUsageError(
             "activation_checkpointing calls blocks one at a time, so the model cannot be compiled as a whole",

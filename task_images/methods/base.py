@@ -504,24 +504,13 @@ class Method:
             replicas.check_identical(self.world, self.model)
         return self._distance
 
-    @property
-    def keeps_optimizer_state(self) -> bool:
-        """Whether `optimizer` has its state on every rank, or of a sharded model the part of each."""
-        return True
+    def whole_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer for a checkpoint: with its state at least on rank 0, of a sharded model with the part of each
+        rank. Collective, within `consensus`."""
+        return self.optimizer
 
-    def state_dict(self) -> dict[str, Any]:
-        """What rank 0 writes to a checkpoint: model, optimizer, number of updates. Collective, within `consensus`."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "update": self.update,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from rank 0's `state_dict`, which every rank has read. Collective."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.update = int(state["update"])
+    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on from the state of what `whole_optimizer` gave, which has been loaded from a checkpoint."""
 
     def stats(self) -> dict[str, float]:
         """Counters of this rank since `attach`, for the result's details: updates, messages, bytes, ..."""

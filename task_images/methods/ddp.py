@@ -113,6 +113,7 @@ class Zero1(Ddp):
 
     def make_optimizer(self, make: MakeOptimizer) -> torch.optim.Optimizer:
         """The task's optimizer with its settings, sharded."""
+        self._make = make
         whole = make(self.model)
         if self.world.size == 1:
             return whole
@@ -125,16 +126,18 @@ class Zero1(Ddp):
         made: torch.optim.Optimizer = optim.ZeroRedundancyOptimizer(groups, type(whole), **defaults)
         return made
 
-    @property
-    def keeps_optimizer_state(self) -> bool:
-        """Not if it is sharded."""
-        return self.world.size == 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's whole state, on rank 0, so that other methods and numbers of ranks can resume from it."""
+    def whole_optimizer(self) -> torch.optim.Optimizer:
+        """The task's own, with the state of all shards on rank 0."""
+        whole = self._make(self.model)
         if self.world.size > 1:
             self.optimizer.consolidate_state_dict(0)  # type: ignore[attr-defined]
-        return super().state_dict() if self.world.is_first else {}
+        if self.world.is_first:
+            whole.load_state_dict(self.optimizer.state_dict())
+        return whole
+
+    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Each rank keeps its shard."""
+        self.optimizer.load_state_dict(optimizer.state_dict())
 
 
 def _first(done: Future[list[Tensor]]) -> Tensor:

@@ -3,57 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from task_images.methods import Lazy, nn, torch
-from task_images.methods.base import LossScale, Method, MethodError
+from task_images.methods.base import LossScale, Method, MethodError, Option
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import device_mesh, fsdp
-    from torch.distributed.checkpoint import state_dict as states
 
     from task_images import world as distributed
-    from task_images.language import layout
 else:
     device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
-    states = Lazy("torch.distributed.checkpoint.state_dict")
-    distributed, layout = Lazy("task_images.world"), Lazy("task_images.language.layout")
+    distributed = Lazy("task_images.world")
 
 
 class Fsdp2(Method):
     """torch exchanges gradients within the backward pass of the last pass, as means over ranks; unequal batches are
-    weighted at the start of the backward pass. Nothing is replicated."""
+    weighted at the start of the backward pass. Nothing is replicated.
+
+    A model may come on the meta device, so that no rank ever has all of it. Then it has `parts`, the modules to shard
+    in the order of the forward pass, and `materialize(device)`, which makes the parameters of this rank.
+    """
 
     name = "fsdp2"
     summary = "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)"
     source = "Zhao et al. 2023, arXiv:2304.11277"
     formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
+    options = {  # noqa: RUF012
+        "reshard": Option(1, 0, 1, "whether gathered parameters are freed between forward and backward pass: 1 or 0")
+    }
     exact = True
     wraps = True
     replays = False
+    is_sharded = True
     mixed = ("forward", "backward")
-    in_groups: ClassVar[bool] = False
+    is_bf16 = False  # gather and use parameters in bf16, and sum gradients in fp32
+
+    def share_model(self) -> None:
+        """A model on the meta device gets its parameters when it is sharded."""
+        if not any(parameter.is_meta for parameter in self.model.parameters()):
+            super().share_model()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Shard the blocks of the model, then the rest."""
+        """Shard the parts of the model, then the rest. Torch gathers each while the one before it computes; the last
+        one is needed again at once."""
         distributed.require_sharding(self.world)
-        kind, size = self.world.device.type, self.world.size
-        count = layout.count_nodes(size, self.world.contract.local_world_size) if self.in_groups else 1
-        if count == 1:
-            mesh = device_mesh.init_device_mesh(kind, (size,))
-        else:
-            mesh = device_mesh.init_device_mesh(kind, (count, size // count), mesh_dim_names=("replicate", "shard"))
+        policy, mesh = fsdp.MixedPrecisionPolicy(), self.make_mesh()
+        if self.is_bf16:
+            policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        is_meta = any(parameter.is_meta for parameter in model.parameters())
         for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
             parameter.data = parameter.data.contiguous()
-        shard(model, _list_blocks(model), mesh)
-        return self.weigh(model)
-
-    def weigh(self, model: nn.Module) -> nn.Module:
-        """Have this rank's share of the update multiplied into the gradients of the model's outputs."""
+        parts = [*getattr(model, "parts", _list_blocks(model)), model]
+        for part in parts:
+            reshard = bool(self.values["reshard"]) and part not in parts[-2:]
+            fsdp.fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        if is_meta:
+            model.materialize(self.world.device)  # type: ignore[operator]
         model.register_forward_hook(self._weigh_outputs)
         return model
+
+    def make_mesh(self) -> device_mesh.DeviceMesh:
+        """All ranks share one copy of the model."""
+        return device_mesh.init_device_mesh(self.world.device.type, (self.world.size,))
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update; only its last pass reduces gradients."""
@@ -94,27 +108,6 @@ class Fsdp2(Method):
         factor = self.world.size * self.share
         return gradient if factor == 1 else gradient * factor
 
-    def state_dict(self) -> dict[str, Any]:
-        """The full state of model and optimizer, gathered on rank 0. Collective."""
-        if self.world.size == 1:
-            return super().state_dict()
-        whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return {
-            "model": states.get_model_state_dict(self.model, options=whole),
-            "optimizer": states.get_optimizer_state_dict(self.model, self.optimizer, options=whole),
-            "update": self.update,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Distribute a full state over the ranks. Collective."""
-        if self.world.size == 1:
-            super().load_state_dict(state)
-            return
-        spread = states.StateDictOptions(full_state_dict=True)
-        states.set_model_state_dict(self.model, dict(state["model"]), options=spread)
-        states.set_optimizer_state_dict(self.model, self.optimizer, dict(state["optimizer"]), options=spread)
-        self.update = int(state["update"])
-
 
 class Hsdp(Fsdp2):
     """Each group of ranks has all shards; a group is a node, or half of the ranks if there is one node or one rank per
@@ -123,45 +116,30 @@ class Hsdp(Fsdp2):
     name = "hsdp"
     summary = "fsdp2 within each node or half of the ranks, all-reduce between these groups"
     formula = "3 (1-G/P) M + 2 (G-1)/P M with G groups; with gloo 4 (1-G/P) M + 2 (G-1)/P M"
-    in_groups = True
+    options = {  # noqa: RUF012
+        **Fsdp2.options,
+        "groups": Option(0, 0, 65536, "copies of the sharded model; 0: one per node, or 2 if nodes have one rank each"),
+    }
 
     def check(self, ranks: int) -> None:
-        """There are two groups at least."""
-        if ranks < 4 or ranks % 2:
-            raise MethodError(
-                f"hsdp needs two groups of ranks: an even number of at least 4, not {ranks}", "--method fsdp2"
-            )
+        """There are two groups at least, all of the same size."""
+        groups = self.values["groups"] or 2
+        if groups < 2 or ranks < 2 * groups or ranks % groups:
+            raise MethodError(f"hsdp cannot divide {ranks} ranks into {groups} groups of at least 2", "--method fsdp2")
+
+    def make_mesh(self) -> device_mesh.DeviceMesh:
+        """Ranks of a group are neighbors: they gather parameters layer by layer, and so belong on one node."""
+        size, nodes = self.world.size, count_nodes(self.world.size, self.world.contract.local_world_size)
+        groups = self.values["groups"] or nodes
+        return device_mesh.init_device_mesh(
+            self.world.device.type, (groups, size // groups), mesh_dim_names=("replicate", "shard")
+        )
 
 
-class Sharded(Fsdp2):
-    """For a model that is sharded before it comes here, each rank with its parts of the same initial values."""
-
-    name = "sharded"
-    is_sharded = True
-
-    def share_model(self) -> None:
-        """All ranks have their parts."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Only the shares are left to do."""
-        return self.weigh(model)
-
-
-def shard(
-    model: nn.Module,
-    blocks: Sequence[nn.Module],
-    mesh: device_mesh.DeviceMesh,
-    is_bf16: bool = False,
-    reshard: bool | None = None,
-) -> None:
-    """Shard each of the blocks, then the rest of the model. `is_bf16`: parameters are gathered and used in bf16, and
-    gradients summed in fp32; `reshard`: whether gathered parameters are freed after the forward pass; None: only those
-    of the blocks."""
-    policy = fsdp.MixedPrecisionPolicy()
-    if is_bf16:
-        policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for part in (*blocks, model):
-        fsdp.fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+def count_nodes(ranks: int, per_node: int) -> int:
+    """Number of groups of hsdp: one per node, or two if there is one node or one rank per node."""
+    nodes, rest = divmod(ranks, per_node)
+    return 2 if per_node == 1 or nodes == 1 or rest else nodes
 
 
 def _list_blocks(model: nn.Module) -> list[nn.Module]:

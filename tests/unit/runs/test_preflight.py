@@ -21,11 +21,11 @@ def request(preset: str, *workers: int, **changes: Any) -> Request:
     return Request(name="x", workers=workers or (1,), task="gpt_pretraining", preset=preset, set=changes)
 
 
-def test_a_mesh_that_does_not_fit_the_workers_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match=r"x-3: a mesh with replicas=2 does not fit 3 ranks") as caught:
-        resolve(request("tiny", 4, 3, parallel="hsdp"), LOCAL, MACHINE)
+def test_a_batch_that_does_not_fit_the_workers_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match=r"x-3: a global batch of 32 sequences cannot be split") as caught:
+        resolve(request("tiny", 4, 3), LOCAL, MACHINE)
     assert caught.value.exit_code == 2
-    assert "--set replicas=1" in str(caught.value.hint)
+    assert "--set global_batch=30" in str(caught.value.hint)
 
 
 def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> None:

@@ -1,5 +1,6 @@
 """BERT on real ranks: layouts have the curve of one process, the protocol counts sentences, tiny reaches its goal."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ SHORT: Mapping[str, Any] = {
 
 def train(ranks: RankServer, size: int, folder: Path, preset: str = "tiny", **changes: Any) -> list[Ended]:
     folder.mkdir(exist_ok=True)
+    method = {"name": changes.pop("method", "ddp")}
     parameters = load_task("bert_pretraining").resolve(preset, changes)
-    ended = ranks.run(TASK, size, folder, parameters)
+    ended = ranks.run(TASK, size, folder, parameters, MLBENCH_METHOD=json.dumps(method))
     assert [one.code for one in ended] == [0] * size, ended[0].stderr[-2000:]
     return ended
 
@@ -37,8 +39,8 @@ def test_layouts_have_the_curve_of_one_process(ranks: RankServer, tmp_path: Path
         ("ddp", {"micro_batch": 2}),
         ("fsdp2", {"activation_checkpointing": "full"}),
     ]
-    for parallel, more in cases:
-        found = train(ranks, 2, tmp_path / parallel, **SHORT, validation_sequences=30, parallel=parallel, **more)
+    for method, more in cases:
+        found = train(ranks, 2, tmp_path / method, **SHORT, validation_sequences=30, method=method, **more)
         for point, wanted in zip(found[0].result["details"]["curve"], expected, strict=True):
             for name in ("train_loss", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"):
                 assert point[name] == pytest.approx(wanted[name], abs=1e-5)

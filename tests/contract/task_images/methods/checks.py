@@ -7,13 +7,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from task_images.checkpoint import collect_model, is_sharded, save_model
 from task_images.contract import Contract, WrongResultError
 from task_images.methods import FILES
 from task_images.methods.base import LossScale, Method, MethodError
@@ -156,10 +156,10 @@ def bytes_are_those_of_the_formula(world: World) -> None:
 def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
     for name in ("eftopk", "dgc", "powersgd", "qsgd", "bytescheduler", *DRIFTING):
         _, first = train(world, make(name), 4)
+        state = save(world, first)
         with first.consensus():
-            [state] = _share([first.state_dict()])  # rank 0's file
-            state["own"] = copy.deepcopy(first.own_state())  # the rank's own file
-        rest, method = train(world, make(name), 3, start=4, state=state)
+            own = copy.deepcopy(first.own_state())
+        rest, method = train(world, make(name), 3, start=4, state=state, own=own or None)
         again, other = train(world, make(name), 7, consensus_after=3)
         with other.consensus(), method.consensus():
             for one, two in zip(rest.parameters(), again.parameters(), strict=True):
@@ -171,17 +171,17 @@ def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
 def what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint(world: World) -> None:
     """Where the ranks' own states are not there, as after a change of their number."""
     _, first = train(world, make("localsgd"), 4)
-    with first.consensus():
-        [state] = _share([first.state_dict()])
+    state = save(world, first)
+    averaged = copy.deepcopy(first.model.state_dict())
 
     def make_loaded() -> nn.Module:
         net = Net()
-        net.load_state_dict(state["model"])
+        net.load_state_dict(averaged)
         return net
 
     for name, options in (("slowmo", {"steps": "2"}), ("diloco", {"steps": "2"}), ("choco", {})):
-        rest, method = train(world, make(name, **options), 3, start=4, state=copy.deepcopy(state))
-        again, other = train(world, make(name, **options), 3, start=4, state=copy.deepcopy(state), make_net=make_loaded)
+        rest, method = train(world, make(name, **options), 3, start=4, state=state)
+        again, other = train(world, make(name, **options), 3, start=4, state=state, make_net=make_loaded)
         for one, two in zip(rest.parameters(), again.parameters(), strict=True):
             assert torch.equal(one, two), (name, float((one - two).detach().abs().max()))
         for each in (method, other):
@@ -192,8 +192,7 @@ def what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint(world: 
 def torchs_engines_go_on_from_a_checkpoint(world: World) -> None:
     for name in [one.name for one in list_possible(world.size) if one.name in ("zero1", "fsdp2", "hsdp")]:
         _, first = train(world, make(name), 3, make_net=PlainNet)
-        with first.consensus():
-            [state] = _share([first.state_dict()])
+        state = save(world, first)
         rest, _ = train(world, make(name), 2, make_net=PlainNet, start=3, state=state)
         again, _ = train(world, make(name), 5, make_net=PlainNet)
         for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
@@ -204,17 +203,19 @@ def a_sharded_optimizer_and_a_whole_one_go_on_from_each_other(world: World) -> N
     again, _ = train(world, make("ddp"), 5, make_net=PlainNet)
     for before, after in (("ddp", "zero1"), ("zero1", "ddp")):
         _, first = train(world, make(before), 3, make_net=PlainNet)
-        with first.consensus():
-            [state] = _share([first.state_dict()])
+        state = save(world, first)
         rest, _ = train(world, make(after), 2, make_net=PlainNet, start=3, state=state)
         for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=f"{before} {after} {key}")
 
 
-def _share(items: list[Any]) -> list[Any]:
-    """Rank 0's objects on all ranks, as if they had been read from its file."""
-    torch.distributed.broadcast_object_list(items, 0)
-    return items
+def save(world: World, method: Method) -> Path:
+    """A checkpoint of model and optimizer."""
+    place = Path(world.contract.output_dir).parent / f"{method.name}-{method.update}"
+    with method.consensus():
+        save_model(place, collect_model(method), world, is_sharded(method))
+    world.barrier()
+    return place
 
 
 def neighbors_come_together_as_fast_as_their_mixing_matrix_says(world: World) -> None:

@@ -37,12 +37,10 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 }
 # The reason, by the task and the method that it cannot take.
 CLIPS = "layers are updated one by one"
-SHARDS = "shards its model"
 WRAPS = "calls parts of its model"
 GATES = "clips gradients by their norm"
 REFUSED = {
     **{(task, "dear"): CLIPS for task in ("gpt_pretraining", "bert_pretraining")},
-    **{(task, "fsdp2"): SHARDS for task in ("gpt_pretraining", "bert_pretraining")},
     **{
         (task, method): reason
         for task in ("wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer")

@@ -1,11 +1,13 @@
 """What the checks of methods train: small networks with what is hard for a reducer, and the mean by hand."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from task_images.checkpoint import load_model
 from task_images.methods.base import Method
 from task_images.world import World
 
@@ -70,12 +72,13 @@ def train(
     uneven: bool = False,
     clip: float | None = None,
     start: int = 0,
-    state: Mapping[str, Any] | None = None,
+    state: Path | None = None,
+    own: Mapping[str, Any] | None = None,
     consensus_after: int | None = None,
 ) -> tuple[nn.Module, Method]:
     """Updates of a network on batches that differ by update, pass and rank. `uneven`: so do the ranks' weights.
 
-    start, state       go on after so many updates from what `Method.state_dict` gave, and as `own` what `own_state` did
+    start, state       go on after so many updates from the checkpoint `state`, and from what `own_state` gave
     consensus_after    also reach consensus after this update, as a validation would
     """
     torch.manual_seed(3)
@@ -84,10 +87,9 @@ def train(
         world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
     )
     if state is not None:
-        method.load_state_dict(state)
-        if world.size > 1:
-            method.take_model()
-        if own := state.get("own"):
+        load_model(state, method)
+        method.update = start
+        if own is not None:
             method.load_own_state(own)
     weight, total = (world.rank + 1.0, sum(range(1, world.size + 1))) if uneven else (1.0, float(world.size))
     for update in range(start, start + updates):

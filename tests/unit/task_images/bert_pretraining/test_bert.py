@@ -1,7 +1,6 @@
 """BERT: sizes as published, outputs and losses as transformers', samples with the right masks."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +22,8 @@ from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import SHAPES, Shape, make_plan
 from task_images.bert_pretraining.texts import SPECIAL, WordPiece, split_words
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
-from task_images.language.layout import LayoutError, PretrainingPlan
-from task_images.language.parallel import fill_parameters
+from task_images.language.model import fill_parameters
+from task_images.language.plan import PlanError
 from task_images.language.tokens import Corpus, Part
 from tests.needs import needs
 
@@ -224,27 +223,20 @@ def test_every_preset_fits() -> None:
     for preset in task.presets:
         values = task.resolve(preset)
         plan = make_plan(values, 2)
-        assert plan.passes * plan.micro_batch * plan.layout.ranks == plan.global_batch
-    with pytest.raises(LayoutError, match="has 512 positions"):
+        assert plan.passes * plan.micro_batch * 2 == plan.global_batch
+    with pytest.raises(PlanError, match="has 512 positions"):
         make_plan({**task.resolve("spec"), "sequence_length": 600}, 2)
 
 
 def test_the_batch_of_2020_is_for_throughput_only() -> None:
     """It is refused from numbers alone, before anything starts."""
     parameters = load_task("bert_pretraining").resolve("tiny", {"data": "legacy"})
-    with pytest.raises(LayoutError, match="trains on one fixed batch") as error:
+    with pytest.raises(PlanError, match="trains on one fixed batch") as error:
         make_plan(parameters, 1)
     assert error.value.hint == "--set blocks=10"
     assert make_plan(parameters | {"blocks": 10}, 1).scored == parameters["sequence_length"]
 
 
-# --- checks before a run --------------------------------------------------------------------------------------------
-
-
-def plan(ranks: int = 1, per_node: int = 1, preset: str = "spec", **changes: Any) -> PretrainingPlan:
-    return make_plan({**load_task("bert_pretraining").resolve(preset), **changes}, ranks, per_node)
-
-
 def test_only_masked_positions_have_logits() -> None:
     """15 % of 128 tokens are 19."""
-    assert plan().scored == 19
+    assert make_plan(load_task("bert_pretraining").resolve("spec"), 1).scored == 19

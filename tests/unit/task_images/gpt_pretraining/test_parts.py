@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from task_images.gpt_pretraining.model import Decoder, make_rotation, rotate
 from task_images.gpt_pretraining.plan import Shape
-from task_images.language.parallel import fill_parameters
+from task_images.language.model import fill_parameters
 
 SMALL = Shape(90, 32, 64, 2, 4, 4, 128)
 
