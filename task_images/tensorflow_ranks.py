@@ -23,14 +23,13 @@ from task_images.world import GROUP_SECONDS, World
 COLLECTIVES = ("all_reduce", "all_gather")  # none in place: tensors cannot be changed
 
 
-def find_addresses(world: World, port: int = 0) -> list[str]:
-    """ "host:port" by which other ranks find each rank: its worker's name, else the address of rank 0; `port` is that
-    of this rank, 0: one that is free now. Collective."""
+def find_addresses(world: World) -> list[str]:
+    """ "host:port" by which other ranks find each rank: its worker's name, else the address of rank 0; a port that is
+    free now. Collective."""
     contract = world.contract
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
     places = []
     for number, node in world.gather([port, contract.node_rank]):
         host = contract.hosts[int(node)] if node < len(contract.hosts) else contract.master_addr

@@ -136,15 +136,11 @@ class World:
         else:
             dist.barrier()
 
-    def await_loading(self, seconds: float = LOADING_SECONDS) -> None:
-        """Wait until all ranks have loaded their data; later calls return at once. Raises PeerLostError."""
-        self.await_all("loaded", seconds)
-
-    def await_all(self, event: str, seconds: float) -> None:
-        """Wait until all ranks have called this for `event`. Uses the rendezvous store, because collectives have a
-        timeout of minutes, so that hangs are noticed. Raises PeerLostError."""
+    def await_loading(self) -> None:
+        """Wait until all ranks have loaded their data; later calls return at once. Uses the rendezvous store, because
+        collectives have a timeout of minutes, so that hangs are noticed. Raises PeerLostError."""
         if self._store is not None and self.size > 1:
-            await_everyone(self._store, event, self.rank, self.size, seconds)
+            await_everyone(self._store, "loaded", self.rank, self.size, LOADING_SECONDS)
 
     def synchronize(self) -> None:
         """Wait for the device. Does nothing on a CPU."""

@@ -1,8 +1,8 @@
 """Pretraining of language models by the common training loop: updates of many passes, AdamW, sharded models.
 
 A task subclasses `Pretraining`; start reading at `Pretraining.run`, its way from the contract to the result. The mean
-is over all tokens of all ranks and passes, so the curve does not depend on their number. For the loop, the whole training
-is one epoch of `steps` updates.
+is over all tokens of all ranks and passes, so the curve does not depend on their number. For the loop, the whole
+training is one epoch of `steps` updates.
 """
 
 import math

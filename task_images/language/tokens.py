@@ -284,8 +284,8 @@ class Part:
 
 
 def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part) -> Iterator[Batch]:
-    """This rank's passes of update `step` (from 0): a contiguous part of the global batch, which does not depend on their
-    number."""
+    """This rank's passes of update `step` (from 0): a contiguous part of the global batch, which does not depend on the
+    number of ranks."""
     numbers = windows.numbers(step * global_batch, global_batch)
     share = global_batch // part.ranks
     own = numbers[part.rank * share : (part.rank + 1) * share]
