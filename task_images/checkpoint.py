@@ -118,14 +118,19 @@ class Checkpoints:
         seconds = {**earlier.seconds, "other": earlier.seconds["other"] + lost}
         return replace(earlier, wall=earlier.wall + lost, seconds=seconds)
 
-    def after_update(self, is_end: bool) -> None:
-        """Write the checkpoints that are due after this update; `is_end`: of an epoch or of training. Collective."""
+    def after_update(self) -> None:
+        """Write the checkpoints that are due after this update. Collective."""
         training, update = self._training, self._training.position.total
         if not training.is_saved:
             return
         plan = training.plan
-        if (plan.checkpoint and is_end) or (plan.checkpoint_every and update % plan.checkpoint_every == 0):
+        if plan.checkpoint_every and update % plan.checkpoint_every == 0:
             if self._asked is None:
+                if is_sharded(training.method) and not plan.checkpoint_dir:
+                    raise TaskUsageError(
+                        "checkpoints of a sharded model need a folder that all ranks share",
+                        "--set checkpoint_dir=/shared/checkpoints",
+                    )
                 folder = Path(plan.checkpoint_dir or Path(self._world.contract.output_dir, "checkpoints"))
                 self._asked = Folder(self._world, folder, keeps_all=bool(plan.checkpoint_dir))
             with training.consensus():

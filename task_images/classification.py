@@ -18,7 +18,7 @@ from task_images.contract import TaskUsageError
 from task_images.data import Data
 from task_images.methods.base import Bsp, Method, prepare_method
 from task_images.metrics import TopK
-from task_images.parameters import CheckpointedSettings, ClassifierSettings
+from task_images.parameters import ClassifierSettings, LongClassifierSettings
 from task_images.report import Reporter, make_accuracy_goal
 from task_images.schedules import Schedule
 from task_images.train import (
@@ -73,7 +73,7 @@ def train_classifier(
     name       the task's name in checkpoints; identity: settings that must match to resume from one
     """
     model = model.to(world.device)
-    long = settings if isinstance(settings, CheckpointedSettings) else None
+    long = settings if isinstance(settings, LongClassifierSettings) else None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
     precision = make_precision(long.precision if long else "fp32", world.device)
@@ -99,13 +99,7 @@ def train_classifier(
         report,
         SampleBatches(data),
         schedule,
-        Plan(
-            settings.epochs,
-            settings.budget_seconds,
-            checkpoint=long is not None and long.checkpoint,
-            resume=long.resume if long else "",
-            protocol=settings.protocol,
-        ),
+        Plan.of(settings),
         name=name,
         validate=None if measure else samples.validate,
         goal=None if measure else goal,

@@ -124,6 +124,7 @@ class TrainingSettings:
         min=0,
         max=2592000,
     )
+    report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
     blocks_after: int = parameter(10, "throughput: updates before the first block", min=0, max=1000000)
     blocks: int = parameter(0, "throughput: timed blocks, and no goal; 0: train to the goal", min=0, max=100000)
     block_updates: int = parameter(10, "throughput: updates of a block", min=1, max=1000000)
@@ -205,12 +206,14 @@ class SpeedSettings:
 
 
 @dataclass(frozen=True)
-class UpdateSettings:
-    """Trainings measured in updates rather than epochs."""
+class CheckpointSettings:
+    """Checkpoints, from which any number of ranks can resume."""
 
-    report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
-    checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0: none", min=0, max=1000000000)
-    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoints/UPDATE); every worker needs a copy")
+    checkpoint_every: int = parameter(0, "updates between checkpoints; 0: none", min=0, max=1000000000)
+    checkpoint_dir: str = parameter(
+        "", "folder for checkpoints, of which all stay; empty: the output, in which the last one stays"
+    )
+    resume: str = parameter("", "checkpoint to resume from (a folder, .../UPDATE); every worker needs a copy")
 
 
 @dataclass(frozen=True)
@@ -222,11 +225,8 @@ class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, Trai
 
 
 @dataclass(frozen=True)
-class CheckpointedSettings(SpeedSettings, ClassifierSettings):
+class LongClassifierSettings(SpeedSettings, ClassifierSettings, CheckpointSettings):
     """Parameters of long image classifications: checkpoints, and the options of speed."""
-
-    checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
-    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoints/UPDATE); every worker needs a copy")
 
 
 @dataclass(frozen=True)

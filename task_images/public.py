@@ -2,7 +2,7 @@
 
 run, Contract, emit          entry point of a rank; the contract's variables; events
 training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
-TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings class imports them from parameters,
+TrainingSettings, CudaSettings, CheckpointSettings   shared parameters; a Settings class imports them from parameters,
                              without torch
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
 Trainer, Work, PassLoss      the trainer, and what a pass computes
@@ -25,7 +25,7 @@ from task_images.contract import Contract, DivergedError, EnvironmentUnfitError,
 from task_images.data import ArrayData, Batch, Data, generator, seed_all
 from task_images.methods.base import Bsp, prepare_method
 from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
-from task_images.parameters import CudaSettings, Protocol, TrainingSettings, UpdateSettings, read_parameters
+from task_images.parameters import CheckpointSettings, CudaSettings, Protocol, TrainingSettings, read_parameters
 from task_images.prepare import load_validation
 from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run

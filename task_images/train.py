@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -104,8 +104,6 @@ NO_PROTOCOL = ThroughputProtocol(blocks=0)
 
 # Prefix of metrics of the training samples. Metrics of the validation set have no prefix in a goal.
 TRAINING = "train_"
-# Updates between two reports of the global training loss, as in the original.
-LOSS_EVERY = 25
 
 
 class Stateful(Protocol):
@@ -133,34 +131,36 @@ class Position:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, and what to do on the way; shared by all tasks.
+    """How long to train, and what to do on the way; shared by all tasks, whose parameters have the same names.
 
     epochs            maximum number of epochs
-    budget            seconds of training on rank 0's wall clock; the goal does not end it, because the result is the
-                      accuracy reached by then. 0: train to the goal
+    budget_seconds    of training on rank 0's wall clock; the goal does not end it, because the result is the accuracy
+                      reached by then. 0: train to the goal
     validate_every    updates between validations within an epoch; 0: only at its end, where there is always one
-    loss_every        updates between two reports of the training loss
-    checkpoint_every  updates between two checkpoints; 0: none within an epoch
-    checkpoint        whether to write a checkpoint at the end of each epoch
-    checkpoint_dir    folder for checkpoints, which all stay; empty: the output, in which the last one stays
-    resume            a checkpoint to resume from; empty: none
+    report_every      updates between two reports of the training loss; by default as in the original
+    checkpoint_every, checkpoint_dir, resume   see parameters.CheckpointSettings
     protocol          blocks of updates to time instead, without validation and goal (clock)
     """
 
     epochs: int
-    budget: float = 0.0
+    budget_seconds: float = 0.0
     validate_every: int = 0
-    loss_every: int = LOSS_EVERY
+    report_every: int = 25
     checkpoint_every: int = 0
-    checkpoint: bool = False
     checkpoint_dir: str = ""
     resume: str = ""
     protocol: ThroughputProtocol = NO_PROTOCOL
 
+    @classmethod
+    def of(cls, settings: object, **others: Any) -> Plan:
+        """What the parameters of a task say; `others`: what they do not."""
+        known = {one.name: getattr(settings, one.name) for one in fields(cls) if hasattr(settings, one.name)}
+        return cls(**{**known, **others})
+
     @property
     def is_saved(self) -> bool:
         """Whether checkpoints are written, or there is one to resume from."""
-        return self.checkpoint or bool(self.checkpoint_every or self.resume)
+        return bool(self.checkpoint_every or self.resume)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Loop(Generic[P]):
         goal = None if measured else self.goal
         if self._checkpoints is not None:
             self._checkpoints.wait()
-        self.report.result(self.tracker, goal, details, self.plan.budget if self._spent else None, end)
+        self.report.result(self.tracker, goal, details, self.plan.budget_seconds if self._spent else None, end)
         self._close()
 
     def _train(self, epoch: int) -> None:
@@ -260,7 +260,7 @@ class Loop(Generic[P]):
                 if not self.is_done and step < steps:
                     self._begin_training(epoch)
             if self._checkpoints is not None:
-                self._checkpoints.after_update(is_end=step == steps or self.is_done)
+                self._checkpoints.after_update()
             if self.is_done:
                 return
 
@@ -277,7 +277,7 @@ class Loop(Generic[P]):
         position.in_epoch, position.total = position.in_epoch + 1, position.total + 1
         position.skipped += not applied
         step = position.in_epoch
-        if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
+        if steps is not None and (step % self.plan.report_every == 0 or step == steps):
             tracker.enter("metrics")
             loss = self.losses.collect_recent(self.world, tracker.epoch, step)
             tracker.enter("other")
@@ -348,13 +348,14 @@ class Loop(Generic[P]):
             self.schedule.after_epoch(values.get("loss", training_loss))
             position.epoch, position.in_epoch = epoch + 1, 0
         reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
-        self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
-        self.is_done = self._spent or (reached and not self.plan.budget)
+        budget = self.plan.budget_seconds
+        self._spent = bool(budget) and self.world.agree(seconds) >= budget
+        self.is_done = self._spent or (reached and not budget)
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:
         """Whether the time budget is used up, by rank 0's clock."""
-        budget = self.plan.budget
+        budget = self.plan.budget_seconds
         return bool(budget) and self._budget_look.is_past(
             self.position.total, lambda: budget - float(self.world.agree(self._wall()))
         )

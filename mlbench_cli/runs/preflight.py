@@ -36,8 +36,7 @@ def check_run(task: Task, spec: RunSpec) -> None:
     if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
         raise NotFoundError(
             f'{spec.name}: the checkpoint "{path}" does not exist.',
-            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write "
-            "checkpoints; mlbench tasks TASK lists these options.",
+            hint="Runs with --set checkpoint_every=UPDATES write checkpoints.",
         )
     if task.preflight is None:
         return

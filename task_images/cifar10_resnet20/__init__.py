@@ -6,7 +6,7 @@ What every framework that trains it shares is here, without torch; the training 
 from dataclasses import dataclass
 
 from task_images.contract import TaskUsageError
-from task_images.parameters import CheckpointedSettings, PlateauSettings, Task, parameter
+from task_images.parameters import LongClassifierSettings, PlateauSettings, Task, parameter
 from task_images.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 
 
@@ -31,7 +31,7 @@ class CifarSettings(PlateauSettings):
 
 
 @dataclass(frozen=True)
-class Settings(CifarSettings, CheckpointedSettings):
+class Settings(CifarSettings, LongClassifierSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     resident: bool = parameter(
@@ -59,7 +59,7 @@ TASK = Task(
     data=(
         "CIFAR-10 (50,000 + 10,000 color images of 32x32), 170 MB, downloaded if the data folder has none; or generated"
     ),
-    free=["checkpoint", "channels_last", "compile", "loaders", "resident"],
+    free=["checkpoint_every", "checkpoint_dir", "channels_last", "compile", "loaders", "resident"],
     files={
         "when": {"data": "cifar10"},
         "folders": [".", "cifar10"],

@@ -114,7 +114,7 @@ def main(contract: Contract) -> None:
             report,
             SampleBatches(data),
             make_schedule(settings, world.size),
-            Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
+            Plan.of(settings),
             name="cifar10_resnet20_tensorflow",
             validate=Validator(world, network, data),
             goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),

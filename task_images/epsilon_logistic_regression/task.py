@@ -192,7 +192,7 @@ def main(contract: Contract) -> None:
             report,
             SampleBatches(rows),
             make_schedule(settings, world.size),
-            Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
+            Plan.of(settings),
             validate=samples.validate,
             goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
             unit=Unit("rows"),

@@ -15,7 +15,7 @@ from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load
 from task_images.imagenet_resnet.model import MODELS, imagenet_model
 from task_images.methods.ddp import Ddp
-from task_images.parameters import CheckpointedSettings, Task, parameter, read_parameters
+from task_images.parameters import LongClassifierSettings, Task, parameter, read_parameters
 from task_images.report import Reporter, made_up, training_session
 from task_images.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
 from task_images.train import split_decay
@@ -23,7 +23,7 @@ from task_images.world import World
 
 
 @dataclass(frozen=True)
-class Settings(CheckpointedSettings):
+class Settings(LongClassifierSettings):
     """Parameters of the task, with the preset `spec` as defaults: how the field runs it, since the specification of
     the benchmark leaves this task open."""
 
@@ -91,7 +91,7 @@ TASK = Task(
         "ImageNet (ILSVRC 2012, 1.28 million + 50,000 photographs) as train/ and val/ or as official "
         "archives, never downloaded; or generated; or fake"
     ),
-    free=["checkpoint", "channels_last", "compile", "loaders"],
+    free=["checkpoint_every", "checkpoint_dir", "channels_last", "compile", "loaders"],
     files={
         "when": {"data": "imagenet"},
         "folders": [".", "imagenet"],

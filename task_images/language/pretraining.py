@@ -27,7 +27,7 @@ from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.methods.fsdp import Fsdp2
 from task_images.metrics import Mean, Values, check_finite, collect
-from task_images.parameters import CudaSettings, TrainingSettings, parameter, read_parameters
+from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
 from task_images.speed import Graphs, choose_compile, compile_modules
@@ -44,7 +44,7 @@ from task_images.world import World
 
 
 @dataclass(frozen=True)
-class PretrainingSettings(TrainingSettings, CudaSettings):
+class PretrainingSettings(TrainingSettings, CheckpointSettings, CudaSettings):
     """Pretraining of language models."""
 
     vocabulary: int = parameter(0, "vocabulary size; 0: that of the model", min=0, max=4194304)
@@ -93,9 +93,6 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
         "attention implementation; auto: torch's choice. The result names the one used",
         choices=("auto", "flash", "cudnn", "efficient", "math"),
     )
-    checkpoint_every: int = parameter(0, "updates between checkpoints; 0: none", min=0, max=100000000)
-    checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
-    resume: str = parameter("", "checkpoint to resume from (a folder, checkpoint_dir/UPDATE), on any number of ranks")
     sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
     validation_sequences: int = parameter(0, "sequences per validation; 0: all", min=0, max=100000000)
     goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
@@ -113,7 +110,7 @@ RESUMABLE = frozenset(
     (
         *("batch_per_rank", "micro_batch", "activation_checkpointing", "compile"),
         *("attention", "vocabulary", "tf32", "cudnn"),
-        *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
+        *("checkpoint_every", "checkpoint_dir", "resume", "report_every", "evaluate_every", "validation_sequences"),
         *("goal_full", "goal_light", "budget_seconds", "blocks_after", "blocks", "block_updates"),
     )
 )
@@ -303,15 +300,7 @@ class Pretraining(ABC, Generic[S, B]):
             report,
             self,
             make_schedule(p),
-            Plan(
-                1,
-                p.budget_seconds,
-                validate_every=p.evaluate_every,
-                checkpoint_every=p.checkpoint_every,
-                checkpoint_dir=p.checkpoint_dir,
-                resume=p.resume,
-                protocol=p.protocol,
-            ),
+            Plan.of(p, epochs=1, validate_every=p.evaluate_every),
             name=self.name,
             validate=self.validate,
             goal=GoalWatch(self.goal_metric, "<=", p.goal_full, p.goal_light, world.contract.goal),
@@ -413,10 +402,6 @@ def _read_settings(kind: type[S], contract: Contract) -> S:
         raise TaskUsageError(
             "activation_checkpointing calls blocks one at a time, so the model cannot be compiled as a whole",
             "--set compile=blocks",
-        )
-    if settings.checkpoint_every and not settings.checkpoint_dir:
-        raise TaskUsageError(
-            "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
         )
     return settings
 

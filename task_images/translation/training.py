@@ -19,7 +19,7 @@ from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Indices, pin, seed_all
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
 from task_images.metrics import Mean, Values, collect
-from task_images.parameters import CudaSettings, TrainingSettings, UpdateSettings, parameter
+from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, parameter
 from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
 from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, count_parameters
@@ -31,7 +31,7 @@ from task_images.world import World
 
 
 @dataclass(frozen=True)
-class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
+class TranslationSettings(TrainingSettings, CheckpointSettings, CudaSettings):
     """Parameters of both translation tasks."""
 
     longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
@@ -192,15 +192,7 @@ class Translation:
             report,
             self,
             PerUpdate(self.learning_rate),
-            Plan(
-                p.epochs,
-                p.budget_seconds,
-                validate_every=max(1, round(p.validation_share * self.batches.steps)),
-                loss_every=p.report_every,
-                checkpoint_every=p.checkpoint_every,
-                resume=p.resume,
-                protocol=p.protocol,
-            ),
+            Plan.of(p, validate_every=max(1, round(p.validation_share * self.batches.steps))),
             name=self.name,
             validate=self.validate,
             goal=GoalWatch("BLEU-Score", ">=", p.goal_full, p.goal_light, self.world.contract.goal),

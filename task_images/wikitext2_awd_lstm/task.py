@@ -23,7 +23,7 @@ from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import seed_all, shard
 from task_images.methods.base import Bsp, prepare_method
 from task_images.metrics import Mean, Perplexity, Values, check_finite, collect
-from task_images.parameters import CudaSettings, Task, TrainingSettings, UpdateSettings, parameter, read_parameters
+from task_images.parameters import CheckpointSettings, CudaSettings, Task, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import Constant, LinearWarmup, PerUpdate
 from task_images.train import (
@@ -41,7 +41,7 @@ from task_images.world import World
 
 
 @dataclass(frozen=True)
-class Settings(UpdateSettings, TrainingSettings, CudaSettings):
+class Settings(TrainingSettings, CheckpointSettings, CudaSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     data: str = parameter("wikitext-2", "text to train on", choices=("wikitext-2", "python-topics"))
@@ -494,14 +494,7 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
         report,
         streams,
         PerUpdate(Constant(1.0)),  # the batches have the rate
-        Plan(
-            p.epochs,
-            p.budget_seconds,
-            loss_every=p.report_every,
-            checkpoint_every=p.checkpoint_every,
-            resume=p.resume,
-            protocol=p.protocol,
-        ),
+        Plan.of(p),
         name=NAME,
         validate=lambda epoch: check_finite(evaluate(corpus.valid), epoch),
         goal=GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, world.contract.goal),

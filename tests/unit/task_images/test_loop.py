@@ -90,7 +90,7 @@ def test_a_goal_ends_the_training(tmp_path: Path) -> None:
 
 
 def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:
-    _, result = train(tmp_path, Plan(10**9, budget=0.05), goal=100.0)
+    _, result = train(tmp_path, Plan(10**9, budget_seconds=0.05), goal=100.0)
     assert result["outcome"] == "budget_spent"
     assert result["details"]["measured_at_seconds"] >= 0.05
 
@@ -99,7 +99,7 @@ def test_a_budget_is_held_against_the_time_that_the_result_names(tmp_path: Path)
     def write(trainer: MeanTrainer) -> None:
         trainer.after_validation = lambda epoch, values: time.sleep(0.06)  # longer than what is left of the budget
 
-    _, result = train(tmp_path, Plan(10**9, budget=0.05), goal=100.0, prepare=write)
+    _, result = train(tmp_path, Plan(10**9, budget_seconds=0.05), goal=100.0, prepare=write)
     assert result["outcome"] == "budget_spent"
     assert result["details"]["measured_at_seconds"] >= 0.05
 
@@ -108,7 +108,7 @@ def test_ranks_whose_clocks_differ_look_at_the_budget_after_the_same_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[int, float]] = []  # after which update rank 0 gave which time
-    plan = Plan(10**9, budget=0.5)
+    plan = Plan(10**9, budget_seconds=0.5)
 
     def lead(trainer: MeanTrainer) -> None:
         def agree(value: float) -> float:
@@ -174,4 +174,4 @@ def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="the training has diverged"), np.errstate(all="ignore"):
-        train(tmp_path, Plan(200, loss_every=4), rate=1e200)
+        train(tmp_path, Plan(200, report_every=4), rate=1e200)

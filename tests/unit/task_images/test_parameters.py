@@ -3,12 +3,12 @@
 import pytest
 
 from task_images.language.pretraining import PretrainingSettings
-from task_images.parameters import CheckpointedSettings, ClassifierSettings, TrainingSettings, describe
+from task_images.parameters import ClassifierSettings, LongClassifierSettings, TrainingSettings, describe
 from task_images.translation.training import TranslationSettings
 
 
 @pytest.mark.parametrize(
-    "settings", [TrainingSettings, PretrainingSettings, ClassifierSettings, CheckpointedSettings, TranslationSettings]
+    "settings", [TrainingSettings, PretrainingSettings, ClassifierSettings, LongClassifierSettings, TranslationSettings]
 )
 def test_defaults_are_within_their_ranges_and_choices(settings: type) -> None:
     for name, entry in describe(settings).items():

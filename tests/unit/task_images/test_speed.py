@@ -10,7 +10,7 @@ from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
 from task_images.data import ArrayData
 from task_images.methods.base import Bsp, Method
 from task_images.metrics import TopK
-from task_images.parameters import CheckpointedSettings, CudaSettings, SpeedSettings
+from task_images.parameters import CudaSettings, LongClassifierSettings, SpeedSettings
 from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
@@ -83,7 +83,7 @@ def test_graphs_refuse_what_needs_single_layers(variables: dict[str, str], why: 
     data = ArrayData(world, (np.ones((8, 4), np.float32), np.arange(8) % 3), (np.ones((1, 4)), np.zeros(1)), 8, 1)
     with pytest.raises(TaskUsageError, match=why):
         train_classifier(
-            world, Reporter(world, "ones"), CheckpointedSettings(compile="graphs"), nn.Linear(4, 3), data,
+            world, Reporter(world, "ones"), LongClassifierSettings(compile="graphs"), nn.Linear(4, 3), data,
             PerUpdate(Constant(0.1)),
         )  # fmt: skip
 

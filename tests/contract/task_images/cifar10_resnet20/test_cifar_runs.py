@@ -133,7 +133,7 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
 @pytest.mark.slow
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
-    first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
+    first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint_every=2))
     written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
     assert sorted(file.name for file in written.iterdir()) == ["main.pt", "rank-0.pt"]
     second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
@@ -160,7 +160,7 @@ def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankS
     """Each rank has written its own, to its own output."""
     method = {"MLBENCH_METHOD": json.dumps(describe(find_class("eftopk")()))}
     whole = finished_result(run(ranks, tmp_path / "whole", environment=method, **SMALL, epochs=3))
-    finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint=True))
+    finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint_every=2))
     written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
     assert (tmp_path / "first" / "output-1" / "checkpoints" / "4" / "rank-1.pt").exists()
     second = run(ranks, tmp_path / "second", environment=method, **SMALL, epochs=3, resume=str(written))

@@ -68,7 +68,7 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
 @pytest.mark.nightly
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
-    short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint": True}
+    short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint_every": 1}
     finished_result(run(ranks, tmp_path / "first", **short | {"budget_seconds": 1e-6}))
     [written] = (tmp_path / "first" / "output-0" / "checkpoints").iterdir()
     second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, warmup_epochs=2.5, resume=str(written)))
