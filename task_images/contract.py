@@ -316,8 +316,8 @@ class DivergedError(TaskError):
     """The loss became NaN or infinite, or the replicas differ (exit 1). Never counts as a goal."""
 
 
-def need(*packages: str) -> None:
+def need(*packages: str, extra: str = "language") -> None:
     """Raises EnvironmentUnfitError naming the first of `packages` that is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise EnvironmentUnfitError(f"the package {package} is not installed", install_hint("language"))
+            raise EnvironmentUnfitError(f"the package {package} is not installed", install_hint(extra))
