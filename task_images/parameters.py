@@ -63,7 +63,7 @@ class Task:
     number: str
     title: str
     data: str
-    backends: Sequence[str]
+    backends: Sequence[str] = ("gloo", "nccl", "mpi")
     devices: Sequence[str] = ("cpu", "gpu")
     goal: Mapping[str, str] | None = None
     method: Mapping[str, Any] | None = None

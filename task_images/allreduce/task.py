@@ -42,22 +42,13 @@ class Settings:
     collectives: list[str] = parameter(
         ["all_reduce"],
         "what is measured",
-        choices=(
-            "all_reduce",
-            "broadcast",
-            "reduce",
-            "all_gather",
-            "reduce_scatter",
-            "all_to_all",
-            "ping_pong",
-            "bidirectional",
-        ),
+        choices=tuple(COLLECTIVES),
     )
-    dtypes: list[str] = parameter(["fp32", "fp16"], "data types", choices=("fp32", "fp16", "bf16", "int32"))
+    dtypes: list[str] = parameter(["fp32", "fp16"], "data types", choices=tuple(DTYPES))
     places: list[str] = parameter(
         ["in_place"],
         "in place or out of place; collectives with only one form use that",
-        choices=("in_place", "out_of_place"),
+        choices=PLACES,
     )
     sizes: list[int] = parameter(
         [], "bytes of the larger side, e.g. 8B:64MiB:x2 or 4KiB,1MiB; empty: use the exponents", kind="sizes"
@@ -84,30 +75,18 @@ TASK = Task(
     title="All-reduce of 1 to 100 million numbers, other collectives by parameter",
     legacy_name="PyTorch Distributed Backend benchmarking",
     backends=["gloo", "nccl", "mpi", "grpc"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU"],
     data="generated buffers with a known sum",
     notes=[
-        ("S: the larger side in bytes, k: number of ranks, algbw = S / p50; sides and factors as in nccl-tests"),
+        "S: the larger side in bytes, k: number of ranks, algbw = S / p50; sides and factors as in nccl-tests",
         "(ping_pong and bidirectional as in the OSU benchmarks):",
-        ("  all_reduce      S = the buffer                                busbw = algbw * 2 (k - 1) / k"),
-        "  broadcast       S = the buffer                                busbw = algbw",
-        "  reduce          S = the buffer                                busbw = algbw",
-        ("  all_gather      S = the gathered data, k parts                busbw = algbw * (k - 1) / k"),
-        ("  reduce_scatter  S = the reduced data, k parts                 busbw = algbw * (k - 1) / k"),
-        ("  all_to_all      S = data sent by a rank, k parts              busbw = algbw * (k - 1) / k"),
-        "  ping_pong       S = one message; time is half the round trip  busbw = algbw",
-        "  bidirectional   S = the message of each side, both at once    busbw = algbw * 2",
-        (
-            "Ping-pong and bidirectional: rank r with rank r + k/2, all pairs at once. Each sample is"
-            " the time of the slowest rank."
-        ),
-        (
-            "torch supports all_reduce, broadcast and reduce only in place; out_of_place copies the "
-            "input before the clock starts."
-        ),
-        ("backend grpc (extra tensorflow, CPUs): TensorFlow's all-reduce and all-gather, out of place only."),
-        ("spec takes all 100 samples of each size, however long they take; capped gives up a size after a minute."),
+        *(f"  {name:<15} S = {kind.size:<41} busbw = {kind.formula}" for name, kind in COLLECTIVES.items()),
+        "Ping-pong and bidirectional: rank r with rank r + k/2, all pairs at once. Each sample is the time of "
+        "the slowest rank.",
+        "torch supports all_reduce, broadcast and reduce only in place; out_of_place copies the input before "
+        "the clock starts.",
+        "backend grpc (extra tensorflow, CPUs): TensorFlow's all-reduce and all-gather, out of place only.",
+        "spec takes all 100 samples of each size, however long they take; capped gives up a size after a minute.",
     ],
     presets={
         "legacy": {

@@ -65,7 +65,6 @@ TASK = Task(
     number="5b",
     title="BERT pretraining",
     backends=["gloo", "nccl"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "ddp"},
     goal={"metric": "mlm_loss", "comparison": "<=", "wording": "validation loss of {threshold} nats per hidden token"},
@@ -91,11 +90,9 @@ TASK = Task(
     },
     preflight="task_images.bert_pretraining.plan",
     notes=[
-        (
-            "base has 110,111,042 parameters in 206 tensors, large 336,232,258 in 398 (vocabulary "
-            "30,522, padded to 30,528)"
-        ),
-        ("15 % of the tokens are masked: 80 % of these become [MASK], 10 % a random token, 10 % stay unchanged"),
+        "base has 110,111,042 parameters in 206 tensors, large 336,232,258 in 398 (vocabulary 30,522, padded to"
+        " 30,528)",
+        "15 % of the tokens are masked: 80 % of these become [MASK], 10 % a random token, 10 % stay unchanged",
     ],
     presets={
         # Your own train.txt, valid.txt and vocab.txt.

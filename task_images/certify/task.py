@@ -76,7 +76,6 @@ TASK = Task(
     number="0b",
     title="Acceptance test of a cluster: every node alone, in pairs and together (see mlbench certify)",
     backends=["gloo", "nccl"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU"],
     data="none",
     notes=['Samples are lines of the logs that begin with "certify"; certificate.json follows from them.'],

@@ -51,8 +51,6 @@ TASK = Task(
     number="1a",
     title="ResNet-20 on CIFAR-10",
     legacy_name="PyTorch Cifar-10 ResNet-20",
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "bsp"},
     goal={"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}% Top 1 Validation Accuracy"},
@@ -70,7 +68,7 @@ TASK = Task(
     },
     workers={"sensible": 32, "reason": "each of 32 ranks has 13 steps an epoch, and published results end there"},
     notes=[
-        ("As in MLBench's code the rate never falls below that of one worker, 0.02; so with one worker it never falls.")
+        "As in MLBench's code the rate never falls below that of one worker, 0.02; so with one worker it never falls."
     ],
     presets={
         # What the original's code did.

@@ -56,8 +56,6 @@ TASK = Task(
     settings=Settings,
     number="1a",
     title="ResNet-20 on handwritten digits",
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU"],
     method={"own": "bsp"},
     goal={"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}% Top 1 Validation Accuracy"},

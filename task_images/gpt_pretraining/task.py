@@ -95,7 +95,6 @@ TASK = Task(
     number="5a",
     title="GPT and Llama pretraining",
     backends=["gloo", "nccl"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "ddp"},
     goal={"metric": "loss", "comparison": "<=", "wording": "validation loss of {threshold} nats per token"},
@@ -121,12 +120,10 @@ TASK = Task(
     },
     preflight="task_images.gpt_pretraining.plan",
     notes=[
-        ("models: tiny 125,248 parameters, 124M (GPT-2) 124,439,808, 1B 1,235,814,400, 8B (Llama 3) 8,030,261,248"),
-        (
-            "embedding and output layer of 124M have 50,304 rows for GPT-2's 50,257 words, a multiple"
-            " of 64 (vocabulary_multiple); padding rows stay 0, have no probability, and count "
-            "neither as parameters nor as FLOPs. The gain on a GPU has not been measured"
-        ),
+        "models: tiny 125,248 parameters, 124M (GPT-2) 124,439,808, 1B 1,235,814,400, 8B (Llama 3) 8,030,261,248",
+        "embedding and output layer of 124M have 50,304 rows for GPT-2's 50,257 words, a multiple of 64 "
+        "(vocabulary_multiple); padding rows stay 0, have no probability, and count neither as parameters nor "
+        "as FLOPs. The gain on a GPU has not been measured",
     ],
     presets={
         # The defaults, under the name of llm.c.

@@ -82,8 +82,6 @@ TASK = Task(
     number="1b",
     title="ResNet-50 on ImageNet",
     packages=["pillow>=11,<14", "scipy>=1.11,<2"],
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "ddp"},
     goal={"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}% Top 1 Validation Accuracy"},

@@ -41,8 +41,6 @@ TASK = Task(
     settings=Settings,
     number="tutorial",
     title="Small convolutional network on MNIST",
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "bsp"},
     goal={"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}% Top 1 Validation Accuracy"},

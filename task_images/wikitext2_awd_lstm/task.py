@@ -86,8 +86,6 @@ TASK = Task(
     number="3a",
     title="AWD-LSTM language model on WikiText-2",
     legacy_name="PyTorch Language Modeling (AWD-LSTM)",
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={
         "own": "bsp",
@@ -110,10 +108,8 @@ TASK = Task(
         "reason": ("each of 32 ranks has 12 updates an epoch; 256 have 2, and a warm-up longer than the training"),
     },
     notes=[
-        (
-            "Validation reads 10 streams in parallel, each in pieces of 70 words: MLBench's text says"
-            " sequence length 10, its code 10 streams."
-        )
+        "Validation reads 10 streams in parallel, each in pieces of 70 words: MLBench's text says sequence "
+        "length 10, its code 10 streams.",
     ],
     presets={
         "legacy": {

@@ -25,7 +25,15 @@ from task_images.translation.batches import SentenceBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import international_bleu, mean_of_batches
 from task_images.translation.sample import write_sample
-from task_images.translation.training import Source, Translation, TranslationModel, TranslationSettings, train
+from task_images.translation.training import (
+    BLEU_NOTE,
+    WIRE_NOTE,
+    Source,
+    Translation,
+    TranslationModel,
+    TranslationSettings,
+    train,
+)
 from task_images.wmt16_gnmt.data import END, PADDING, START, Corpus, prepare, read_corpus
 from task_images.world import World
 
@@ -67,8 +75,6 @@ TASK = Task(
     title="GNMT translation model on WMT16 English-German",
     legacy_name="PyTorch Machine Translation GNMT",
     packages=["sacrebleu>=2.4,<3", "sacremoses>=0.1.1,<1"],
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={
         "own": "bsp",
@@ -94,21 +100,12 @@ TASK = Task(
         "instead": "--preset tiny",
     },
     notes=[
-        (
-            "Goal: corpus BLEU (sacrebleu, 13a) of lowercased text, because the thresholds were set "
-            "on lowercased BLEU; the original"
-        ),
-        ("averaged the BLEU of batches. goal_bleu=cased uses cased BLEU instead. The result contains all three."),
-        ("Deviation: gradients are averaged over ranks, so clipping at 5 means the same for any number of ranks; the"),
-        "specification sums them (gradient_mean=local does, up to the loss scale).",
-        (
-            "With precision=fp16 on GPUs, gradients are sent in fp16, 321 MB per update as specified "
-            "(tested on CPUs, not run on a GPU)."
-        ),
-        (
-            "Deviations: parameters stay in fp32 and are sent once, at the start. On CPUs, gradients "
-            "are fp32, so twice as large."
-        ),
+        BLEU_NOTE,
+        "Deviation: gradients are averaged over ranks, so clipping at 5 means the same for any number of ranks;"
+        " the specification sums them (gradient_mean=local does, up to the loss scale).",
+        "With precision=fp16 on GPUs, gradients are sent in fp16, 321 MB per update as specified (tested on "
+        "CPUs, not run on a GPU).",
+        WIRE_NOTE,
     ],
     workers={"sensible": 32, "reason": "the global batch of 2048 sentences leaves each of 32 ranks 64"},
     presets={

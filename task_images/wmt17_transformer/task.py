@@ -21,7 +21,15 @@ from task_images.translation.batches import TokenBatches, plan_passes
 from task_images.translation.beam import Search
 from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.translation.sample import write_sample
-from task_images.translation.training import Source, Translation, TranslationModel, TranslationSettings, train
+from task_images.translation.training import (
+    BLEU_NOTE,
+    WIRE_NOTE,
+    Source,
+    Translation,
+    TranslationModel,
+    TranslationSettings,
+    train,
+)
 from task_images.wmt17_transformer.data import END, PADDING, Corpus, read_corpus, write_dictionary
 from task_images.world import World
 
@@ -63,8 +71,6 @@ TASK = Task(
     title="Transformer translation model on WMT17 English-German",
     legacy_name="PyTorch Machine Translation Transformer",
     packages=["sacrebleu>=2.4,<3"],
-    backends=["gloo", "nccl", "mpi"],
-    devices=["cpu", "gpu"],
     measured_on=["CPU", "1 x H100"],
     method={
         "own": "bsp",
@@ -92,19 +98,10 @@ TASK = Task(
         "instead": "--preset tiny",
     },
     notes=[
-        (
-            "Goal: corpus BLEU (sacrebleu, 13a) of lowercased text, because the thresholds were set "
-            "on lowercased BLEU; the original"
-        ),
-        ("averaged the BLEU of batches. goal_bleu=cased uses cased BLEU instead. The result contains all three."),
-        (
-            "With precision=fp16 on GPUs, gradients are sent in fp16, 422 MB per update as specified "
-            "(tested on CPUs, not run on a GPU)."
-        ),
-        (
-            "Deviations: parameters stay in fp32 and are sent once, at the start. On CPUs, gradients "
-            "are fp32, so twice as large."
-        ),
+        BLEU_NOTE,
+        "With precision=fp16 on GPUs, gradients are sent in fp16, 422 MB per update as specified (tested on "
+        "CPUs, not run on a GPU).",
+        WIRE_NOTE,
     ],
     workers={"sensible": 32, "reason": "the global batch of 131072 tokens leaves each of 32 ranks 4096"},
     presets={

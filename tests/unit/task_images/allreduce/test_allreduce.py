@@ -1,4 +1,4 @@
-"""Sizes of the collectives benchmark, the pattern that betrays a wrong result, the fit, and the task's notes."""
+"""Sizes of the collectives benchmark, the pattern that betrays a wrong result, and the fit."""
 
 import random
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlbench_cli.tasks.catalog import load_task
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES, Pattern, summands
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, Pattern, summands
 from task_images.allreduce.task import fit, format_size, from_bytes, grid, in_parts
 from tests import NIGHTLY
 
@@ -84,16 +83,6 @@ def test_what_is_moved_tells_its_rank_and_its_place(dtype: str) -> None:
         assert pattern.moved.wrong(whole, shift) > 125_000
     assert int(whole.min()) >= 0
     assert int(whole.max()) <= 250
-
-
-def test_the_task_names_what_there_is_with_its_formula() -> None:
-    task = load_task("allreduce")
-    assert task.parameters["collectives"].choices == tuple(COLLECTIVES)
-    assert task.parameters["dtypes"].choices == tuple(DTYPES)
-    assert task.parameters["places"].choices == PLACES
-    printed = {note.split()[0]: " ".join(note.split()[1:]) for note in task.notes}
-    for name, kind in COLLECTIVES.items():
-        assert printed[name] == f"S = {kind.size} busbw = {kind.formula}"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
