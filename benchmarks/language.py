@@ -34,9 +34,10 @@ from task_images.wikitext2_awd_lstm.task import (
     drop_words,
     regularization,
 )
+from task_images.wikitext2_awd_lstm.task import Settings as AwdLstmSettings
 from task_images.wmt16_gnmt.task import Gnmt
-from task_images.wmt16_gnmt.task import Size as GnmtSize
-from task_images.wmt17_transformer.task import Size, Transformer
+from task_images.wmt16_gnmt.task import Settings as GnmtSettings
+from task_images.wmt17_transformer.task import Settings, Transformer
 
 
 def main() -> None:
@@ -55,8 +56,8 @@ def main() -> None:
 
 def awd_lstm(device: torch.device) -> None:
     print("\nAWD-LSTM, words/s of a training pass   fused    loop in Python   ratio")
-    tiny = AwdLstm(1900, 64, 128, 2).to(device)
-    spec = AwdLstm(33_278).to(device)
+    tiny = AwdLstm(1900, AwdLstmSettings(embedding=64, hidden=128, layers=2)).to(device)
+    spec = AwdLstm(33_278, AwdLstmSettings()).to(device)
     for name, model, steps, streams in (("tiny (8 streams)", tiny, 70, 8), ("full size (20 streams)", spec, 35, 20)):
         words = torch.randint(0, len(model.embedding), (steps + 1, streams), device=device)
         fused, loop = side_by_side(
@@ -130,8 +131,12 @@ def search(device: torch.device) -> None:
     print("\nBeam search, words/s                   cached   without cache    ratio")
     torch.manual_seed(0)
     kinds: list[tuple[str, TranslationModel, int]] = [
-        ("Transformer, width 256, 3 + 3 layers", Transformer(2000, Size(256, 1024, 3, 4)), 4),
-        ("GNMT, width 256, 4 + 4 layers", Gnmt(2000, GnmtSize(256), padding=1), 5),
+        (
+            "Transformer, width 256, 3 + 3 layers",
+            Transformer(Settings(vocabulary=2000, width=256, inner=1024, layers=3, heads=4)),
+            4,
+        ),
+        ("GNMT, width 256, 4 + 4 layers", Gnmt(2000, GnmtSettings(width=256), padding=1), 5),
     ]
     lengths = torch.full((8,), 25)
     limits = torch.full((8,), 30)
@@ -182,7 +187,7 @@ def full_size(device: torch.device) -> None:
     print("\nOne training pass at full size     words/s   FLOP share   parameters   peak memory")
     rate = multiplication_rate(device)
     words = torch.randint(4, 30_000, (71, 20), device=device)
-    lstm = AwdLstm(33_278).to(device)
+    lstm = AwdLstm(33_278, AwdLstmSettings()).to(device)
     lstm_pass = partial(awd_pass, lstm, words, lstm.forward)
     describe("AWD-LSTM, 20 streams of 70", lstm, 70 * 20, lstm_pass, rate, device)
     del lstm, lstm_pass

@@ -46,6 +46,16 @@ def data_folder(contract: Contract) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlbench", "datasets")
 
 
+def require_data_dir(contract: Contract, what: str) -> Path:
+    """The data folder that the user named. Raises EnvironmentUnfitError without one."""
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            f"no folder with {what} was given",
+            "Run with --data-dir FOLDER, or --preset tiny, which makes its own data.",
+        )
+    return Path(contract.data_dir)
+
+
 def writable_folder(folder: Path) -> Path:
     """`folder`, created if missing; mlbench's own folder if `folder` is not writable."""
     try:

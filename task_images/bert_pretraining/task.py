@@ -20,9 +20,10 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import FLOPS_FORMULA, SHAPES, make_plan
+from task_images.cache import require_data_dir
 from task_images.contract import Contract
 from task_images.language.plan import PretrainingPlan
-from task_images.language.pretraining import Pretraining, PretrainingSettings, require_data_dir
+from task_images.language.pretraining import Pretraining, PretrainingSettings
 from task_images.language.tokens import Corpus, Part
 from task_images.parameters import Task, parameter
 from task_images.train import Unit

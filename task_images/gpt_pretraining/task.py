@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from task_images.cache import require_data_dir
 from task_images.contract import Contract, TaskUsageError
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
 from task_images.gpt_pretraining.plan import FLOPS_FORMULA, SHAPES, make_plan
 from task_images.language.plan import PretrainingPlan
-from task_images.language.pretraining import Pretraining, PretrainingSettings, require_data_dir
+from task_images.language.pretraining import Pretraining, PretrainingSettings
 from task_images.language.tokens import (
     Batch,
     Corpus,

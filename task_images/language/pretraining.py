@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.contract import Contract, EnvironmentUnfitError, TaskUsageError
+from task_images.contract import Contract, TaskUsageError
 from task_images.data import pin, seed_all, stream_ahead
 from task_images.language.model import NO_ROWS, choose_attention, choose_runner, materialize
 from task_images.language.plan import PretrainingPlan
@@ -404,13 +403,3 @@ def _read_settings(kind: type[S], contract: Contract) -> S:
             "--set compile=blocks",
         )
     return settings
-
-
-def require_data_dir(contract: Contract, what: str) -> Path:
-    """The folder with the user's text. Raises EnvironmentUnfitError without one."""
-    if contract.data_dir is None:
-        raise EnvironmentUnfitError(
-            f"no folder with {what} was given",
-            "Run with --data-dir FOLDER, or --preset tiny, which includes a text.",
-        )
-    return Path(contract.data_dir)

@@ -1,32 +1,34 @@
 """Translation with the common training loop: passes of sentence pairs, and beam search with corpus BLEU.
 
-A task defines its corpus (`Source`) and its `Translation`; `train` is the way from the contract to the result.
+A task reads its corpus within `translation_session`, and makes its `Translation`, which runs.
 """
 
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.cache import require_data_dir
+from task_images.contract import Contract
 from task_images.data import Indices, pin, seed_all
 from task_images.methods.base import Bsp, LossScale, MakeOptimizer, prepare_method
 from task_images.metrics import Mean, Values, collect
 from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, parameter
-from task_images.report import DataIdentity, GoalWatch, Reporter, made_up, training_session
+from task_images.report import GoalWatch, Reporter, made_up, training_session
 from task_images.schedules import PerUpdate
 from task_images.train import PassLoss, Plan, Precision, Trainer, Unit, Update, count_parameters
 from task_images.translation.batches import Batches
 from task_images.translation.beam import Decoder, Search, beam_search
 from task_images.translation.bleu import corpus_bleu
-from task_images.translation.corpora import Pairs
+from task_images.translation.corpora import Corpus, Pairs, Words
 from task_images.world import World
 
 # Notes of both tasks.
@@ -79,49 +81,33 @@ class TranslationSettings(TrainingSettings, CheckpointSettings, CudaSettings):
     longest_translation: int = 150
 
 
-C = TypeVar("C")
-S = TypeVar("S", bound=TranslationSettings)
+W = TypeVar("W", bound=Words)
 
 
-@dataclass(frozen=True)
-class Source(Generic[C]):
-    """The source of a corpus.
+@contextmanager
+def translation_session(
+    contract: Contract,
+    p: TranslationSettings,
+    name: str,
+    write_sample: Callable[[Path, int], Path],
+    read: Callable[[Path, Path], Corpus[W]],
+) -> Iterator[tuple[World, Reporter, Corpus[W]]]:
+    """The ranks, and the corpus `name`, or generated sentences if the parameter `data` is "sample".
 
-    name          name of the data set, e.g. WMT16
     write_sample  (folder, seed) -> folder: writes generated sentences, and returns the folder to read
     read          (folder of the files, folder of cache entries) -> corpus
-    identify      corpus -> identity for the result
     """
-
-    name: str
-    write_sample: Callable[[Path, int], Path]
-    read: Callable[[Path, Path], C]
-    identify: Callable[[C], DataIdentity]
-
-    def load(self, generate: bool, contract: Contract) -> C:
-        """The corpus. Raises EnvironmentUnfitError if its files are missing or damaged."""
-        if generate:
+    is_sample = p.data == "sample"
+    with training_session(contract, f"{'made-up' if is_sample else name} English-German", is_sample) as (world, report):
+        if is_sample:
             with tempfile.TemporaryDirectory() as own:
-                return self.read(self.write_sample(Path(own), contract.seed), Path(own))
-        if contract.data_dir is None:
-            raise EnvironmentUnfitError(
-                f"no folder with {self.name} was given",
-                "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
-            )
-        return self.read(Path(contract.data_dir), Path(contract.data_dir))
-
-
-def train(
-    contract: Contract, settings: S, source: Source[C], make_task: Callable[[S, World, C], "Translation"]
-) -> None:
-    """Train to the goal and report the result. `data` is "sample" for generated sentences. Raises TaskUsageError."""
-    generate = settings.data == "sample"
-    kind = "made-up" if generate else source.name
-    with training_session(contract, f"{kind} English-German", generate) as (world, report):
-        corpus = source.load(generate, contract)
-        report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
+                corpus = read(write_sample(Path(own), contract.seed), Path(own))
+        else:
+            folder = require_data_dir(contract, name)
+            corpus = read(folder, folder)
+        report.data_identity(made_up(corpus.identify().counts) if is_sample else corpus.identify())
         seed_all(contract.seed)
-        make_task(settings, world, corpus).run(report)
+        yield world, report, corpus
 
 
 class TranslationModel(nn.Module, Decoder):

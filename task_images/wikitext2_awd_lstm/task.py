@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from task_images.contract import Contract, EnvironmentUnfitError
+from task_images.cache import require_data_dir
+from task_images.contract import Contract
 from task_images.data import seed_all, shard
 from task_images.methods.base import Bsp, prepare_method
 from task_images.metrics import Mean, Perplexity, Values, check_finite, collect
@@ -153,17 +154,6 @@ State = list[tuple[Tensor, Tensor]]  # per layer: hidden and cell state, each (1
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
-@dataclass(frozen=True)
-class Dropout:
-    """Shares of what is dropped, each in [0, 1)."""
-
-    embedding: float = 0.1  # whole rows of the embedding: every occurrence of a word
-    input: float = 0.65  # locked, on the embedded words
-    hidden: float = 0.2  # locked, between LSTM layers
-    output: float = 0.4  # locked, behind the last layer
-    weight: float = 0.5  # entries of the hidden-to-hidden matrices
-
-
 class WeightDroppedLstm(nn.LSTM):
     """One layer; `share` of the entries of its hidden-to-hidden matrix are zero, others at every call in training.
 
@@ -188,21 +178,18 @@ class WeightDroppedLstm(nn.LSTM):
 class AwdLstm(nn.Module):
     """Word-level language model. `forward` gives logits-to-be, the loss is taken by `score`.
 
-    With V = 33 278, E = 400, H = 1150 and 3 layers it has 33 556 078 parameters.
+    With V = 33 278 and the default parameters it has 33 556 078 numbers.
     """
 
-    def __init__(
-        self, vocabulary: int, embedding: int = 400, hidden: int = 1150, layers: int = 3, dropout: Dropout | None = None
-    ) -> None:
+    def __init__(self, vocabulary: int, p: Settings) -> None:
         super().__init__()
-        self.dropout = dropout or Dropout()
-        self.embedding = nn.Parameter(torch.empty(vocabulary, embedding))  # also the weight of the decoder
+        self.p = p
+        self.embedding = nn.Parameter(torch.empty(vocabulary, p.embedding))  # also the weight of the decoder
         self.bias = nn.Parameter(torch.empty(vocabulary))
-        self.widths = [hidden] * (layers - 1) + [embedding]
-        inputs = [embedding, *self.widths]
+        self.widths = [p.hidden] * (p.layers - 1) + [p.embedding]
+        inputs = [p.embedding, *self.widths]
         self.layers = nn.ModuleList(
-            WeightDroppedLstm(before, after, self.dropout.weight)
-            for before, after in zip(inputs, self.widths, strict=False)
+            WeightDroppedLstm(before, after, p.weight_drop) for before, after in zip(inputs, self.widths, strict=False)
         )
         if not self.embedding.is_meta:
             nn.init.uniform_(self.embedding, -0.1, 0.1)
@@ -216,14 +203,14 @@ class AwdLstm(nn.Module):
     def forward(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """words (T, B) integers -> last layer's raw output (T, B, E), the same dropped, the next state (detached)."""
         x = F.embedding(words, self.embedding)
-        x = drop_words(x, words, len(self.embedding), self.dropout.embedding, self.training)
-        x = drop_locked(x, self.dropout.input, self.training)
+        x = drop_words(x, words, len(self.embedding), self.p.dropout_embedding, self.training)
+        x = drop_locked(x, self.p.dropout_input, self.training)
         after: State = []
         last = len(self.layers) - 1
         for index, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
             raw, (hidden, cell) = layer(x, before)
             after.append((hidden.detach(), cell.detach()))
-            x = drop_locked(raw, self.dropout.output if index == last else self.dropout.hidden, self.training)
+            x = drop_locked(raw, self.p.dropout_output if index == last else self.p.dropout_hidden, self.training)
         return raw, x, after
 
     def score(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -468,18 +455,12 @@ def load(parameters: Settings, contract: Contract) -> Corpus:
         with tempfile.TemporaryDirectory() as folder:
             write_sample(Path(folder))
             return read_corpus(Path(folder))
-    if contract.data_dir is None:
-        raise EnvironmentUnfitError(
-            "no folder with WikiText-2 was given",
-            "Run with --data-dir FOLDER, or choose the preset tiny, which includes a text.",
-        )
-    return read_corpus(Path(contract.data_dir))
+    return read_corpus(require_data_dir(contract, "WikiText-2"))
 
 
 def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLstm:
     """Train to the goal and report the result; returns the model."""
-    dropout = Dropout(p.dropout_embedding, p.dropout_input, p.dropout_hidden, p.dropout_output, p.weight_drop)
-    model = AwdLstm(len(corpus.words), p.embedding, p.hidden, p.layers, dropout).to(world.device)
+    model = AwdLstm(len(corpus.words), p).to(world.device)
     refuse_bf16_lstm(p.precision, world.device)
     precision = Precision(p.precision, world.device)
     average = Average(model, p.switch_patience, p.switch_rule, report)

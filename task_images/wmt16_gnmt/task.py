@@ -28,11 +28,10 @@ from task_images.translation.sample import write_sample
 from task_images.translation.training import (
     BLEU_NOTE,
     WIRE_NOTE,
-    Source,
     Translation,
     TranslationModel,
     TranslationSettings,
-    train,
+    translation_session,
 )
 from task_images.wmt16_gnmt.data import END, PADDING, START, Corpus, prepare, read_corpus
 from task_images.world import World
@@ -147,16 +146,6 @@ TASK = Task(
 State = tuple[Tensor, Tensor]  # hidden and cell state, each (1, B x K, D)
 
 
-@dataclass(frozen=True)
-class Size:
-    """Width, layers and dropout of the model."""
-
-    width: int = 1024
-    layers: int = 4  # of encoder and decoder each
-    dropout: float = 0.2  # of the input of every LSTM layer
-    initial: float = 0.1  # parameters begin in the range +- this, right for the default width
-
-
 @dataclass
 class SearchState:
     """The search's state."""
@@ -168,23 +157,22 @@ class SearchState:
 
 
 class Gnmt(TranslationModel):
-    """Encoder, decoder and classifier. With V = 32 320 and the default size it has 160 671 297 parameters."""
+    """Encoder, decoder and classifier. With V = 32 320 and the default parameters it has 160 671 297 numbers."""
 
-    def __init__(self, vocabulary: int, size: Size | None = None, padding: int = 0) -> None:
+    def __init__(self, vocabulary: int, p: Settings, padding: int = PADDING) -> None:
         super().__init__()
-        self.size = size or Size()
-        self.padding = padding
-        width = self.size.width
+        self.width, self.dropout, self.padding = p.width, p.dropout, padding
+        width = p.width
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=padding)
         self.both_ways = nn.LSTM(width, width, bidirectional=True)
-        inputs = [2 * width] + [width] * (self.size.layers - 2)
+        inputs = [2 * width] + [width] * (p.layers - 2)
         self.encoder = nn.ModuleList(nn.LSTM(before, width) for before in inputs)
         self.attention_lstm = nn.LSTM(width, width)
         self.attention = Attention(width)
-        self.decoder = nn.ModuleList(nn.LSTM(2 * width, width) for _ in range(self.size.layers - 1))
+        self.decoder = nn.ModuleList(nn.LSTM(2 * width, width) for _ in range(p.layers - 1))
         self.classifier = nn.Linear(width, vocabulary)
         if not self.embedding.weight.is_meta:
-            self._initialize()
+            self._initialize(p.initial_range)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Features [B, T, D] of target [B, T], given source [B, S] with lengths [B]."""
@@ -207,8 +195,9 @@ class Gnmt(TranslationModel):
     def begin(self, source: Tensor, lengths: Tensor) -> SearchState:
         """The decoder's state before the first word, for source [B, S] with lengths [B]."""
         memory = self._encode(source, lengths)
-        zero = memory.new_zeros(1, len(source), self.size.width)
-        return SearchState(memory, self.attention.keys(memory), self._mask(source), [(zero, zero)] * self.size.layers)
+        zero = memory.new_zeros(1, len(source), self.width)
+        states = [(zero, zero)] * (1 + len(self.decoder))
+        return SearchState(memory, self.attention.keys(memory), self._mask(source), states)
 
     def step(self, words: Tensor, state: SearchState) -> tuple[Tensor, Tensor]:
         """Scores [B, K, V] after words [B, K], and attention weights [B, K, S]."""
@@ -252,15 +241,15 @@ class Gnmt(TranslationModel):
         return self._drop(self.embedding(words.t()))
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.size.dropout, self.training)
+        return F.dropout(x, self.dropout, self.training)
 
     @torch.no_grad()
-    def _initialize(self) -> None:
+    def _initialize(self, most: float) -> None:
         for name, weights in self.named_parameters():
             if "bias_hh" in name:
                 weights.zero_()
             elif not name.startswith("attention.") or weights.dim() == 2:
-                weights.uniform_(-self.size.initial, self.size.initial)
+                weights.uniform_(-most, most)
 
 
 class Attention(nn.Module):
@@ -318,7 +307,8 @@ def main(contract: Contract) -> None:
     def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.longest, p.longest_test)
 
-    train(contract, p, Source("WMT16", write_prepared_sample, read, Corpus.identify), make_task)
+    with translation_session(contract, p, "WMT16", write_prepared_sample, read) as (world, report, corpus):
+        make_task(p, world, corpus).run(report)
 
 
 def write_prepared_sample(folder: Path, seed: int) -> Path:
@@ -364,7 +354,7 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     """The model, batches and search of this rank for the shared translation loop."""
     vocabulary = corpus.words
     refuse_bf16_lstm(p.precision, world.device)
-    model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
+    model = Gnmt(vocabulary.size, p).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
     batches = SentenceBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 

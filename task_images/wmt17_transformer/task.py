@@ -7,7 +7,7 @@ Sources: Vaswani et al. 2017 (arXiv 1706.03762); pre-norm and packed projections
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,11 +24,10 @@ from task_images.translation.sample import write_sample
 from task_images.translation.training import (
     BLEU_NOTE,
     WIRE_NOTE,
-    Source,
     Translation,
     TranslationModel,
     TranslationSettings,
-    train,
+    translation_session,
 )
 from task_images.wmt17_transformer.data import END, PADDING, Corpus, read_corpus, write_dictionary
 from task_images.world import World
@@ -141,19 +140,6 @@ TASK = Task(
 )
 
 
-@dataclass(frozen=True)
-class Size:
-    """Width, layers, heads and dropouts of the model."""
-
-    width: int = 1024
-    inner: int = 4096
-    layers: int = 6
-    heads: int = 16
-    dropout: float = 0.1  # of embeddings and of what is added to the residual stream
-    attention_dropout: float = 0.1
-    inner_dropout: float = 0.1
-
-
 @dataclass
 class SearchState:
     """The search's state. Keys and values of the target grow by one position per step; those of the source stay."""
@@ -165,18 +151,17 @@ class SearchState:
 
 
 class Transformer(TranslationModel):
-    """Encoder and decoder. With V = 33 712 and the default size it has 210 808 832 parameters."""
+    """Encoder and decoder. With V = 33 712 and the default parameters it has 210 808 832 numbers."""
 
-    def __init__(self, vocabulary: int, size: Size | None = None, padding: int = 1) -> None:
+    def __init__(self, p: Settings, padding: int = PADDING) -> None:
         super().__init__()
-        self.size = size or Size()
-        self.padding = padding
-        self.embedding = nn.Parameter(torch.empty(vocabulary, self.size.width))
-        self.encoder = nn.ModuleList(EncoderLayer(self.size) for _ in range(self.size.layers))
-        self.encoder_norm = nn.LayerNorm(self.size.width)
-        self.decoder = nn.ModuleList(DecoderLayer(self.size) for _ in range(self.size.layers))
-        self.decoder_norm = nn.LayerNorm(self.size.width)
-        nn.init.normal_(self.embedding, 0.0, self.size.width**-0.5)
+        self.width, self.dropout, self.padding = p.width, p.dropout, padding
+        self.embedding = nn.Parameter(torch.empty(p.vocabulary, p.width))
+        self.encoder = nn.ModuleList(EncoderLayer(p) for _ in range(p.layers))
+        self.encoder_norm = nn.LayerNorm(p.width)
+        self.decoder = nn.ModuleList(DecoderLayer(p) for _ in range(p.layers))
+        self.decoder_norm = nn.LayerNorm(p.width)
+        nn.init.normal_(self.embedding, 0.0, p.width**-0.5)
         with torch.no_grad():
             self.embedding[padding].zero_()
 
@@ -237,21 +222,21 @@ class Transformer(TranslationModel):
 
     def _embed(self, words: Tensor, places: range) -> Tensor:
         """words (B, T) at `places`, or (B, K) hypotheses that are all at one place -> (B, T or K, D)."""
-        x = F.embedding(words, self.embedding, self.padding) * math.sqrt(self.size.width)
+        x = F.embedding(words, self.embedding, self.padding) * math.sqrt(self.width)
         # Padding is on the right, so a word's place among the words is its place in the row.
-        marks = sinusoids(places, self.size.width, self.padding + 1, x.device)
-        return F.dropout(x + marks.to(x.dtype), self.size.dropout, self.training)
+        marks = sinusoids(places, self.width, self.padding + 1, x.device)
+        return F.dropout(x + marks.to(x.dtype), self.dropout, self.training)
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each after a norm and added to its input."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, p: Settings) -> None:
         super().__init__()
-        self.own_norm = nn.LayerNorm(size.width)
-        self.own = Attention(size)
-        self.inner = FeedForward(size)
-        self.dropout = size.dropout
+        self.own_norm = nn.LayerNorm(p.width)
+        self.own = Attention(p)
+        self.inner = FeedForward(p)
+        self.dropout = p.dropout
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[B, S, D] to [B, S, D]; `mask` hides padding."""
@@ -263,14 +248,14 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source and feed-forward, each after a norm and added to its input."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, p: Settings) -> None:
         super().__init__()
-        self.own_norm = nn.LayerNorm(size.width)
-        self.own = Attention(size)
-        self.attention_norm = nn.LayerNorm(size.width)
-        self.attention = Attention(size)
-        self.inner = FeedForward(size)
-        self.dropout = size.dropout
+        self.own_norm = nn.LayerNorm(p.width)
+        self.own = Attention(p)
+        self.attention_norm = nn.LayerNorm(p.width)
+        self.attention = Attention(p)
+        self.inner = FeedForward(p)
+        self.dropout = p.dropout
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """[B, T, D] to [B, T, D], given the encoder's `memory` [B, S, D]."""
@@ -303,12 +288,12 @@ class DecoderLayer(nn.Module):
 class FeedForward(nn.Module):
     """Norm, then two linear layers with a ReLU between."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, p: Settings) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(size.width)
-        self.up = nn.Linear(size.width, size.inner)
-        self.down = nn.Linear(size.inner, size.width)
-        self.dropout = size.inner_dropout
+        self.norm = nn.LayerNorm(p.width)
+        self.up = nn.Linear(p.width, p.inner)
+        self.down = nn.Linear(p.inner, p.width)
+        self.dropout = p.inner_dropout
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -322,12 +307,12 @@ class FeedForward(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention without biases. Queries, keys and values share a matrix, whose size sets Xavier's bound."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, p: Settings) -> None:
         super().__init__()
-        self.heads = size.heads
-        self.dropout = size.attention_dropout
-        self.packed = nn.Parameter(torch.empty(3 * size.width, size.width))
-        self.out = nn.Linear(size.width, size.width, bias=False)
+        self.heads = p.heads
+        self.dropout = p.attention_dropout
+        self.packed = nn.Parameter(torch.empty(3 * p.width, p.width))
+        self.out = nn.Linear(p.width, p.width, bias=False)
         nn.init.xavier_uniform_(self.packed)
         nn.init.xavier_uniform_(self.out.weight)
 
@@ -376,7 +361,8 @@ def main(contract: Contract) -> None:
     def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
 
-    train(contract, p, Source("WMT17", write, read, Corpus.identify), make_task)
+    with translation_session(contract, p, "WMT17", write, read) as (world, report, corpus):
+        make_task(p, world, corpus).run(report)
 
 
 @dataclass(frozen=True)
@@ -392,8 +378,7 @@ class WarmupInverseSqrt:
 
 def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     """The model, batches and search of this rank for the shared translation loop."""
-    size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
-    model = Transformer(p.vocabulary, size, PADDING).to(world.device)
+    model = Transformer(p).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
     batches = TokenBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
@@ -434,6 +419,6 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window),
         identity={
             "vocabulary": p.vocabulary,
-            "network": list(asdict(size).values())[:4],
+            "network": [p.width, p.inner, p.layers, p.heads],
         },
     )

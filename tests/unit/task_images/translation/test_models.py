@@ -11,27 +11,29 @@ from task_images.translation.beam import Search, beam_search
 from task_images.translation.training import TranslationModel
 from task_images.wmt16_gnmt.task import Attention, Gnmt, make_rate
 from task_images.wmt16_gnmt.task import Settings as GnmtSettings
-from task_images.wmt16_gnmt.task import Size as GnmtSize
-from task_images.wmt17_transformer.task import Size, Transformer, sinusoids
+from task_images.wmt17_transformer.task import Settings, Transformer, sinusoids
 
 PADDING, END = 1, 2
+SMALL = Settings(
+    vocabulary=20, width=16, inner=32, layers=2, heads=4, dropout=0.3, attention_dropout=0.3, inner_dropout=0.3
+)
 
 
 def test_the_models_have_exactly_the_specified_numbers_of_parameters() -> None:
     with torch.device("meta"):
-        gnmt, transformer = Gnmt(32_320), Transformer(33_712)
+        gnmt, transformer = Gnmt(32_320, GnmtSettings()), Transformer(Settings())
     assert count_parameters(gnmt.parameters()) == 160_671_297
     assert count_parameters(transformer.parameters()) == 210_808_832
 
 
 def make_gnmt() -> Gnmt:
     torch.manual_seed(0)
-    return Gnmt(20, GnmtSize(16, 3, 0.3, initial=0.8), padding=PADDING)
+    return Gnmt(20, GnmtSettings(width=16, layers=3, dropout=0.3, initial_range=0.8), padding=PADDING)
 
 
 def make_transformer() -> Transformer:
     torch.manual_seed(0)
-    return Transformer(20, Size(16, 32, 2, 4, 0.3, 0.3, 0.3), padding=PADDING)
+    return Transformer(SMALL, padding=PADDING)
 
 
 MAKERS = pytest.mark.parametrize("make", [make_gnmt, make_transformer])
@@ -154,7 +156,7 @@ def test_attention_in_parts_has_the_same_gradients() -> None:
 
 
 def test_initial_parameters_of_gnmt() -> None:
-    model = Gnmt(50, GnmtSize(32))
+    model = Gnmt(50, GnmtSettings(width=32))
     for name, parameter in model.named_parameters():
         if "bias_hh" in name or name == "attention.bias":
             assert not parameter.any(), name

@@ -19,7 +19,7 @@ from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, s
 from task_images.wikitext2_awd_lstm.task import (
     Average,
     AwdLstm,
-    Dropout,
+    Settings,
     WeightDroppedLstm,
     drop_locked,
     drop_words,
@@ -27,17 +27,17 @@ from task_images.wikitext2_awd_lstm.task import (
     should_switch,
 )
 
-NO_DROPOUT = Dropout(0, 0, 0, 0, 0)
+NAMES = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop")
 
 
 def test_the_model_has_exactly_the_specified_number_of_parameters() -> None:
     with torch.device("meta"):
-        model = AwdLstm(33_278)
+        model = AwdLstm(33_278, Settings())
     assert count_parameters(model.parameters()) == 33_556_078
 
 
 def test_initial_parameters() -> None:
-    model = AwdLstm(200, 16, 24)
+    model = AwdLstm(200, Settings(embedding=16, hidden=24))
     weights = model.embedding.detach()
     assert weights.abs().max() <= 0.1
     assert float(weights.std()) == pytest.approx(0.1 / math.sqrt(3), rel=0.05)
@@ -109,7 +109,7 @@ def test_activation_and_temporal_penalty() -> None:
 
 
 def test_a_sequence_in_two_parts_gives_what_it_gives_in_one() -> None:
-    model = AwdLstm(30, 8, 12, dropout=NO_DROPOUT)
+    model = AwdLstm(30, Settings(embedding=8, hidden=12, **dict.fromkeys(NAMES, 0.0)))
     words = torch.randint(0, 30, (10, 3))
     _, whole, _ = model(words, model.initial_state(3))
     _, first, state = model(words[:4], model.initial_state(3))
