@@ -24,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -213,13 +213,13 @@ class State:
     """What a rank has for a checkpoint.
 
     main    written by rank 0, its entry `identity` by all; own: by each rank
-    model   model and optimizer; is_sharded: each rank writes its part of them, else rank 0 all
+    model   model and optimizer, empty on a rank that writes none; is_sharded: each rank writes its part of them
     """
 
     main: Mapping[str, Any]
     own: Mapping[str, Any]
-    model: Mapping[str, Any]
-    is_sharded: bool
+    model: Mapping[str, Any] = field(default_factory=dict)
+    is_sharded: bool = False
 
 
 class Folder:
@@ -252,7 +252,7 @@ class Folder:
             place.mkdir(parents=True, exist_ok=True)
             if world.is_first:
                 (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
-            save_model(place, state.model, world, state.is_sharded)
+            save_model(place, state.model, state.is_sharded)
             _write(place / OWN.format(world.rank), {**state.own, **settings})
         if meet is not None:
             meet()
@@ -440,13 +440,13 @@ def collect_model(method: Method, is_whole: bool = False) -> Mapping[str, Any]:
         return {}
     options = StateDictOptions(full_state_dict=True, cpu_offload=True) if is_whole and is_sharded(method) else None
     weights, moments = get_state_dict(method.model, optimizer, options=options)
-    return {"model": weights, "optimizer": moments}
+    return {"model": weights, "optimizer": moments} if method.world.is_first or not is_whole else {}
 
 
-def save_model(place: Path, state: Mapping[str, Any], world: World, sharded: bool) -> None:
-    """Write what `collect_model` gave. Collective if each rank has a part."""
-    if world.is_first or sharded:
-        save(dict(state), checkpoint_id=str(place), no_dist=not sharded)
+def save_model(place: Path, state: Mapping[str, Any], is_part: bool) -> None:
+    """Write what `collect_model` gave. Collective if it is a part."""
+    if state:
+        save(dict(state), checkpoint_id=str(place), no_dist=not is_part)
 
 
 def load_model(place: Path, method: Method) -> None:

@@ -29,7 +29,7 @@ from task_images.bert_pretraining.texts import (
 )
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.data import numpy_generator
-from task_images.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
+from task_images.language.tokens import BYTES, Corpus, Part, python_text, synthetic_tokens
 from task_images.report import DataIdentity
 
 Numbers = npt.NDArray[Any]
@@ -62,10 +62,6 @@ class Batch:
     follows: Tensor
     weights: Tensor
     terms: float
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same on `device`, without waiting for the transfer."""
-        return move_tensors(self, device)
 
 
 def load_bytes() -> tuple[Corpus, Specials]:

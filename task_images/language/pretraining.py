@@ -143,9 +143,6 @@ class Batch(Protocol):
     def terms(self) -> float:
         """Number of terms in the sum of losses."""
 
-    def to(self, device: torch.device) -> Any:
-        """The pass on a device."""
-
 
 S = TypeVar("S", bound=PretrainingSettings)
 B = TypeVar("B", bound=Batch)
@@ -366,9 +363,8 @@ class Pretraining(ABC, Generic[S, B]):
             yield Update(passes, plan.passes, 1.0, first.terms, plan.global_batch, self.world.rank * plan.passes)
 
     def prepare(self, part: B) -> B:
-        """The pass on the model's device."""
-        there: B = part.to(self.world.device)
-        return there
+        """The pass on the model's device; pinned tensors are transferred asynchronously."""
+        return map_tensors(part, lambda tensor: tensor.to(self.world.device, non_blocking=True))
 
     def loss(self, outputs: Any, data: B) -> PassLoss:
         """The loss of a pass, whose weight is its share of the terms of the update."""

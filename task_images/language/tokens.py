@@ -200,15 +200,6 @@ class Batch:
     targets: Tensor
     terms: float
 
-    def to(self, device: torch.device) -> "Batch":
-        """A copy on `device`, transferred asynchronously."""
-        return move_tensors(self, device)
-
-
-def move_tensors(item: Item, device: torch.device) -> Item:
-    """The dataclass `item` with its tensors on `device`; pinned tensors are transferred asynchronously."""
-    return map_tensors(item, lambda tensor: tensor.to(device, non_blocking=True))
-
 
 def map_tensors(item: Item, change: Callable[[Tensor], Tensor]) -> Item:
     """The dataclass `item` with `change` applied to its tensors."""

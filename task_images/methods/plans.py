@@ -2,6 +2,7 @@
 gradients become ready; a plan is a list of groups of consecutive numbers, in the same order."""
 
 import heapq
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,13 +76,9 @@ def find_optimum(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Gr
 
 def fit(samples: Sequence[tuple[float, float]]) -> Cost:
     """Least-squares fit of alpha and beta, both non-negative, to samples of (bytes, seconds)."""
-    count = len(samples)
-    mean_size = sum(size for size, _ in samples) / count
-    mean_time = sum(time for _, time in samples) / count
-    spread = sum((size - mean_size) ** 2 for size, _ in samples)
-    slope = sum((size - mean_size) * (time - mean_time) for size, time in samples) / spread if spread else 0.0
-    beta = max(0.0, slope)
-    return Cost(max(0.0, mean_time - beta * mean_size), beta)
+    sizes, times = zip(*samples, strict=True)
+    beta = max(0.0, statistics.linear_regression(sizes, times).slope)
+    return Cost(max(0.0, statistics.fmean(times) - beta * statistics.fmean(sizes)), beta)
 
 
 def simulate_order(sizes: Sequence[int], ready: Sequence[float], priorities: Sequence[int], cost: Cost) -> list[int]:

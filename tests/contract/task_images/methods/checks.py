@@ -213,7 +213,7 @@ def save(world: World, method: Method) -> Path:
     """A checkpoint of model and optimizer."""
     place = Path(world.contract.output_dir).parent / f"{method.name}-{method.update}"
     with method.consensus():
-        save_model(place, collect_model(method), world, is_sharded(method))
+        save_model(place, collect_model(method), is_sharded(method))
     world.barrier()
     return place
 
