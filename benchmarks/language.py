@@ -81,9 +81,9 @@ def awd_pass(model: AwdLstm, words: Tensor, forward: Forward) -> None:
 
 def looped_forward(model: AwdLstm, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
     """What `AwdLstm.forward` computes, a word at a time, with the recurrent weights dropped in Python."""
-    share = model.dropout
-    x = drop_words(F.embedding(words, model.embedding), words, len(model.embedding), share.embedding, True)
-    x = drop_locked(x, share.input, True)
+    p = model.p
+    x = drop_words(F.embedding(words, model.embedding), words, len(model.embedding), p.dropout_embedding, True)
+    x = drop_locked(x, p.dropout_input, True)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, WeightDroppedLstm)
         hidden, cell = (half[0] for half in state[index])
@@ -99,7 +99,7 @@ def looped_forward(model: AwdLstm, words: Tensor, state: State) -> tuple[Tensor,
             outputs.append(hidden)
         raw = torch.stack(outputs)
         last = index == len(model.layers) - 1
-        x = drop_locked(raw, share.output if last else share.hidden, True)
+        x = drop_locked(raw, p.dropout_output if last else p.dropout_hidden, True)
     return raw, x, state
 
 
@@ -191,8 +191,9 @@ def full_size(device: torch.device) -> None:
     lstm_pass = partial(awd_pass, lstm, words, lstm.forward)
     describe("AWD-LSTM, 20 streams of 70", lstm, 70 * 20, lstm_pass, rate, device)
     del lstm, lstm_pass
-    for name, make, vocabulary in (("GNMT", Gnmt, 32_320), ("Transformer", Transformer, 33_712)):
-        model = make(vocabulary, padding=1).to(device).train()
+    gnmt, transformer = (lambda: Gnmt(32_320, GnmtSettings(), 1)), (lambda: Transformer(Settings(), 1))
+    for name, make, vocabulary in (("GNMT", gnmt, 32_320), ("Transformer", transformer, 33_712)):
+        model = make().to(device).train()
         count, length = (8, 25) if device.type == "cpu" else (128, 50)
         source, target = torch.randint(4, vocabulary, (2, count, length), device=device)
         run = translation_pass(model, source, target)

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -251,7 +252,8 @@ class Folder:
         with self._explain_errors(place):
             place.mkdir(parents=True, exist_ok=True)
             if world.is_first:
-                (place / MAIN).unlink(missing_ok=True)  # of an earlier run with this folder
+                for name in (MAIN, METADATA):  # of an earlier run with this folder
+                    (place / name).unlink(missing_ok=True)
             save_model(place, state.model, state.is_sharded)
             _write(place / OWN.format(world.rank), {**state.own, **settings})
         if meet is not None:
@@ -456,12 +458,19 @@ def load_model(place: Path, method: Method) -> None:
     for parameter, _ in gradients:
         parameter.grad = None  # with gradients, torch would not create the state of the optimizer that it is to fill
     weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments}
+    state: dict[str, Any] = {"model": weights, "optimizer": moments}
     try:
+        known = FileSystemReader(place).read_metadata().state_dict_metadata
+        kept = state["optimizer"]["state"]  # a parameter that had no gradient so far has none
+        for name in [name for name in kept if not any(key.startswith(f"optimizer.state.{name}.") for key in known)]:
+            del kept[name]
         load(state, checkpoint_id=str(place), no_dist=not is_sharded(method))
     except (Exception, CheckpointException) as error:  # readers of damaged parts may raise anything
         raise _make_error(place, error) from None
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    options = StateDictOptions(strict=False)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
+    )
     for parameter, gradient in gradients:
         parameter.grad = gradient
     method.take_optimizer(optimizer)

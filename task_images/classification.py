@@ -61,7 +61,6 @@ def train_classifier(
     name: str = "",
     identity: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
-    closing: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Train `model` (initialized on the CPU) with synchronous SGD until the Prec@1 goal, and report the result.
 
@@ -104,7 +103,6 @@ def train_classifier(
         validate=None if measure else samples.validate,
         goal=None if measure else goal,
         details={**facts, **(details or {})},
-        closing=closing,
         identity={**(identity or {}), **same},
         unit=Unit("images"),
         work=samples,

@@ -222,14 +222,11 @@ class MeanOfWeights(Method):
     """
 
     name = "weights"
+    overflows_apart = True
 
     def reduce(self) -> None:
         """Nothing is sent: only the number of samples is divided out."""
         self.scale_gradients(self.world.size * self.share)
-
-    def agree(self, finite: bool) -> bool:
-        """Each rank has its own gradients."""
-        return self.world.size == 1 or self.world.max([0.0 if finite else 1.0])[0] == 0
 
     def mix(self, rate: float) -> None:
         """Average the weights."""

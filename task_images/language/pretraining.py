@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -334,7 +334,7 @@ class Pretraining(ABC, Generic[S, B]):
         is still on the meta device."""
         p = self.settings
         with torch.device("meta"):
-            model = self.make_model()
+            model: Any = self.make_model()
         runner = choose_runner(p.activation_checkpointing)
         if runner is not None:
             model.run_block = runner
@@ -344,7 +344,7 @@ class Pretraining(ABC, Generic[S, B]):
         model.materialize = partial(materialize, model, self.deviation, self.contract.seed, self.unused_rows())
         if not self._is_sharded:
             model.materialize(self.world.device)
-        return model
+        return cast("nn.Module", model)
 
     # --- as the training loop sees it -------------------------------------------------------------------------------
 

@@ -357,6 +357,7 @@ class Method:
     optimizers    supported optimizers, by their names in torch.optim; empty: any
     identical     all ranks have the same model after every update; otherwise only within `consensus`
     exact         integers arrive as their exact sum, which the self-check verifies
+    overflows_apart   gradients of a single rank may overflow, and then all ranks skip the update
     hooks         takes single gradients while the backward pass goes on
     replays       its passes may be replayed as CUDA graphs: it leaves the model's layers and parameters as they are
     settling      updates after which it works as it will, because it measures them first
@@ -378,6 +379,7 @@ class Method:
     optimizers: ClassVar[tuple[str, ...]] = ()
     identical: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    overflows_apart: ClassVar[bool] = False
     hooks: ClassVar[bool] = False
     replays: ClassVar[bool] = True
     settling: ClassVar[int] = 0
@@ -541,10 +543,6 @@ class Method:
     def reduce(self) -> None:
         """After the backward pass: replace the gradients by the weighted mean over all ranks."""
 
-    def agree(self, finite: bool) -> bool:
-        """Whether to make an update under a loss scale; `finite`: whether the norm of this rank's gradients is."""
-        return finite
-
     def update_weights(self, rate: float) -> None:
         """Update the weights from their gradients."""
         set_rate(self.optimizer, rate)
@@ -628,7 +626,8 @@ class Method:
                 nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
             finite = self._norms.add(norm) if scale is None else math.isfinite(float(norm)) and not self.overflowed
         if scale is not None:
-            finite = self.agree(finite)
+            if self.overflows_apart and self.world.size > 1:
+                finite = self.world.max([0.0 if finite else 1.0])[0] == 0
             scale.observe(finite)
         if finite:
             self.update_weights(rate)

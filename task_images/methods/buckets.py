@@ -7,12 +7,13 @@ a full bucket waits for those that come before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from task_images.methods import torch
+from task_images.methods import plans, torch
 from task_images.methods.base import NOTHING, Method
 from task_images.methods.plans import Groups
 
@@ -74,8 +75,9 @@ class Bucketed(Method):
     hooks = True
 
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """Which tensors share a bucket: see `plans`. `ready`: when each is ready, or just numbers in the order."""
-        raise NotImplementedError
+        """Which tensors share a bucket: consecutive ones until they have as many bytes as the option `bucket` says, or
+        all without it. `ready`: when each is ready, or just numbers in the order."""
+        return plans.threshold(sizes, self.values.get("bucket", math.inf))
 
     def cut(self, flat: Tensor) -> Sequence[Tensor]:
         """The messages of a bucket."""

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from task_images.methods import plans, torch
+from task_images.methods import torch
 from task_images.methods.base import LossScale
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.plans import Groups
 from task_images.methods.scheduled import BUCKET
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ class Compressed(Bucketed):
     options = {"bucket": BUCKET}  # noqa: RUF012
     feeds_back: ClassVar[bool] = True
     collective = "allgather"
+    overflows_apart = True
 
     def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
         """The sums over ranks of what each sends of `tensors`, and what this one sends, in the same shapes.
@@ -60,10 +60,6 @@ class Compressed(Bucketed):
         return [split(row, tensors) for row in rows]
 
     # --- the machinery ------------------------------------------------------------------------------------------------
-
-    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """Consecutive tensors share a message until it is large enough."""
-        return plans.threshold(sizes, self.values["bucket"])
 
     def start(self) -> None:
         """Create the state and the thread."""
@@ -118,10 +114,6 @@ class Compressed(Bucketed):
             if self.feeds_back:
                 for total, sent in zip(totals, own, strict=True):
                     total.sub_(sent)
-
-    def agree(self, finite: bool) -> bool:
-        """Only the rank whose gradients overflow knows of it."""
-        return self.world.size == 1 or self.world.max([0.0 if finite else 1.0])[0] == 0
 
     def undo(self) -> None:
         """Restore the state before the update."""

@@ -25,13 +25,9 @@ def find_neighbors(rank: int, size: int) -> list[int]:
     return list(dict.fromkeys(peer for peer in ((rank + 1) % size, (rank - 1) % size) if peer != rank))
 
 
-class DPsgd(Drifting):
-    """Weights are sent before the forward pass, and each rank adds its own step to their mean (algorithm 1)."""
+class Gossip(Drifting):
+    """Ranks on a ring, each of which hears of both neighbors."""
 
-    name = "dpsgd"
-    summary = "averages weights with both neighbors on a ring while gradients are computed"
-    source = "Lian et al. 2017, arXiv:1705.09056"
-    formula = "2 M (M with two ranks)"
     collective = "gossip"
 
     def start(self) -> None:
@@ -39,6 +35,15 @@ class DPsgd(Drifting):
         super().start()
         self.peers = find_neighbors(self.world.rank, self.world.size)
         self.mixing = 1 / (1 + len(self.peers))
+
+
+class DPsgd(Gossip):
+    """Weights are sent before the forward pass, and each rank adds its own step to their mean (algorithm 1)."""
+
+    name = "dpsgd"
+    summary = "averages weights with both neighbors on a ring while gradients are computed"
+    source = "Lian et al. 2017, arXiv:1705.09056"
+    formula = "2 M (M with two ranks)"
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update, and send the weights."""
@@ -54,7 +59,7 @@ class DPsgd(Drifting):
         self.write_weights(torch.stack([self._sent, *received]).sum(0).mul_(self.mixing).add_(step))
 
 
-class Choco(Drifting):
+class Choco(Gossip):
     """Neighbors keep an estimate of this rank's weights, and after every update hear of its largest errors."""
 
     name = "choco"
@@ -65,13 +70,10 @@ class Choco(Drifting):
         # With less, a tenth of the distance remains after 60 exchanges with any step size.
         "density": Option(0.1, 0.05, 1, "share of the entries of each tensor that is sent")
     }
-    collective = "gossip"
 
     def start(self) -> None:
         """All ranks start with the same weights, which all estimates are."""
         super().start()
-        self.peers = find_neighbors(self.world.rank, self.world.size)
-        self.mixing = 1 / (1 + len(self.peers))
         self._believed = self.read_weights()
         self._mixed = self._believed.clone()  # sum over neighbors and self: mixing weight x estimate
 

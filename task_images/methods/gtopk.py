@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from task_images.methods import plans, torch
+from task_images.methods import torch
 from task_images.methods.compressed import Compressed, join, split
-from task_images.methods.plans import Groups
 from task_images.methods.topk import DENSITY, find_largest
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class GTopK(Compressed):
-    """A node that drops an entry while merging keeps it in its residual, so no gradient is lost with any number of
-    ranks."""
+    """All tensors share a message. A node that drops an entry while merging keeps it in its residual, so no gradient is
+    lost with any number of ranks."""
 
     name = "gtopk"
     summary = "the largest 1 % of the summed gradients, merged along a tree"
@@ -24,10 +23,6 @@ class GTopK(Compressed):
     formula = "at most 16 k ceil(log2 P), k = max(1, floor(d/100))"
     options = {"density": DENSITY}  # noqa: RUF012
     collective = "gtopk"
-
-    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """All tensors share a message, from whose entries the largest are chosen."""
-        return plans.threshold(sizes, float("inf"))
 
     def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
         """Merge up the tree, and broadcast what remains at its root."""

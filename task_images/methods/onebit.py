@@ -28,6 +28,7 @@ class OneBitAdam(Method):
     options = {"warmup_steps": Option(100, 1, 10**9, "warm-up updates with plain Adam")}  # noqa: RUF012
     late_options = ("warmup_steps",)
     optimizers = ("AdamW",)
+    overflows_apart = True
     note = "The task's optimizer must be AdamW; with any other, the run fails."
 
     def rounds(self, sent: Sent, ranks: int) -> Sequence[Round]:
@@ -50,10 +51,6 @@ class OneBitAdam(Method):
         self.overflowed = self._scale is not None and not bool(own.isfinite().all())
         if not self._is_warm:
             self.write_gradients(self.average(own))
-
-    def agree(self, finite: bool) -> bool:
-        """After the warm-up each rank has its own gradients."""
-        return self.world.size == 1 or self.world.max([0.0 if finite else 1.0])[0] == 0
 
     def update_weights(self, rate: float) -> None:
         """After the warm-up, make Adam's step with the mean of compressed momenta."""

@@ -54,10 +54,6 @@ class Fusion(Bucketed):
     options = {"bucket": BUCKET}  # noqa: RUF012
     exact = True
 
-    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """Consecutive tensors share a message until it is large enough."""
-        return plans.threshold(sizes, self.values["bucket"])
-
 
 class Measured(Bucketed):
     """Methods whose plan or order depends on measured backward passes, and on the measured cost of a message. Until
@@ -176,7 +172,7 @@ class MgWfbp(Measured):
     def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
         """All tensors share a message until backward passes are measured: a message for each could take seconds on slow
         links, and would slow the measured pass."""
-        return plans.threshold(sizes, float("inf")) if self.is_measuring else self.merge(sizes, ready, self.cost)
+        return super().plan(sizes, ready) if self.is_measuring else self.merge(sizes, ready, self.cost)
 
 
 class OptFusion(MgWfbp):
@@ -329,10 +325,6 @@ class Dear(Gated):
     formula = "2 (P-1)/P M; 3 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
     options = {"bucket": BUCKET}  # noqa: RUF012
     collective = "rsag"
-
-    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """Consecutive tensors share a message until it is large enough."""
-        return plans.threshold(sizes, self.values["bucket"])
 
     def open_update(self) -> None:
         """Begin to fill the buckets."""

@@ -11,10 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from task_images.contract import PeerLostError
-from task_images.methods import Lazy, dist, plans, torch
+from task_images.methods import Lazy, dist, torch
 from task_images.methods.base import MethodError, Option, Pending, size_option
 from task_images.methods.buckets import Bucketed, Finish, Message
-from task_images.methods.plans import Groups
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
 
 if TYPE_CHECKING:
@@ -148,10 +147,6 @@ class BspPs(Served):
     name = "bsp-ps"
     summary = "parameter servers sum all gradients after the backward pass"
     source = "Li et al. 2014, OSDI"
-
-    def plan(self, sizes: Sequence[int], ready: Sequence[float]) -> Groups:
-        """All tensors share a bucket."""
-        return plans.threshold(sizes, float("inf"))
 
 
 class WfbpPs(Served, Wfbp):

@@ -135,7 +135,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
     first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint_every=2))
     written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
-    assert sorted(file.name for file in written.iterdir()) == ["main.pt", "rank-0.pt"]
+    assert sorted(file.name for file in written.iterdir()) == [".metadata", "__0_0.distcp", "main.pt", "rank-0.pt"]
     second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
     assert losses(second) == losses(whole)[2:]
     assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
@@ -149,7 +149,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
     for one in run(ranks, tmp_path / "other", **SMALL | {"batch_size": 8}, epochs=4, resume=str(written)):
         assert one.code == 64
         assert "global_batch = 32, this run has 16" in one.stderr
-    (written / "main.pt").write_bytes((written / "main.pt").read_bytes()[:5000])
+    (written / "main.pt").write_bytes((written / "main.pt").read_bytes()[:500])
     for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
         assert one.code == 78
         assert "main.pt cannot be read" in one.stderr

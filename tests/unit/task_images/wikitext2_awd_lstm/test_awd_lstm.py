@@ -4,7 +4,7 @@ import math
 import statistics
 import zipfile
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +28,7 @@ from task_images.wikitext2_awd_lstm.task import (
 )
 
 NAMES = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop")
+NO_DROPOUT: dict[str, Any] = dict.fromkeys(NAMES, 0.0)
 
 
 def test_the_model_has_exactly_the_specified_number_of_parameters() -> None:
@@ -109,7 +110,7 @@ def test_activation_and_temporal_penalty() -> None:
 
 
 def test_a_sequence_in_two_parts_gives_what_it_gives_in_one() -> None:
-    model = AwdLstm(30, Settings(embedding=8, hidden=12, **dict.fromkeys(NAMES, 0.0)))
+    model = AwdLstm(30, Settings(embedding=8, hidden=12, **NO_DROPOUT))
     words = torch.randint(0, 30, (10, 3))
     _, whole, _ = model(words, model.initial_state(3))
     _, first, state = model(words[:4], model.initial_state(3))
