@@ -58,19 +58,22 @@ def process_note(pid: int) -> ProcessNote:
     return {"pid": pid, "start_time": None if fields is None else int(fields[19]), **process_origin()}
 
 
-def is_alive(note: Mapping[str, Any], lock: str | os.PathLike[str] | None = None) -> bool | None:
-    """Whether the process that a note names still runs: one of that number which began at that time.
+def is_alive(note: object, lock: str | os.PathLike[str] | None = None) -> bool | None:
+    """Whether the process that a note names still runs: one of that number which began at that time. What is no
+    ProcessNote, because it is damaged, names none.
 
     None if that cannot be seen from here: it is on another machine, or in another PID namespace. `lock` is a file that
     the process has locked until it ends, if there is one: on the same kernel that is proof in any PID namespace.
     """
+    if not (isinstance(note, Mapping) and note.keys() >= ProcessNote.__annotations__.keys()):
+        return False
     origin = process_origin()
     if note["boot_id"] != origin["boot_id"]:  # the same machine after a restart knows that all its processes have ended
-        return False if note.get("host") == origin["host"] else None
+        return False if note["host"] == origin["host"] else None
     if lock is not None:
         with contextlib.suppress(OSError):
             return is_locked(lock)
-    if note.get("pid_namespace") != origin["pid_namespace"]:
+    if note["pid_namespace"] != origin["pid_namespace"]:
         return None
     if note["start_time"] is None:  # a system without /proc
         try:

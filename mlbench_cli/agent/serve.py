@@ -191,7 +191,7 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
         with contextlib.suppress(OSError):
             os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
             report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
-        if isinstance(state, dict) and "boot_id" in state:  # else it is damaged, which the client says
+        if state is not None:
             has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
             is_gone = os.path.exists(f"{place}/.state/gone")
             report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)
@@ -299,9 +299,8 @@ def list_runs(base: str) -> Answer:
                     "fetched": os.path.exists(os.path.join(folder, "fetched")),
                     "processes": processes.find_processes(nodes_of(folder), arguments=True),
                     "supervised": any(
-                        processes.is_alive(state)
+                        processes.is_alive(read_json(os.path.join(folder, "nodes", node, ".state", "state.json")))
                         for node in list_folder(os.path.join(folder, "nodes"))
-                        if (state := read_json(os.path.join(folder, "nodes", node, ".state", "state.json"))) is not None
                     ),
                 }
             )

@@ -30,6 +30,11 @@ def test_a_note_of_elsewhere_or_of_before_names_no_process_here(changes: dict[st
     assert is_alive(note_of(os.getpid(), **changes)) is alive
 
 
+@pytest.mark.parametrize("note", [None, [], {}, {"pid": os.getpid()}, {"pid": 1, "boot_id": None}])
+def test_what_is_no_note_names_no_process(note: object) -> None:
+    assert is_alive(note) is False
+
+
 @pytest.mark.parametrize(
     ("script", "signaled"),
     [("kill -TERM $$", True), ("exit 143", True), ("exit 1", False), ("kill -KILL $$", False)],
