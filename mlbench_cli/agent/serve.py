@@ -116,12 +116,16 @@ def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[st
 
 
 def put(path: str, mode: int = 0o600, new: bool = False, durable: bool = True, *, data: bytes) -> Answer:
-    """Write a file as a whole, and its folders (0700). With `new` a file that is already there stays: `written`.
+    """Write a file as a whole into a folder that is there. With `new` the folder (0700) is made, and a file that is
+    already there stays; `written` is False then, as it is without the folder: somebody has deleted the run.
 
     With `durable` it survives a crash of the machine; without, it only is whole for every reader.
     """
     path = expand(path)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    if new:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    elif not os.path.isdir(os.path.dirname(path)):
+        return {"written": False}, b""
     part = f"{path}.{os.getpid()}.part"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)

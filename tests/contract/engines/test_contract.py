@@ -232,7 +232,7 @@ def test_the_deadline_ends_ranks_that_ignore_term(lab: EngineLab) -> None:
     assert lab.processes(run) == []
 
 
-def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
+def test_a_running_run_is_deleted_by_force_only(lab: EngineLab, kind: str, home: Path) -> None:
     run = lab.start(SLEEP, workers=2)
     until(lambda: len(lab.processes(run)) == 2)
     with pytest.raises(UsageError, match="still running"):
@@ -241,6 +241,8 @@ def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
     until(lambda: not lab.processes(run))
     assert not run.folder.exists()
     lab.engine.delete(run)
+    EngineLab(kind, home).engine.cancel(run)  # as a client does that has not heard of it
+    assert not (lab.far / "runs" / run.name).exists()
 
 
 def is_refused(lab: EngineLab, run: Run, text: str, problem: str) -> bool:
