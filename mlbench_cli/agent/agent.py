@@ -541,7 +541,8 @@ class Agent:
             self.faults.finish()
         self._finish_network()
         processes.kill_descendants()
-        self._write_resources([self.load.row(0.0)])
+        if self.first_sample:  # else nothing has run, and the load of the machine is nobody's business
+            self._write_resources([self.load.row(0.0)])
         self._check_space()
         if self.state["ended"] is None:
             self.state["ended"] = "exited"

@@ -98,7 +98,8 @@ class MachineLock:
             self.state, self.reason = SHARED if self._mode == SHARE else HELD, None
 
     def give_up(self, reason: str) -> None:
-        """Note why the lock is not waited for any longer."""
+        """Note why there is no lock to wait for any longer."""
+        self._path = None
         self.state, self.reason = UNAVAILABLE, reason
 
     def read_holder(self) -> LockHolder | None:

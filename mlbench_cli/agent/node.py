@@ -148,20 +148,18 @@ class NodeAgent(Agent):
         self.prepare()
         self._write_state()
         problem = self._install() or self._meet()
-        if problem is None:
-            self.deadline = time.monotonic() + self.plan["timeout"]
-            self.state["started"] = time.time()
-            if self.hosts is not None:
-                self.lock.mark_taken()
-            self.load = load.LoadMeter(self.lock.state, self.lock.reason, preloaded=self.preloaded)
-            self.clock = ClockWatch()
-            if not self.state["ended"]:
-                self.start()
-                self.watch()
-                self._await_others()
-        else:
+        if problem is not None:
             self.state["start_problem"] = problem
             self._stop("never_started", grace=0)
+        elif not self.state["ended"]:
+            self.deadline = time.monotonic() + self.plan["timeout"]
+            self.state["started"] = time.time()
+            self.lock.mark_taken()
+            self.load = load.LoadMeter(self.lock.state, self.lock.reason, preloaded=self.preloaded)
+            self.clock = ClockWatch()
+            self.start()
+            self.watch()
+            self._await_others()
         self.finish()
         self._pack()
         self._linger()
