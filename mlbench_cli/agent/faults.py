@@ -83,7 +83,7 @@ class NodeFaults:
         self.folder = f"{agent.folder}/.state/checkpoints"
         self._next_look = 0.0
         self._lasting: list[_Lasting] = []
-        self._stalled: dict[int, tuple[float, int]] = {}  # rank: since when it is stopped, its CPU time then
+        self._stalled: dict[int, float] = {}  # rank: since when it is stopped, unless to slow it
         self._guard = -1
         self._attempt: Mapping[str, Any] = {"number": 0, "resume": None}  # the last one that node 0 announced
         self._next_rest = 0.0
@@ -170,16 +170,12 @@ class NodeFaults:
         self._next_look = now + max(0.25, (self._detect or 40.0) / 8)
         if self._detect is None:
             return
+        slowed = {lasting.number for lasting in self._lasting if isinstance(lasting, _Slowed)}
         for rank in self._running():
             fields = processes.stat_fields(rank.pid)
-            if fields is None or fields[0] not in "Tt":
+            if rank.number in slowed or fields is None or fields[0] not in "Tt":
                 self._stalled.pop(rank.number, None)
-                continue
-            used = int(fields[11]) + int(fields[12])
-            since, before = self._stalled.setdefault(rank.number, (now, used))
-            if used != before:  # slowed, not stopped
-                self._stalled[rank.number] = (now, used)
-            elif now - since >= self._detect:
+            elif now - self._stalled.setdefault(rank.number, now) >= self._detect:
                 self._report({"end": rank.number, "code": None, "why": "stopped"})
                 processes.signal_group(rank.pid, signal.SIGKILL)
                 return
@@ -624,7 +620,7 @@ class _Slowed(_Lasting):
     def __init__(self, node: NodeFaults, number: int, event: int, fault: Fault, now: float) -> None:
         super().__init__(event, fault, now)
         assert fault.share is not None
-        self._node, self._number, self._share = node, number, fault.share
+        self._node, self.number, self._share = node, number, fault.share
         self._held: int | None = None
         self._since = self._begun = now
         self._stopped = 0.0
@@ -638,7 +634,7 @@ class _Slowed(_Lasting):
             self._release(now)
             self.next = min(self.over, now + PERIOD * self._share)
             return False
-        rank = self._node.find_rank(self._number)
+        rank = self._node.find_rank(self.number)
         if rank is not None:  # else it is between two attempts
             with contextlib.suppress(OSError):
                 self._node.hold(rank.pid)
