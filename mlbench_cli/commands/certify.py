@@ -39,7 +39,7 @@ LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
 ABSENT_SECONDS = 180  # for which nodes may be missing before the others start without them
 RECHECKED = ("node", "pairs")
-PARTIAL_SECONDS, PRESENTED_SECONDS = 60.0, 30.0  # for a run that was stopped here to complete its archive, and to show
+PARTIAL_SECONDS, PRESENTED_SECONDS = 150.0, 30.0  # for a run that was stopped here to complete its archive, and to show
 
 
 def certify(
@@ -175,7 +175,10 @@ def _measure(
             except Stopped as stopped:
                 if run.runs_here and not run.is_finished:
                     stopping.take_longer(PARTIAL_SECONDS + PRESENTED_SECONDS)
-                    console.note("Writing what was measured; Ctrl-C again leaves it to: " + afterwards)
+                    console.note(
+                        f"Writing what was measured (at most {PARTIAL_SECONDS:g} s); Ctrl-C again leaves it to: "
+                        + afterwards
+                    )
                     with suppress(MlbenchError):
                         run.wait(PARTIAL_SECONDS)
                 if run.is_finished:
