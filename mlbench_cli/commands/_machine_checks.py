@@ -81,12 +81,15 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         discovery.check_probes(probes, details)
         torch = probes[0].torch or "no torch"
         others = f"; {nodes.phrase}" if nodes.phrase else ""
+        silent = nodes.idle - len(probes)
+        others += f"; {counted(silent, 'idle node')} did not answer" if silent > 0 else ""
         found = f"{len(probes)} probed{others}: all see {details.folder}; Python {probes[0].python}, {torch}"
-        yield (
-            Check(f"{name}: nodes", "ok", found)
-            if probes[0].torch
-            else _missing(f"{name}: nodes", found, "Tasks need torch: attach with --python PATH or --setup FILE.")
-        )
+        if not probes[0].torch:
+            yield _missing(f"{name}: nodes", found, "Tasks need torch: attach with --python PATH or --setup FILE.")
+        elif silent > 0:
+            yield _missing(f"{name}: nodes", found, "Try again later: others may have taken them.")
+        else:
+            yield Check(f"{name}: nodes", "ok", found)
     finally:
         channel.close()
 

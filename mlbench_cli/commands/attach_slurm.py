@@ -94,6 +94,11 @@ def attach_slurm(
             if counted_nodes.idle:
                 probes = discovery.probe_nodes(channel, details, counted_nodes)
                 discovery.check_probes(probes, details)
+                if len(probes) < counted_nodes.idle:
+                    console.warn(
+                        f"Only {', '.join(item.node for item in probes)} answered, of {counted_nodes.idle} idle nodes: "
+                        "whether the others see the shared folder is not known. Later: mlbench doctor slurm"
+                    )
             else:
                 console.warn(
                     f"No node of the partition is idle ({counted_nodes.phrase or 'none is known'}), so none was "

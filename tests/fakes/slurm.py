@@ -125,7 +125,8 @@ def read_nodes(partition: str | None) -> list[dict[str, Any]]:
 def allocate(options: dict[str, str], command: list[str]) -> int:
     """An srun of its own: one task on each of the nodes that it takes."""
     excluded = set(options.get("exclude", "").split(","))
-    able = [node for node in read_nodes(options.get("partition", "debug")) if node["names"] not in excluded]
+    known = [node for node in read_nodes(options.get("partition", "debug")) if "taken" not in node]
+    able = [node for node in known if node["names"] not in excluded]
     able = sorted(
         (node for node in able if node["state"] in ("idle", "idle~")), key=lambda node: node["state"] == "idle"
     )

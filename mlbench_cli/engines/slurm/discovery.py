@@ -20,11 +20,13 @@ _VERSIONS = PACKAGES + (
     "except Exception: v = ''\n"
     "print('|'.join((sys.version.split()[0], v, ','.join(packages))))"
 )
-# Runs on each node: $0 is a file in the shared folder, $1 the Python; the answer is one line.
+# Runs on each node: $0 is a file in the shared folder, $1 the Python; the answer is one line. Login shells and Pythons
+# may print lines of their own before it.
+_ANSWER = "mlbench-probe"
 _PROBE = (
-    'versions=$("$1" -c "$2" 2>/dev/null || echo "||"); '
-    'printf "%s|%s|%s\\n" "${SLURMD_NODENAME:-$(hostname)}" "$(cat "$0" 2>/dev/null)" "$versions"; '
-    ': >"$0.$SLURM_NODEID" 2>/dev/null'
+    'versions=$("$1" -c "$2" 2>/dev/null) || versions="||"; '
+    f'printf "\\n{_ANSWER}|%s|%s|%s\\n" "${{SLURMD_NODENAME:-$(hostname)}}" '
+    '"$( (: >"$0.$SLURM_NODEID" && cat "$0") 2>/dev/null)" "$(echo "$versions" | tail -n 1)"'
 )
 
 
@@ -48,7 +50,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True)
 class NodeProbe:
-    """What one node has answered; `torch` is empty without it."""
+    """What one node has answered; `torch` is empty without it. `sees_folder`: it reads and writes the shared one."""
 
     node: str
     sees_folder: bool
@@ -199,7 +201,7 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
     job. Raises UsageError if one of them fails, CapacityError if no node is free now.
     """
     token, path = secrets.token_hex(8), f"{details.folder}/probe-{secrets.token_hex(4)}/token"
-    channel.call("put", token.encode(), path=path, mode=0o644)
+    channel.call("put", token.encode(), path=path, mode=0o644, new=True)
     python = details.python
     # In each node's login shell, as the batch script of a run on its first node.
     raw = f'{watch_setup(details.setup)}\nexec /bin/sh -c "$@"'
@@ -247,11 +249,11 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
 
 
 def parse_probes(text: str, token: str) -> list[NodeProbe]:
-    """Parse the lines "node|token|python|torch|packages" of the probe job, sorted by node. Other lines are ignored."""
+    """The answers of the probe job, sorted by node. Lines that others have printed are ignored."""
     probes = []
     for line in text.splitlines():
-        parts = line.split("|")
-        if len(parts) == 5:
+        answer, *parts = line.split("|")
+        if answer == _ANSWER and len(parts) == 5:
             probes.append(NodeProbe(parts[0], parts[1] == token, parts[2], parts[3], tuple(parts[4].split(","))))
     return sorted(probes, key=lambda probe: probe.node)
 
@@ -261,7 +263,8 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
     blind = [probe.node for probe in probes if not probe.sees_folder]
     if blind:
         raise UsageError(
-            f"The folder {details.folder} is not shared: {', '.join(blind)} cannot read what the login node wrote.",
+            f"The folder {details.folder} is not shared: {', '.join(blind)} cannot read what the login node wrote, or "
+            "cannot write there.",
             hint="--shared DIR   must be a folder that the login node and all nodes share",
         )
     missing = [probe.node for probe in probes if not probe.python]

@@ -73,6 +73,26 @@ def test_lines_of_setup_hold_for_the_probe_and_the_ranks_alike(shell: Shell, tmp
     assert shell("logs", "r-1") == "hello\n"
 
 
+def test_what_shells_and_interpreters_print_is_no_answer_of_a_node(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / ".bash_profile").write_text('echo "| w | e | l | c |"; printf "ome: "\n')
+    (tmp_path / "chatty").write_text(f'#!/bin/sh\necho "loaded | python"\nexec {shell.python} "$@"\n')
+    (tmp_path / "chatty").chmod(0o755)
+    where = ("--shared", str(tmp_path / "far"), "--python", str(tmp_path / "chatty"))
+    (node,) = json.loads(shell("attach-slurm", "s", *where, "-o", "json"))["nodes"]
+    assert (node["node"], node["sees_folder"], node["torch"]) == ("n1.0", True, "")
+    assert node["python"].startswith("3.")
+
+
+def test_an_idle_node_that_does_not_answer_is_told(shell: Shell, tmp_path: Path) -> None:
+    """Somebody takes it between the question which nodes are idle and the job that asks them."""
+    names = ({"names": "n1"}, {"names": "n2", "taken": True})
+    nodes = [{"count": 1, "state": "idle", "partition": "debug", **name} for name in names]
+    Path(shell.environment["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
+    said = shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python)
+    assert "Only n1.0 answered, of 2 idle nodes" in said
+    assert "1 idle node did not answer" in shell("doctor", "slurm")
+
+
 def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text("Host *\n")
     hosts = ("--hosts", "m0", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")

@@ -18,24 +18,28 @@ from tests.contract.engines.labs import install_commands
 DETAILS = SlurmDetails(folder="/shared")
 
 
+def answers(*lines: str) -> str:
+    return "".join(f"\nmlbench-probe|{line}\n" for line in lines)
+
+
 def test_a_folder_that_a_node_does_not_see_is_refused_with_its_name() -> None:
-    probes = parse_probes("n1|abc|3.11.7|2.5.0|torch\nn2||3.11.7|2.5.0|torch\nsrun: noise\n", "abc")
+    probes = parse_probes(answers("n1|abc|3.11.7|2.5.0|torch", "n2||3.11.7|2.5.0|torch"), "abc")
     with pytest.raises(UsageError, match="n2 cannot read") as caught:
         check_probes(probes, DETAILS)
     assert "--shared" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("lines", "words"),
     [
-        ("n1|abc|3.11.7|2.5.0|torch\nn2|abc|3.12.1|2.5.0|torch\n", "versions of Python: n1 3.11.7, n2 3.12.1"),
-        ("n1|abc|3.11.7|2.5.0|torch\nn2|abc|3.11.7||\n", "versions of torch: n1 2.5.0, n2 none"),
-        ("n1|abc|||\nn2|abc|3.11.7||\n", "cannot be run on n1"),
+        (("n1|abc|3.11.7|2.5.0|torch", "n2|abc|3.12.1|2.5.0|torch"), "versions of Python: n1 3.11.7, n2 3.12.1"),
+        (("n1|abc|3.11.7|2.5.0|torch", "n2|abc|3.11.7||"), "versions of torch: n1 2.5.0, n2 none"),
+        (("n1|abc|||", "n2|abc|3.11.7||"), "cannot be run on n1"),
     ],
 )
-def test_nodes_that_differ_are_refused(text: str, words: str) -> None:
+def test_nodes_that_differ_are_refused(lines: tuple[str, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_probes(parse_probes(text, "abc"), DETAILS)
+        check_probes(parse_probes(answers(*lines), "abc"), DETAILS)
 
 
 def test_accounts_have_their_qos() -> None:

@@ -234,7 +234,8 @@ def test_a_folder_that_one_node_does_not_share_is_refused_with_its_name(client: 
     try:
         hide = f"mount -t tmpfs none {shlex.quote(str(fleet.shared))} && exec slurmd -N n3"
         subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True)
-        until(lambda: "n3" in slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"))
+        all_nodes = ["srun", "--nodes=3", "--immediate=5", "--chdir=/", "true"]  # idle nodes may not take a job yet
+        until(lambda: subprocess.run(all_nodes, check=False, capture_output=True).returncode == 0)
         done = client.run("attach-slurm", "a", "--shared", str(fleet.shared), "--python", sys.executable)
         assert done.returncode == 2
         assert "n3 cannot read" in done.stderr
