@@ -38,7 +38,8 @@ ENGINES = ("local", "hosts", "slurm", "kubernetes")
 
 
 def by_day(*kinds: str) -> pytest.MarkDecorator:
-    """What the program beside the ranks does alone, and it is the same one everywhere; by night on every engine."""
+    """What engines do by the same code, e.g. all that the program beside the ranks does: by day once for each of its
+    ways, by night on every engine."""
     return pytest.mark.parametrize("kind", ENGINES if NIGHTLY else kinds)
 
 
@@ -120,6 +121,7 @@ def test_submitting_again_adopts(lab: EngineLab, kind: str, home: Path) -> None:
 # --- logs -----------------------------------------------------------------------------------------------------------
 
 
+@by_day("slurm", "kubernetes")
 def test_logs_are_exact_and_resume_at_a_cursor(lab: EngineLab, tmp_path: Path) -> None:
     (tmp_path / "nasty").write_bytes(NASTY)
     run = lab.start(shell(f"cat {tmp_path / 'nasty'}; exec 1>&2; printf $RANK"), workers=2)
@@ -135,6 +137,7 @@ def test_logs_are_exact_and_resume_at_a_cursor(lab: EngineLab, tmp_path: Path) -
         list(read_log(lab.engine, run, 2))
 
 
+@by_day("local", "kubernetes")
 def test_lines_come_while_a_rank_still_runs(lab: EngineLab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     run = lab.start(shell(f"echo first; printf half; while [ ! -e {gate} ]; do sleep 0.02; done; echo ' line'"))
@@ -170,6 +173,7 @@ def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> No
 # --- a rank ends ----------------------------------------------------------------------------------------------------
 
 
+@by_day("hosts", "kubernetes")
 def test_a_failed_rank_ends_the_run_and_is_named(lab: EngineLab) -> None:
     script = "if [ $RANK = 1 ]; then seq 1 30; printf 'no newline'; exit 3; fi; exec sleep 600"
     run = lab.start(shell(script), workers=3)
@@ -256,6 +260,7 @@ def is_refused(lab: EngineLab, run: Run, text: str, problem: str) -> bool:
     return False
 
 
+@by_day("local", "hosts")
 def test_a_run_that_another_version_executes_is_refused_and_deleted_by_force(lab: EngineLab) -> None:
     run = lab.start(SLEEP, workers=2)
     until(lambda: len(lab.processes(run)) == 2)
@@ -270,7 +275,8 @@ def test_a_run_that_another_version_executes_is_refused_and_deleted_by_force(lab
 # --- somebody dies --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", [0, -1] if NIGHTLY else [0])  # test_faults.py kills each agent of hosts
+@by_day("local", "slurm", "kubernetes")  # test_faults.py kills each agent of hosts
+@pytest.mark.parametrize("node", [0, -1] if NIGHTLY else [0])
 def test_a_killed_agent_takes_its_ranks_along_and_the_run_is_lost(lab: EngineLab, node: int) -> None:
     run = lab.start(STUBBORN, workers=2)
     for rank in range(2):
@@ -283,6 +289,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_run_is_lost(lab: EngineLab
     assert lab.log(run, 0) == b"ready\n"
 
 
+@by_day("hosts", "slurm")
 def test_a_detached_run_outlives_its_client_and_is_completed_by_another(
     lab: EngineLab, kind: str, home: Path, tmp_path: Path
 ) -> None:
@@ -307,6 +314,7 @@ def test_a_detached_run_outlives_its_client_and_is_completed_by_another(
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
+@by_day("local", "slurm")
 def test_a_failed_run_is_followed_to_an_archive_that_verifies(lab: EngineLab) -> None:
     run = lab.start(shell("exit $RANK"), workers=2)
     finished = supervise.follow(run, lab.engine, lab.store)
