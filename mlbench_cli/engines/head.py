@@ -143,7 +143,7 @@ class RemoteHead:
         for report in snapshot.nodes.values():
             for entry in (report.state or {}).get("ranks", ()):
                 RunFolder(run.folder).log(entry["rank"]).touch()  # of a rank that has printed nothing, too
-        found = [self._fetch_node(node, report) for node, report in snapshot.nodes.items()]
+        found = [self.fetch_node(node, report) for node, report in snapshot.nodes.items()]
         fetch.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(snapshot), *_explain_losses(snapshot)]
         self._save_placement(snapshot)
@@ -154,7 +154,7 @@ class RemoteHead:
         complete = all(part.complete for part in found)
         return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
 
-    def _fetch_node(self, node: int, report: NodeReport) -> Fetched:
+    def fetch_node(self, node: int, report: NodeReport) -> Fetched:
         """The output of one machine, unpacked into the run's folder."""
         found = fetch.fetch_archive(self.channel, f"{self.place}/nodes/{node}", report, node, self.run)
         if found is None:

@@ -5,7 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,11 @@ def follow_through(
     store: Store,
     name: str,
     fault: Callable[[Api, Run], None],
-    **changes: Any,
+    script: str = COUNT,
 ) -> tuple[Run, FinishedRun, list[str]]:
     """Start a run, break the cluster as soon as all workers run, follow the run to its end; and what was said."""
     cluster, said = runs.cluster, list[str]()
-    run = store.record_run(cluster.spec(name, "sh", "-c", COUNT, **changes))
+    run = store.record_run(cluster.spec(name, "sh", "-c", script))
     runs.started.append(run)
     engine = cluster.engine
     engine.submit(run, engine.render(run.spec))
@@ -198,10 +198,25 @@ def test_a_service_of_a_node_is_restarted(runs: Runs, store: Store, service: str
     is_whole(run, finished)
 
 
+@contextmanager
+def cordoned(api: Api) -> Iterator[None]:
+    """No node takes another pod meanwhile."""
+    names = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
+    for name in names:
+        api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        for name in names:
+            api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": None}})
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["another head", "no room for one"])
 def test_a_node_that_is_gone_with_the_head_is_a_verdict_of_every_client(
-    runs: Runs, store: Store, tmp_path: Path
+    runs: Runs, store: Store, tmp_path: Path, has_room: bool
 ) -> None:
-    """Its own client gives it; another one, with a folder of its own, too."""
+    """Its own client gives it; another one, with a folder of its own, too. What the other worker has written since
+    comes home."""
 
     cluster = runs.cluster
     elsewhere = tmp_path / "elsewhere"
@@ -212,21 +227,24 @@ def test_a_node_that_is_gone_with_the_head_is_a_verdict_of_every_client(
     def kill_and_wait_elsewhere(api: Api, run: Run) -> None:
         other = Store(elsewhere)
         copies.append(other.record_run(run.spec, run_id=run.id, created=run.created))
-        docker("kill", node_of(api, cluster.access.namespace, f"mlbench/run={run.name},mlbench/role=head"))
-        second.append(supervise.follow(copies[0], cluster.engine, other, timeout=480))
+        node = node_of(api, cluster.access.namespace, f"mlbench/run={run.name},mlbench/role=head")
+        with nullcontext() if has_room else cordoned(api):
+            docker("kill", node)
+            second.append(supervise.follow(copies[0], cluster.engine, other, timeout=480))
         other.close()
 
-    run, finished, _ = follow_through(runs, store, "head-gone", kill_and_wait_elsewhere)
+    name, script = f"head-gone-{has_room}".lower(), f"trap 'echo stopped; exit 3' TERM; {COUNT}"
+    run, finished, _ = follow_through(runs, store, name, kill_and_wait_elsewhere, script)
     for verdict in (finished, second[0]):
         assert verdict.outcome is Outcome.FAILED
         assert verdict.exit_code(require_goal=False) == 7
         assert {"node_lost", "spot_lost"} & {finding.code for finding in verdict.findings}
     # Whichever client is first brings everything home, and the head is released.
     places = [client.folder / f"logs/rank-{rank}.log" for client in (run, *copies) for rank in range(2)]
-    lines = [place.read_text().splitlines() for place in places if place.exists()]
-    assert max(map(len, lines)) > 1
-    for rank in lines:
-        assert "".join(f"{line}\n" for line in rank) == WHOLE[: sum(len(line) + 1 for line in rank)]
+    texts = [place.read_text() for place in places if place.exists()]
+    assert any(text.endswith("stopped\n") for text in texts), texts
+    for text in texts:
+        assert WHOLE.startswith(text.removesuffix("stopped\n"))
 
 
 def test_a_control_plane_that_is_upgraded_and_has_new_certificates(runs: Runs, store: Store) -> None:

@@ -23,8 +23,11 @@ PROTOCOLS = ["v4.channel.k8s.io"]
 STDIN, STDOUT, STDERR, STATUS = range(4)
 STDERR_BYTES = 4096
 FRAME = 1 << 16
-# Runs `BOOT` with whichever Python the image has.
-COMMAND = 'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" -I -S -u -c "$1"; done'
+# Runs `BOOT` with whichever Python the image has; "~" is then the folder that has the run's, in every pod.
+COMMAND = (
+    'export HOME="${MLBENCH_WORK_DIR:-$HOME}"; '
+    'for python in python3 python; do command -v "$python" >/dev/null && exec "$python" -I -S -u -c "$1"; done'
+)
 
 
 class HeadMissing(UnreachableError):

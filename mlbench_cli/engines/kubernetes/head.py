@@ -1,14 +1,15 @@
 """The head of a run on Kubernetes: a pod of the run, read through an exec, and what the cluster says of the others."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from mlbench_cli.engines.base import Fetched
+from mlbench_cli.engines import fetch
+from mlbench_cli.engines.base import LOG_GAP, Fetched
 from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel
 from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped
@@ -21,7 +22,15 @@ from mlbench_cli.engines.kubernetes.manifests import (
 from mlbench_cli.engines.kubernetes.observe import RunObserver
 from mlbench_cli.engines.kubernetes.pods import HEAD, ROLE_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
-from mlbench_cli.engines.kubernetes.workers import by_worker, has_ended, has_started, is_on_silent_node, why_gone
+from mlbench_cli.engines.kubernetes.workers import (
+    Pod,
+    by_worker,
+    has_ended,
+    has_started,
+    is_cut_off,
+    is_on_silent_node,
+    why_gone,
+)
 from mlbench_cli.engines.observe import NodeReport, Snapshot
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError, UnreachableError
@@ -33,11 +42,12 @@ from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.times import now
 
-RUN_PLACE = "~/run"  # in the head's container
+RUN_PLACE = "~/run"  # in the containers of the head and of workers
 WATCH_RETRY_SECONDS = 2.0  # for which an observation retries a request before it reports the error
 HEAD_SECONDS = 60.0  # when fetching, how long to wait for a head that is starting or was just moved
 LOOK_SECONDS = 0.5
 LOG_BYTES = 1 << 28  # maximum size of a log read from the API server
+MAX_PARALLEL = 32
 
 
 class KubernetesHead(RemoteHead):
@@ -48,6 +58,8 @@ class KubernetesHead(RemoteHead):
         super().__init__(run, channel, RUN_PLACE, share_nodes(run.spec), save_manifests)
         self._access, self._namespace = access, namespace
         self._observer: RunObserver | None = None
+        self._workers: dict[str, RemoteHead] = {}  # what workers' own pods have, by pod, once no head was running
+        self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
 
     def _find_pod(self) -> str | None:
         """The pod of the run's head; None while none is running."""
@@ -66,7 +78,7 @@ class KubernetesHead(RemoteHead):
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def _ask(self) -> Snapshot:
-        """The head's snapshot; an empty one while it is not running: then the cluster is the only source."""
+        """The head's snapshot; while it is not running, the last one that is known."""
         try:
             try:
                 return super()._ask()
@@ -103,13 +115,9 @@ class KubernetesHead(RemoteHead):
         with self._access.client() as api:
             self._stop_those_who_wait(api, str(seen.ended or Ending.CANCELED))
             snapshot = self._await_head(api)
-            fetched = Fetched(0, 0)
-            if snapshot.is_served:
-                with suppress(HeadMissing):
-                    fetched = self._fetch_all()
+            fetched = self._fetch_all()
             missing = self._find_missing(snapshot, seen)
             if missing:
-                self._save_manifests()
                 lost = self._explain_loss(api, missing)
                 fetched = replace(fetched, complete=False, findings=(*fetched.findings, lost))
             self._release()
@@ -124,11 +132,14 @@ class KubernetesHead(RemoteHead):
                     self.stop(api, ending)
 
     def _await_head(self, api: Api) -> Snapshot:
-        """The head's snapshot, once everything that is still being sent has arrived there."""
+        """The head's snapshot, once everything that is still being sent has arrived there; while it is not running,
+        what the workers' own pods have."""
         end = time.monotonic() + GRACE_SECONDS + HEAD_SECONDS
         while True:
             snapshot = self.read()
             pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+            if not snapshot.is_served:
+                snapshot = self._ask_workers(api, pods)
             coming = [
                 worker
                 for worker, report in snapshot.nodes.items()
@@ -139,14 +150,75 @@ class KubernetesHead(RemoteHead):
                 return snapshot
             time.sleep(LOOK_SECONDS)
 
+    def _ask_workers(self, api: Api, pods: Mapping[int, Pod]) -> Snapshot:
+        """What the workers' own pods have that can still be reached: their logs, and their output once it is packed."""
+        nodes = dict(self.read().nodes)
+
+        def ask(worker: int) -> NodeReport:
+            pod, name = pods[worker], str(pods[worker]["metadata"]["name"])
+            try:
+                if has_ended(pod):
+                    raise HeadMissing(f"{name} has ended.")
+                if name not in self._workers:
+                    channel = PodChannel(self._access, self._namespace, name, lambda: name)
+                    self._workers[name] = RemoteHead(self.run, channel, RUN_PLACE, self._shares, self._save_manifests)
+                own = self._workers[name]
+                report = own.read().nodes[worker]
+                if report.state is None:
+                    raise HeadMissing(f"{name} has no agent.")
+                own.fetch_node(worker, report)
+                return report
+            except fetch.FetchError:
+                raise
+            except MlbenchError:  # it has ended, or its image has no Python
+                if (copy := (name, has_ended(pod))) not in self._copied:
+                    with suppress(MlbenchError):
+                        self._copy_plain_log(api, worker, pod)
+                        self._copied.add(copy)
+                return replace(nodes[worker], alive=False) if has_ended(pod) else nodes[worker]
+
+        reachable = [
+            worker
+            for worker, pod in pods.items()
+            if has_started(pod) and not is_cut_off(pod) and not is_on_silent_node(pod)
+        ]
+        with ThreadPoolExecutor(MAX_PARALLEL) as pool:
+            nodes.update(zip(reachable, pool.map(ask, reachable), strict=True))
+        gone = [worker for worker in nodes if worker not in pods or is_cut_off(pods[worker])]
+        nodes.update((worker, replace(nodes[worker], alive=False)) for worker in gone)
+        snapshot = Snapshot(time.time(), nodes, is_served=False)
+        self._last = time.monotonic(), snapshot
+        return snapshot
+
+    def fetch_node(self, node: int, report: NodeReport) -> Fetched:
+        """See `RemoteHead`; incomplete where the output went with the head."""
+        try:
+            return super().fetch_node(node, report)
+        except HeadMissing:
+            return Fetched(0, 0, complete=False)
+
+    def _check_logs(self, snapshot: Snapshot) -> list[Finding]:
+        """See `RemoteHead`; a log whose source is gone stays as it is."""
+        if snapshot.is_served:
+            return super()._check_logs(snapshot)
+        wrong, findings = fetch.check_logs(self.run, snapshot.nodes.values())
+        if wrong:
+            summary = (
+                f"The logs of ranks {', '.join(map(str, wrong[:20]))} are not whole: the head had the rest of them."
+            )
+            findings.append(Finding(LOG_GAP, summary))
+        return findings
+
     def _find_missing(self, snapshot: Snapshot, seen: Observation) -> list[int]:
-        """The workers that have run, but of which the head has nothing."""
+        """The workers that have run, but of which nobody has anything any more."""
         folder = RunFolder(self.run.folder)
         started = {self.run.spec.unit_of(each.rank) for each in seen.workers if each.started}
         return [
             worker
             for worker, report in snapshot.nodes.items()
-            if worker in started and report.state is None and not (folder.state / f"fetched-{worker}.json").exists()
+            if worker in started
+            and (report.state is None or (not snapshot.is_served and not report.is_lost))
+            and not (folder.state / f"fetched-{worker}.json").exists()
         ]
 
     def _explain_loss(self, api: Api, missing: Sequence[int]) -> Finding:
@@ -156,11 +228,9 @@ class KubernetesHead(RemoteHead):
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
         pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
         for worker in missing:
-            log = RunFolder(self.run.folder).log(self.run.spec.ranks_of(worker)[0])
-            if worker in pods and not log.exists():
+            if worker in pods:
                 with suppress(MlbenchError):
-                    pod = object_path("Pod", self._namespace, pods[worker]["metadata"]["name"])
-                    self._copy_plain_log(api, pod, log)
+                    self._copy_plain_log(api, worker, pods[worker])
         others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
         return Finding(
             "results_lost",
@@ -170,11 +240,17 @@ class KubernetesHead(RemoteHead):
             evidence={"workers": list(missing), "head": [why_gone([pod]) for pod in heads]},
         )
 
-    def _copy_plain_log(self, api: Api, pod: str, log: Path) -> None:
-        with api.stream(f"{pod}/log", read_seconds=30, container="main", limitBytes=LOG_BYTES) as answer:
+    def _copy_plain_log(self, api: Api, worker: int, pod: Pod) -> None:
+        """Copy what a worker's container has printed, as far as the API has it, if that continues what is here."""
+        log = RunFolder(self.run.folder).log(self.run.spec.ranks_of(worker)[0])
+        path = object_path("Pod", self._namespace, pod["metadata"]["name"])
+        with api.stream(f"{path}/log", read_seconds=30, container="main", limitBytes=LOG_BYTES) as answer:
             data = answer.read()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(log, data)
+        here = log.read_bytes() if log.exists() else b""
+        # Of several ranks the container prints all lines, mixed.
+        if not here or (len(data) > len(here) and data.startswith(here) and self.run.spec.processes_per_worker == 1):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(log, data)
 
     def _release(self) -> None:
         """Say in the cluster that the results are fetched, then end the head."""
@@ -196,11 +272,17 @@ class KubernetesHead(RemoteHead):
         with suppress(ObjectNotFound):
             job = api.get(path)
             if not is_over(job) and not is_stopped(job):
+                with suppress(MlbenchError):
+                    if not self.read().is_served:  # what pods have printed goes with them
+                        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+                        self._ask_workers(api, pods)
                 api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
 
     def close(self) -> None:
         """Close the connections; a later request connects again."""
-        self.channel.close()
+        for reader in (self, *self._workers.values()):
+            reader.channel.close()
+        self._workers.clear()
         if self._observer is not None:
             self._observer.close()
             self._observer = None

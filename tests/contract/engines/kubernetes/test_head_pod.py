@@ -109,6 +109,42 @@ def test_a_head_that_is_gone_for_good_is_a_finding(server: KubeApi, store: Store
     assert (run.folder / "logs/rank-0.log").read_bytes() == b"lost\n"  # as the API gives it
 
 
+def test_what_survivors_still_have_comes_home_without_a_head(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    """The head's node went away with a worker's, and there is no room for another head."""
+    gate, said = tmp_path / "gate", tmp_path / "pods/r-2-1-x/results/run/nodes/1/logs/rank-1.log"
+    waiting = f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done"
+    run = record(store, f"{waiting}; printf 'after \\377\\n'; echo $RANK > $MLBENCH_OUTPUT_DIR/f; exec sleep 600")
+    with Kubelet(server, tmp_path / "pods") as kubelet:
+        submit(server, run)
+        engine = KubernetesEngine(server.access)
+        assert next(read_log(engine, run, 1, follow=True)).text == b"before\n"
+        (tmp_path / "pods/down").write_text("0")
+        kubelet.lose(until(lambda: head_of(server)))
+        gate.touch()
+        until(lambda: b"after" in said.read_bytes())
+        kubelet.lose("r-2-0-x")
+        finished = supervise.follow(run, engine, store)
+    assert finished.outcome == "failed"
+    assert {"node_lost", "results_lost"} <= {finding.code for finding in finished.findings}
+    assert (run.folder / "logs/rank-1.log").read_bytes() == b"before\nafter \xff\n"
+    assert (run.folder / "output/rank-1/f").read_text() == "1\n"
+    assert find_problems(run.folder) == []
+
+
+def test_a_run_without_python_keeps_what_it_printed_until_it_was_canceled(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    """Its pods' logs go with the pods, and nobody else has them."""
+    run = record(store, "echo $RANK; exec sleep 600")
+    with Kubelet(server, tmp_path / "pods", has_python=False):
+        submit(server, run)
+        until(lambda: len(server.logs) == 3)
+        engine = KubernetesEngine(server.access)
+        engine.cancel(run)
+        assert supervise.follow(run, engine, store).outcome == "canceled"
+    assert [(run.folder / f"logs/rank-{rank}.log").read_bytes() for rank in (0, 1)] == [b"0\n", b"1\n"]
+
+
 def test_an_image_without_python_runs_its_command_and_that_is_said(
     server: KubeApi, store: Store, tmp_path: Path
 ) -> None:
