@@ -43,8 +43,9 @@ ETCD = re.compile(r"etcdserver|leader changed|apiserver (not ready|is shutting d
 # Requests that the API server forwards to a kubelet, and its messages if it cannot.
 PROXIED = re.compile(r"/pods/[^/]+/(exec|log)(\?|$)")
 KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error trying to reach service")
+ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
+INSIDE = re.compile(r"HTTPS?Connection(Pool)?\(host=[^)]*\): ")  # objects of urllib3 in its messages
 VERSION_SECONDS = 5.0
-
 CLOCK_SECONDS = 5.0
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -301,10 +302,13 @@ class Api:
 
     def _client(self, configuration: Any, certificate: str | None) -> Any:
         """The connection pool for a client certificate; connections cannot switch certificates."""
+        import urllib3
         from kubernetes.client.rest import RESTClientObject
 
         with self._lock:
             if certificate not in self._clients:
+                if not configuration.verify_ssl:  # as the kubeconfig asks for; else urllib3 warns at each request
+                    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
                 client = RESTClientObject(configuration)
                 client.pool_manager.connection_pool_kw["ssl_context"] = create_context(configuration)
                 self._clients[certificate] = client
@@ -322,15 +326,18 @@ class Api:
         return True
 
     def _unreachable(self, error: Exception, path: str) -> ApiError:
-        words = str(getattr(error, "reason", None) or error)
+        reason = getattr(error, "reason", None) or error
+        words = INSIDE.sub("", str(getattr(reason, "original_error", reason)))
         if PROXIED.search(path) and self._answers():
             return NodeUnreachable(
                 f"The node of {path.split('/pods/')[1].split('/')[0]} does not answer: {words[:300]}",
                 reason="NodeUnreachable",
                 hint="kubectl get nodes",
             )
+        proxy = urlsplit(getattr(self._settings, "proxy", None) or "").netloc.rpartition("@")[2]
+        way = f" through the proxy {proxy}" if proxy else ""
         return ServerUnreachable(
-            f"The cluster at {self._endpoint.server} does not answer: {words[:300]}",
+            f"The cluster at {self._endpoint.server} does not answer{way}: {words[:300]}",
             reason="Unreachable",
             hint=explain_connection_failure(f"{words} {error!r}")
             or "Is the cluster running, and is this machine allowed to reach it?",
@@ -373,7 +380,7 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
     except (ValueError, KeyError, TypeError, AttributeError):
         message, reason = " ".join(text.split())[:300], ""
     words = f'The cluster refused {request}: "{message}" ({status}{f" {reason}" if reason else ""}).'
-    if status == 401:
+    if status == 401 or ANONYMOUS in message:
         return AccessDenied(words, status=status, reason=reason, hint="Log in to the cluster again.")
     if status == 403 and "exceeded quota" in message:
         return QuotaExceeded(words, status=status, reason=reason, hint="kubectl describe resourcequota")

@@ -155,7 +155,7 @@ def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
         seconds = PERSON_SECONDS if interactive else PLUGIN_SECONDS
         raise CredentialError(f'"{command}" gave no credentials within {seconds:.0f} s. {words}'.rstrip())
     if code:
-        raise CredentialError(f'"{command}" gave no credentials (exit {code}): {words}')
+        raise CredentialError(f'"{command}" gave no credentials (exit {code}): {words.strip() or "it said nothing"}')
     return _parse_credential(command, output)
 
 

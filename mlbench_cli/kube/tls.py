@@ -12,6 +12,11 @@ from typing import Any
 # Messages of failed connections, their meaning and remedy. OpenSSL, urllib3 and the SDKs use similar wording.
 _CAUSES = (
     (
+        ("Hostname mismatch", "IP address mismatch"),
+        "The server's certificate is for other names: check the server's address in the kubeconfig, or its "
+        "tls-server-name.",
+    ),
+    (
         ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed"),
         "The certificate of the server is not trusted. A proxy that opens TLS needs its certificate authority to be "
         "trusted here (SSL_CERT_FILE, REQUESTS_CA_BUNDLE, AWS_CA_BUNDLE or GRPC_DEFAULT_SSL_ROOTS_FILE_PATH); a "
@@ -25,7 +30,8 @@ _CAUSES = (
             "ProxyError",
             "Failed to connect to proxy",
         ),
-        "The proxy refused or did not answer: check HTTPS_PROXY; NO_PROXY lists addresses that bypass it.",
+        "The proxy refused or did not answer: check HTTPS_PROXY, or proxy-url in the kubeconfig; NO_PROXY lists "
+        "addresses that bypass it.",
     ),
 )
 

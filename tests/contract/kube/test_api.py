@@ -1,5 +1,6 @@
 """The API client against a server that misbehaves: what may pass is retried, the rest is reported in its own words."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import ApiError, Expired
+from mlbench_cli.kube.api import ApiError, Expired, error_of
 from tests.contract.kube.exec import execute
 from tests.fakes.kube_api import Fault, KubeApi
 
@@ -66,6 +67,11 @@ def test_a_refusal_is_told_once_in_the_servers_words(server: KubeApi, status: in
     assert isinstance(caught.value, ApiError)
     assert caught.value.status == status
     assert server.requests[f"GET {PODS}"] == 1
+
+
+def test_nobody_in_particular_is_told_to_log_in() -> None:
+    words = {"message": 'pods is forbidden: User "system:anonymous" cannot list resource "pods"'}
+    assert "Log in" in str(error_of(403, json.dumps(words), "GET /").hint)
 
 
 def test_a_used_up_quota_is_want_of_capacity() -> None:

@@ -233,13 +233,17 @@ def test_the_name_in_the_certificate_may_be_given(https: tuple[KubeApi, bytes]) 
     address = server.url.replace("127.0.0.1", "localhost")
     assert works(Access(server.url, ca=ca))
     assert works(Access(address, ca=ca, server_name="127.0.0.1"))
-    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED") as caught:
         works(Access(address, ca=ca))
+    assert "tls-server-name" in str(caught.value.hint)
 
 
-def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(https: tuple[KubeApi, bytes]) -> None:
+def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(
+    https: tuple[KubeApi, bytes], recwarn: pytest.WarningsRecorder
+) -> None:
     server, _ = https
     assert works(Access(server.url, verify=False))
+    assert not [warning for warning in recwarn if "Unverified" in str(warning.message)]
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
         works(Access(server.url))
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -271,7 +275,8 @@ def test_a_certificate_authority_of_old_clusters_is_accepted_where_python_checks
 def test_a_proxy_that_refuses_is_named(https: tuple[KubeApi, bytes]) -> None:
     server, ca = https
     with pytest.raises(ApiError) as caught:
-        works(Access(server.url, ca=ca, proxy="http://127.0.0.1:9"))
+        works(Access(server.url, ca=ca, proxy="http://me:secret@127.0.0.1:9"))
+    assert "through the proxy 127.0.0.1:9: Failed to establish" in caught.value.message
     assert "HTTPS_PROXY" in str(caught.value.hint)
 
 
