@@ -306,8 +306,8 @@ def test_a_machine_whose_clock_is_off_by_ten_minutes(runs: Runs, store: Store, t
     }
     env = {"LD_PRELOAD": "/shim/clock_shim.so", "CLOCK_SHIFT": str(60 * minutes), "CLOCK_SHIFT_WORKER": "1"}
     say_time = f'date +%s >"$MLBENCH_OUTPUT_DIR/time"; {COUNT}'
-    options = {"env": env, "pod_patch": patch, "collect": "all"}
-    spec = runs.cluster.spec("clock", "sh", "-c", say_time, options=options)
+    options = {"pod_patch": patch, "collect": "all"}
+    spec = runs.cluster.spec("clock", "sh", "-c", say_time, options=options, env=env)
     run = store.record_run(spec)
     runs.started.append(run)
     runs.cluster.engine.submit(run, runs.cluster.engine.render(spec))
