@@ -8,7 +8,7 @@ from mlbench_cli.results.figures.chart import FIT, PUBLISHED, Axis, Chart, Row, 
 
 _SIZES = Axis("bytes of the larger side", "B", is_log=True, at_values=True)
 _KINDS = {
-    "latency": ("Latency", Axis("time", SECONDS, is_log=True)),
+    "latency": ("Latency", Axis("seconds", SECONDS, is_log=True)),
     "bandwidth": ("Bus bandwidth", Axis("bus bandwidth", "B/s", is_log=True)),
 }
 
