@@ -62,11 +62,11 @@ run_at() {
     certify)
       certify() { mlbench run certify 5 --task certify --anonymous --share-machine --yes --num-cpus 1 "$@"; }
       certify --set confirm_seconds=240
-      mlbench certify --archive certify-5 --out results/certificates/healthy || true # says by its exit code what it found
+      mlbench certify --from certify-5 --to results/certificates/healthy || true # says by its exit code what it found
       mlbench delete certify-5 --yes
       certify --preset tiny --set confirm_seconds=400 --set stages=drift,pairs,collectives,training \
         --network 50mbit,1ms --faults 'at 0s link 1 35mbit'
-      mlbench certify --archive certify-5 --out results/certificates/slow-network || true
+      mlbench certify --from certify-5 --to results/certificates/slow-network || true
       return
       ;;
     *)

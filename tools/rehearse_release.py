@@ -150,7 +150,7 @@ def use(mlbench: Path, folder: Path) -> None:
     call(mlbench, "run", "demo", "1", "--task", TASK, "--preset", "tiny", "--yes", cwd=work, MLBENCH_HOME=home)
     call(mlbench, "download", "demo-1", "--to", "demo.zip", cwd=work, MLBENCH_HOME=home)
     call(mlbench, "verify", "demo.zip", cwd=work, MLBENCH_HOME=home)
-    call(mlbench, "site", "demo.zip", "--output", "site", cwd=work, MLBENCH_HOME=home)
+    call(mlbench, "site", "demo.zip", "--to", "site", cwd=work, MLBENCH_HOME=home)
 
 
 def push(folder: Path) -> Path:

@@ -93,7 +93,7 @@ def _print_plan(launch: Launch, output: Format) -> None:
     if output == Format.json:
         runs = [
             {
-                "run": run.name,
+                "name": run.name,
                 "cluster": candidate.spec.cluster,
                 "workers": candidate.spec.workers,
                 "settings": named,
@@ -102,8 +102,7 @@ def _print_plan(launch: Launch, output: Format) -> None:
             }
             for run, candidate, named in rows
         ]
-        total = {"runs": len(plan.runs), "left": len(left)}
-        console.out_json({"experiment": plan.experiment.name, **total, "list": runs})
+        console.out_json({"experiment": plan.experiment.name, "runs": runs})
         return
     launch.render_one_each()
     console.out_table(
@@ -131,7 +130,7 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
         "title": title,
         "metric": experiment.experiment.request.get("metric"),
         "runs": [
-            {"run": run.name, "id": run.run.id, "content_hash": members[run.run.id].content_hash}
+            {"name": run.name, "id": run.run.id, "content_hash": members[run.run.id].content_hash}
             for run in experiment.runs()
         ],
         "rows": to_document(rows),

@@ -39,7 +39,7 @@ def cancel(
     due = (run for run in chosen.runs if is_only or not run.is_finished)
     canceled, worst = act_on_each(due, lambda run: _cancel(run, is_whole=run.run.id in whole), is_only=is_only)
     if output == Format.json:
-        runs = [{"run": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in canceled]
+        runs = [{"name": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in canceled]
         console.out_json({"runs": runs}, worst)
     else:
         _show(canceled, [experiment.name for experiment in chosen.experiments])

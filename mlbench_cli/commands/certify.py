@@ -72,21 +72,17 @@ def certify(
         list[str] | None,
         typer.Option("--only", metavar="STAGE", help=f"measure only this; may be repeated: {', '.join(STAGES)}"),
     ] = None,
-    out: Annotated[
+    to: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="folder of the certificate; default: certificate-NAME here"),
+        typer.Option("--to", metavar="FOLDER", help="folder of the certificate; default: certificate-NAME here"),
     ] = None,
-    archive: Annotated[
+    source: Annotated[
         str | None,
-        typer.Option(
-            "--archive",
-            metavar="RUN",
-            help="measure nothing; write the certificate of a run that has ended",
-        ),
+        typer.Option("--from", metavar="RUN", help="measure nothing; write the certificate of a run that has ended"),
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", "-g", help="test GPUs")] = False,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="OpenSSH key that signs the archive")
+        Path | None, typer.Option("--sign", metavar="KEY", help="sign the archive with this private OpenSSH key")
     ] = None,
     yes: Yes = False,
     output: Output = Format.text,
@@ -104,8 +100,8 @@ def certify(
     if key is not None:
         require_key(key)
     earlier = None if like is None else read_certificate(like)
-    if archive is not None:
-        return _present(_find_archive(client, archive), out, key, earlier, output)
+    if source is not None:
+        return _present(_find_archive(client, source), to, key, earlier, output)
     if cluster is None:
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
     _check_stages(level, only, hours)
@@ -147,7 +143,7 @@ def certify(
         request,
         plan.describe(cluster, level),
         asks=not yes and cluster != "local",
-        present=lambda source: _present(source, out, key, earlier, output),
+        present=lambda source, stopped: _present(source, to, key, earlier, output, stopped),
     )
 
 
@@ -158,10 +154,10 @@ def _measure(
     description: str,
     *,
     asks: bool,
-    present: Callable[[Path], int],
+    present: Callable[[Path, Stopped | None], int],
 ) -> int:
     """Run the request, to its end or to Ctrl-C, and present its certificate. Returns the exit code."""
-    afterwards = f"mlbench certify --archive {request.name}"
+    afterwards = f"mlbench certify --from {request.name}"
     try:
         launch = client.prepare(request)
         launch.render()
@@ -182,7 +178,7 @@ def _measure(
                     with suppress(MlbenchError):
                         run.wait(PARTIAL_SECONDS)
                 if run.is_finished:
-                    present(run.folder)
+                    present(run.folder, stopped)
                 else:
                     stopped.hint = f"{stopped.hint}; when it has ended: {afterwards}"
                 raise
@@ -193,7 +189,7 @@ def _measure(
             words = f"{equivalent_command(request)} {named[0]} ..., then: {afterwards}"
             error.hint = f"{error.hint} Only mlbench run has that option: {words}"
         raise
-    return present(run.folder)
+    return present(run.folder, None)
 
 
 # --- before the run -------------------------------------------------------------------------------------------------
@@ -261,18 +257,26 @@ def _free_name(client: Client, cluster: str) -> str:
 # --- after the run --------------------------------------------------------------------------------------------------
 
 
-def _present(source: Path, out: Path | None, key: Path | None, earlier: Certificate | None, output: Format) -> int:
-    """Write the files of a certificate and print its verdict. Returns the exit code."""
+def _present(
+    source: Path,
+    to: Path | None,
+    key: Path | None,
+    earlier: Certificate | None,
+    output: Format,
+    stopped: Stopped | None = None,
+) -> int:
+    """Write the files of a certificate and print its verdict, with what `stopped` the command. Returns the exit
+    code."""
     certificate = read_certificate(source)
     if earlier is not None and (other := find_other_hardware(earlier, certificate)):
         console.warn(f"The earlier certificate is of other hardware: {other}. Nodes are not compared with it.")
         earlier = None
     name = str(certificate.run["name"])
-    folder = out or Path(f"certificate-{name}")
+    folder = to or Path(f"certificate-{name}")
     write_files(certificate, source, folder, key, earlier)
     document = certificate.document
     if output is Format.json:
-        console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document})
+        console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document}, stopped)
     else:
         rows = [[node["node"], node["state"], ", ".join(node["reasons"])] for node in document["nodes"]]
         console.out(certificate.headline)

@@ -48,7 +48,7 @@ def delete(
 
     deleted, worst = act_on_each(chosen.runs, delete_one, is_only=len(chosen.runs) == 1)
     if output == Format.json:
-        runs = [{"run": run.name, "id": run.run.id, "deleted": True, "folder": str(run.folder)} for run in deleted]
+        runs = [{"name": run.name, "id": run.run.id, "deleted": True, "folder": str(run.folder)} for run in deleted]
         console.out_json({"runs": runs}, worst)
     else:
         for run in deleted:

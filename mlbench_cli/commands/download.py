@@ -113,7 +113,7 @@ def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> d
             run.download(path)
     if not is_quiet:
         _say(path)
-    return {"run": run.name, "file": str(path.absolute()), "bytes": path.stat().st_size}
+    return {"name": run.name, "file": str(path.absolute()), "bytes": path.stat().st_size}
 
 
 def _say(path: Path) -> None:

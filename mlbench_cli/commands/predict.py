@@ -43,9 +43,9 @@ def predict_command(
         str | None,
         typer.Option("--network", metavar="RATE[,DELAY]", help="network between workers; default: as the runs probed"),
     ] = None,
-    price: Annotated[
+    worker_hour: Annotated[
         float | None,
-        typer.Option("--price", min=0.0, metavar="USD", help="price of a worker for an hour; default: the list price"),
+        typer.Option("--worker-hour", min=0.0, metavar="USD", help="price per worker and hour; default: list price"),
     ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
@@ -74,7 +74,7 @@ def predict_command(
     for group in by_method.values():
         own = sorted({one.ranks // one.ranks_per_worker for one in group})
         known_price = group[0].per_hour if machine is None else machine.price
-        per_hour = known_price if price is None else price
+        per_hour = known_price if worker_hour is None else worker_hour
         found += [predict(group, size, link, per_hour) for size in sizes or own]
     if output == Format.json:
         console.out_json({"task": tasks[0], "predictions": [item._asdict() for item in found]})

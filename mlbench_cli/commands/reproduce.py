@@ -64,7 +64,7 @@ def reproduce(
         ),
     ] = False,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="FOLDER", help="folder with the data sets there")
+        str | None, typer.Option("--data-dir", metavar="DIR", help="folder with the data sets there")
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -121,6 +121,9 @@ def reproduce(
                 made = make_cluster(client.store, *describe_cluster(first, count), yes=yes, dry_run=dry_run)
                 cluster = stack.enter_context(made).name
                 if dry_run:
+                    if output is Format.json:
+                        facts = {"cluster": cluster, "repeats": count, "figures": list(figures), "margin": margin}
+                        console.out_json(facts)
                     console.note(f"Nothing was created. {counted(count, 'run')} would start on {cluster}.")
                     return 0
             agree = partial(_agree, is_trusted=run_foreign_command, is_dry=dry_run)

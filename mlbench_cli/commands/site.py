@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format
+from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.util.text import counted, list_some, one_line, shorten
 
 
 def site(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
-    target: Annotated[Path, typer.Option("--to", "--output", metavar="DIR", help="folder of the site")] = Path("site"),
+    target: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="folder of the site")] = Path("site"),
     title: Annotated[str, typer.Option("--title", help="title of the site")] = "mlbench results",
     address: Annotated[
         str, typer.Option("--address", metavar="URL", help="where the site will be, for the commands it shows")
@@ -30,7 +30,7 @@ def site(
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="leave out archives that do not verify, and list them")
     ] = False,
-    output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
+    output: Output = Format.text,
 ) -> None:
     """Build a static results site from verified archives.
 

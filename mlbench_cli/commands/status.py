@@ -107,4 +107,4 @@ def _show_stacks(client: Client, names: list[str], output: Format) -> None:
         raise UsageError("--stacks needs the name of one run.", hint="mlbench status RUN --stacks")
     found = client.find_run(names[0]).stacks()
     text = "\n".join(f"Rank {rank}:\n{console.clean(text, keep=chr(10))}" for rank, text in sorted(found.items()))
-    print_answer(output, {"run": names[0], "stacks": {str(rank): text for rank, text in found.items()}}, text)
+    print_answer(output, {"name": names[0], "stacks": {str(rank): text for rank, text in found.items()}}, text)

@@ -201,7 +201,7 @@ class _Rest:
 
     def cancel(self, request: Request) -> Response:
         finished = find_run(self._config, request.path_params["name"]).cancel()
-        return JSONResponse({"run": finished.run.name, "outcome": str(finished.outcome), "summary": finished.summary})
+        return JSONResponse({"name": finished.run.name, "outcome": str(finished.outcome), "summary": finished.summary})
 
     def cancel_experiment(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -211,7 +211,7 @@ class _Rest:
     def delete(self, request: Request) -> Response:
         name = request.path_params["name"]
         find_run(self._config, name).delete()
-        return JSONResponse({"run": name, "deleted": True})
+        return JSONResponse({"name": name, "deleted": True})
 
 
 def read_questions(config: ServerConfig) -> JsonObject:

@@ -121,7 +121,7 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
 def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Path, capsys: Captured) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    assert run(["certify", "local", "--only", "drift", "--out", "first", "--key", str(key)]) == 9
+    assert run(["certify", "local", "--only", "drift", "--to", "first", "--sign", str(key)]) == 9
     printed = capsys.readouterr()
     assert "Plan for 4 nodes of local, level quick" in printed.err
     assert "Workers on this machine stand for nodes" in printed.err
@@ -136,7 +136,7 @@ def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Pa
     signers = tmp_path / "signers"
     signers.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
     assert run(["verify", "first/archive.zip", "--signers", str(signers)]) == 0
-    assert run(["certify", "--archive", "first/archive.zip", "--out", "third"]) == 9
+    assert run(["certify", "--from", "first/archive.zip", "--to", "third"]) == 9
     assert Path("third/certificate.json").read_text() == Path("first/certificate.json").read_text()
 
 
@@ -144,7 +144,7 @@ def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Pa
 def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
     home: Path, tmp_path: Path, started: list["subprocess.Popen[str]"]
 ) -> None:
-    words = ("certify", "local", "--nodes", "2", "--out", "cut")
+    words = ("certify", "local", "--nodes", "2", "--to", "cut")
     client = clients.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     started.append(client)
     until(lambda: log_has(home, "certify-local-2", 1, '"kind":"rates"'))
@@ -172,11 +172,11 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
     assert run(["run", "t", "4", "--cluster", "lab", "--task", "certify", *options]) == 0
     with Archive.open(folder_of(home, "t-4")) as archive:
         seal_anew(archive, tmp_path / "t.zip", compare_all)
-    assert run(["certify", "--archive", "t.zip", "--out", "first"]) == 9
+    assert run(["certify", "--from", "t.zip", "--to", "first"]) == 9
     again = ["certify", "lab", "--like", "first/archive.zip", "--only", "drift", "--yes"]
     assert run([*again, "--recheck", "m9"]) == 2
     assert "no node m9" in capsys.readouterr().err
-    assert run([*again, "--recheck", "m1", "--out", "second"]) == 9
+    assert run([*again, "--recheck", "m1", "--to", "second"]) == 9
     assert "m1 is not tested" in capsys.readouterr().out
     found = json.loads(Path("second/certificate.json").read_text())
     assert [node["node"] for node in found["nodes"]] == ["m0", "m2", "m3", "m1"]
@@ -198,7 +198,7 @@ def compare_all(folder: Path) -> None:
     [
         ([], "Which cluster is to be accepted?"),
         (["nowhere"], "nowhere"),
-        (["--archive", "nothing"], "nothing"),
+        (["--from", "nothing"], "nothing"),
         (["local", "--level", "deep"], 'There is no level "deep".'),
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
@@ -211,7 +211,7 @@ def compare_all(folder: Path) -> None:
         (["local", "--expect", "two.yaml"], "figures for 2 nodes, and 4 are to be measured"),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
-        (["local", "--key", "absent"], "There is no key absent."),
+        (["local", "--sign", "absent"], "There is no key absent."),
         (["local", "--recheck", "n1"], "--recheck needs the certificate in which the node was a suspect."),
     ],
 )

@@ -41,8 +41,8 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
 
 def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured, home: Path) -> None:
     document = answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
-    assert [entry["run"] for entry in document["list"]] == ["demo-good-1", "demo-bad-1", "demo-good-2"]
-    assert (document["runs"], document["left"]) == (3, 3)
+    runs = [(entry["name"], entry["left"]) for entry in document["runs"]]
+    assert runs == [("demo-good-1", True), ("demo-bad-1", True), ("demo-good-2", True)]
     assert not Store().runs()
     assert not (home / "home" / "tables").exists()
 
@@ -53,7 +53,7 @@ def test_runs_for_gpus_are_listed_without_a_gpu_and_not_started(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert run(["run", "-f", "seed-252", "--dry-run", "-o", "json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["runs"] == 420
+    assert len(json.loads(captured.out)["runs"]) == 420
     assert "This machine has no GPU, so it cannot start these runs" in captured.err
     assert run(["run", "-f", "seed-252", "--yes"]) == 2
     assert "this machine has no GPU" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 WITHOUT = {
-    **dict.fromkeys(("kubeconfig", "create-cluster", "data", "site"), "its sub-commands take it"),
+    **dict.fromkeys(("create-cluster", "data"), "its sub-commands take it"),
     "help": "it prints help",
 }
 
@@ -53,7 +53,7 @@ def test_results(capsys: Captured, home: Path) -> None:
     assert all(Path(path).is_file() for path in document["files"])
     assert answer(capsys, "logs", "a-1")["lines"] == []
     document = answer(capsys, "delete", "a-1", "--yes")
-    assert [(item["run"], item["deleted"]) for item in document["runs"]] == [("a-1", True)]
+    assert [(item["name"], item["deleted"]) for item in document["runs"]] == [("a-1", True)]
     assert run(["delete", "a-1", "-yo", "json"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "not_found"
 
@@ -66,7 +66,7 @@ def test_what_failed_in_part_is_one_document(capsys: Captured, home: Path) -> No
         assert run([*words, "a-1", "b-1", "-o", "json"]) == 2
         printed = capsys.readouterr()
         document = json.loads(printed.out)
-        assert [item["run"] for item in document["runs"]] == ["a-1"]
+        assert [item["name"] for item in document["runs"]] == ["a-1"]
         assert document["error"]["code"] == "usage"
         assert "Warning: b-1: " in printed.err
     assert run(["delete", "b-1", "--yes", "--force"]) == 0

@@ -57,7 +57,7 @@ def test_the_setting_of_a_run_is_what_it_measured(capsys: Captured) -> None:
 
 def test_workers_add_throughput_and_prices_are_those_asked_for(capsys: Captured) -> None:
     two, eight = predict(
-        capsys, *paths("net-bsp-1gbit-2"), "--workers", "2,8", "--network", "10gbit,50us", "--price", "2"
+        capsys, *paths("net-bsp-1gbit-2"), "--workers", "2,8", "--network", "10gbit,50us", "--worker-hour", "2"
     )
     assert two["samples_per_second"] < eight["samples_per_second"]
     assert eight["global_batch"] == 512

@@ -168,13 +168,13 @@ def test_foreign_text_is_no_markup(tmp_path: Path) -> None:
 def test_the_command_builds_and_says_what_archives_tell(
     archives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["site", str(archives), "--output", str(tmp_path / "of" / "mine" / "site"), "-o", "json"]) == 0
+    assert run(["site", str(archives), "--to", str(tmp_path / "of" / "mine" / "site"), "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["results"], document["archives"], document["refused"]) == (4, 12, [])
-    assert run(["site", str(tmp_path / "none"), "--output", str(tmp_path / "site")]) == 4
+    assert run(["site", str(tmp_path / "none"), "--to", str(tmp_path / "site")]) == 4
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
-    assert run(["site", str(archives), "--output", str(tmp_path / "mine")]) == 2
+    assert run(["site", str(archives), "--to", str(tmp_path / "mine")]) == 2
     assert "is not a results site" in capsys.readouterr().err
 
 

@@ -97,7 +97,7 @@ def test_a_run_is_started_stopped_and_deleted(acting: Dashboard, program: str) -
     started = acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program})
     assert (started.status, started.document) == (201, {"experiment": "mine", "runs": ["mine-1"]})
     assert acting.post("/api/v1/runs/mine-1/cancel", {}).document["outcome"] in ("canceled", "completed")
-    assert acting.ask("/api/v1/runs/mine-1", "DELETE").document == {"run": "mine-1", "deleted": True}
+    assert acting.ask("/api/v1/runs/mine-1", "DELETE").document == {"name": "mine-1", "deleted": True}
     assert acting.ask("/api/v1/runs").document["runs"] == []
 
 
