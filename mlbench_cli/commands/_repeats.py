@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from mlbench_cli import console
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
 from mlbench_cli.runs.repeats import Repeats
+from mlbench_cli.util.text import list_some
 
 LEGEND = "In parentheses: 95 % intervals (Student's t, on logarithms), from three runs on. Failed runs are left out."
 
@@ -53,6 +54,17 @@ def _show_metrics(found: Sequence[Repeats]) -> None:
     if rows:
         console.out("")
         console.out_table(["REPEATS", "METRIC", "LAST", "BEST", "MEAN"], rows, droppable=["BEST", "MEAN"])
+    if same := [item.name for item in found if _is_the_same_training(item)]:
+        console.note(
+            f"{list_some(same)}: all repeats reported the same values, so these intervals say nothing about other "
+            "seeds. MLBENCH_SEED is the seed of a run; the program has to use it."
+        )
+
+
+def _is_the_same_training(item: Repeats) -> bool:
+    """Whether the repeats of a user's program ignore their seed: no metric differs between them."""
+    lasts = [each["last"] for each in item.point.metrics.values() if "last" in each and each["last"].low is not None]
+    return bool(lasts) and all(each.low == each.high for each in lasts)
 
 
 def _format_count(item: Repeats) -> str:

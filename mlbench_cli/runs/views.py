@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from mlbench_cli.engines.base import CanExpire, Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.run import JsonObject, Run, RunRow
+from mlbench_cli.results.analysis.figures import listed_seconds
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.finalize import read_finished
 from mlbench_cli.runs.repeats import repeats_in
@@ -43,8 +44,8 @@ def run_details(row: RunRow, engine_of: Callable[[Run], Engine]) -> JsonObject:
 
 
 def add_figures(status: RunStatus) -> tuple[RunStatus, JsonObject]:
-    """A row of a list with its figures: `goal` of result.json, `seconds` that the task took (wall clock), and its
-    conditions; None if the run has no results. The row of a damaged archive says so."""
+    """A row of a list with its figures: `goal` of result.json, `seconds` (see figures.py), and its conditions; None if
+    the run has no results. The row of a damaged archive says so."""
     try:
         return status, _summary_figures(status.row.run)
     except DamagedArchive as damage:
@@ -56,9 +57,7 @@ def _summary_figures(run: Run) -> JsonObject:
     result = finished.result if finished else None
     if result is None:
         return {"goal": None, "seconds": None, "conditions": None, "measured_network": None}
-    seconds = result.get("task_seconds")
-    figures = {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
-    return {**figures, **run_conditions(result)}
+    return {"goal": result.get("goal"), "seconds": listed_seconds(result), **run_conditions(result)}
 
 
 def _kept_until(run: Run, engine: Engine) -> str | None:

@@ -206,13 +206,36 @@ def _parameters(spec: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, _parameter(value)) for name, value in sorted(values.items()))
 
 
+def name_parameters(command: str, parameters: Iterable[tuple[str, str]]) -> str:
+    """A command with {NAME} where it has the value of a parameter: "train.py --lr {lr}" for all values of lr. So runs
+    whose commands differ in nothing else differ in a parameter only.
+
+    Of parameters with equal values, the one that an option in front of the value is named after.
+    """
+    names: dict[str, list[str]] = {}
+    for name, value in parameters:
+        names.setdefault(value, []).append(name)
+    names.pop("", None)
+    if not names:
+        return command
+    values = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+    def replace(match: re.Match[str]) -> str:
+        same = names[match["value"]]
+        option = (match["option"] or "").replace("-", "_")
+        return f"{match[0].removesuffix(match['value'])}{{{option if option in same else same[0]}}}"
+
+    return re.sub(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?<![\w.])(?P<value>{values})(?!\w|\.\d)", replace, command)
+
+
 def key_of(archive: Archive) -> ComparisonKey:
     """The key of a verified archive."""
     found, spec, result = _Evidence(archive), archive.run["spec"], archive.result
     whole_run = result["task_seconds"]["wall"] is None and not result["timings"]
     goal = result["goal"]
     nothing = None if whole_run else ""
-    command = " ".join(map(str, spec.get("argv") or ()))
+    parameters = _parameters(spec)
+    command = name_parameters(" ".join(map(str, spec.get("argv") or ())), parameters)
     return ComparisonKey(
         task=str(spec["task"]),
         backend=str(spec["backend"]),
@@ -229,7 +252,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         framework=found.framework(),
         command=_shorten(command) if is_command(spec) else "",
         label="functional only" if spec.get("functional_only") else "",
-        parameters=_parameters(spec),
+        parameters=parameters,
         goal=goal["wording"] if goal else nothing,
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
@@ -432,7 +455,8 @@ def title_of(archive: Archive) -> Title:
     spec = archive.run["spec"]
     if not is_command(spec):
         return Title(str(archive.result["task"]))
-    experiment = name_experiment(str(archive.run["name"]))
+    recorded = str(_mapping(archive.run.get("provenance")).get("experiment") or "")  # "name d23c83"
+    experiment = recorded.rpartition(" ")[0] or name_experiment(str(archive.run["name"]))
     return Title(shorten(experiment, 60), shorten(shlex.join(map(str, spec.get("argv") or ())), 80))
 
 

@@ -171,7 +171,8 @@ class Comparison:
         if not row.is_time:
             return f"{row.name}, {self.b} against {self.a}: {row.words} (95 %; {self.counts})."
         if not found.is_different:
-            return f"No difference seen: {self.b} takes {row.change.ends} as long as {self.a} (95 %; {self.counts})."
+            take = "take" if be(self.b) == "are" else "takes"
+            return f"No difference seen: {self.b} {take} {row.change.ends} as long as {self.a} (95 %; {self.counts})."
         change = row.change
         return f"{self.b} {be(self.b)} {change.difference} than {self.a} (95 %: {change.ends}; {self.counts})."
 

@@ -126,6 +126,11 @@ def seconds_of(result: Mapping[str, Any]) -> float | None:
     return None if found is None else _bound(found)
 
 
+def listed_seconds(result: Mapping[str, Any]) -> float | None:
+    """The time of a run in lists of runs: its figure `seconds`; of a failed run only what its task reported."""
+    return seconds_of(result) if outcome_of(result) in SUCCESSFUL else result["task_seconds"]["wall"]
+
+
 def reports_nothing(result: Mapping[str, Any]) -> bool:
     """Whether the program reports no result, so that its time is that of the whole run."""
     return result["task_seconds"]["wall"] is None and not result["timings"]

@@ -1,5 +1,5 @@
-"""Runs of one job: equal task, goal, data and time budget. What else differs (backend, machine, method, ...) is in the
-label of a group.
+"""Runs of one job: equal task or command, goal, data and time budget. What else differs (backend, machine, method, ...)
+is in the label of a group.
 """
 
 from collections.abc import Sequence
@@ -77,14 +77,16 @@ def _title_of(groups: Sequence[Group]) -> str:
     """ "a, b: python train.py" of two experiments with one command."""
     titles = list(dict.fromkeys(title for group in groups for title in group.titles))
     commands = {title.command for title in titles}
-    if len(titles) < 2 or len(commands) > 1:
+    if len(titles) < 2:
         return str(titles[0])
-    return str(Title(list_some([title.name for title in titles]), commands.pop()))
+    command = commands.pop() if len(commands) == 1 else groups[0].key.command
+    return str(Title(list_some(list(dict.fromkeys(title.name for title in titles))), command))
 
 
 def _job_key(key: ComparisonKey) -> tuple[object, ...]:
-    """The key of a job; without a goal it includes the parameters, which define the amount of work."""
-    amount = () if key.goal else key.parameters
+    """The key of a job; without a goal it includes the parameters, which define the amount of work. Those of a user's
+    command do so only where the user says, who varies them to compare."""
+    amount = () if key.goal or key.command else key.parameters
     shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic)
     return (*shared, key.measure, key.label, key.command, key.judge, amount)
 

@@ -11,7 +11,7 @@ from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, describe
 from mlbench_cli.results.analysis.compare import Row, compare_runs
 from mlbench_cli.results.analysis.energy import find_energy
-from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, listed_seconds, outcome_of
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.published import published_values
 from mlbench_cli.results.analysis.series import Series
@@ -46,7 +46,7 @@ def collect(archives: Sequence[Archive], *, title: str | None = None, left_out: 
     found: Facts = {
         "title": title,
         "runs": [_run(run) for run in runs],
-        "tasks": list(dict.fromkeys(str(title) for group in series.groups for title in group.titles)),
+        "tasks": list(dict.fromkeys(job.title for job in jobs)),
         "goal": series.common.get("goal", ""),
         "places": list(dict.fromkeys(str(run.archive.result["cluster"]) for run in runs)),
         "date": max((str(run.archive.result["finished"]) for run in runs), default="")[:10],
@@ -100,7 +100,7 @@ def _run(run: RunData) -> Facts:
         "workers": run.workers,
         "outcome": str(result["outcome"]).replace("_", " "),
         "is_good": outcome_of(result) in SUCCESSFUL,
-        "seconds": result["task_seconds"]["wall"],
+        "seconds": listed_seconds(result),
         "goal": result["goal"],
         "method": method_of(_spec(run)),
         "network": _spec(run).get("network"),

@@ -72,7 +72,7 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     for form in ("md", "html"):
         assert run(["report", f"report.{form}", "a", "b"]) == 0
         page = Path(f"report.{form}").read_text().replace("\\", "")
-        assert "a: python train.py, b: python train.py" in page
+        assert "a, b: python train.py" in page
         assert "tokens_per_second" in page
         assert "custom takes" not in page
         assert "task's own" not in page
@@ -84,6 +84,28 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     points = list(csv.DictReader(Path("points.csv").read_text().splitlines()))
     assert {row["seed"] for row in points} == {"42", "43", "44"}
     assert {(row["preset"], row["network"], row["method"]) for row in points} == {("custom", "", "")}
+
+
+def test_variants_of_a_command_are_one_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """A matrix over {KEY}: the runs differ in a parameter, not in their commands. Of two parameters with one value, the
+    option in front of it says which is meant."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT.replace("ACCURACIES", "[0.5, 0.9]").replace("SPEED", "1000"))
+    words = ["--command", "python train.py --lr {lr} --decay={decay}", "--set", "decay=0.1", "--matrix", "set.lr=0.1,1"]
+    assert run(["run", "vary", "1", *words, "--repeat", "3", "--share-machine"]) == 0
+    assert all(each["seconds"] > 0 for each in answer(capsys, "status", "vary")["runs"])
+    found = answer(capsys, "compare", "vary-lr0p1-1", "vary-lr1-1")
+    assert found["is_comparable"] is True
+    assert found["obstacles"] == ["The values of lr differ: 0.1 and 1."]
+    assert run(["report", "vary.md", "vary"]) == 0
+    page = Path("vary.md").read_text().replace("\\", "")
+    assert "vary: python train.py --lr {lr} --decay={decay} · this machine" in page
+    assert "| lr=1 |" in page
+    assert run(["export", "csv", "vary.csv", "vary"]) == 0
+    assert {row["set.lr"] for row in csv.DictReader(Path("vary.csv").read_text().splitlines())} == {"0.1", "1"}
 
 
 @pytest.mark.usefixtures("versions")
