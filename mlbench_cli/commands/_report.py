@@ -15,10 +15,12 @@ from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Run
 from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.model.spec import CUSTOM, RunSpec, common_name
+from mlbench_cli.results.analysis.figures import listed_seconds
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
+from mlbench_cli.storage.run_folder import METRICS
 from mlbench_cli.util.text import list_some
 from task_images import contract
 
@@ -26,16 +28,22 @@ LAST_LINES = 3  # of the log of a failed rank
 ESTIMATING = "estimating time left"
 FINISHED = "finished"  # the phase in which ranks write their results
 BAR_COLUMNS = 20
+LAST_LINE, LAST_LINE_COLUMNS, MIN_LAST_LINE = "; last line: ", 100, 20  # columns in a pipe, and on narrow terminals
 
 # --- while it runs --------------------------------------------------------------------------------------------------
 
 
 class Reporter:
-    """Shows the progress of a run on stderr, and each finding once; with `shows_log`, also the log lines of rank 0."""
+    """Shows the progress of a run on stderr, and each finding once; with `shows_log`, also the log lines of rank 0.
+
+    Of a user's command on this machine, which may report nothing, the progress has the last line of that log.
+    """
 
     def __init__(self, run: RunHandle, *, shows_log: bool = False) -> None:
         self._run = run
-        self._log = run.open_log(0) if shows_log else None
+        self._is_own = run.run.spec.task == CUSTOM
+        self._log = run.open_log(0) if shows_log or (self._is_own and run.runs_here) else None
+        self._shows_log, self._last_line = shows_log, ""
         self._line = console.ProgressLine()
         self._shown: set[str] = set()
 
@@ -61,11 +69,12 @@ class Reporter:
                 self._shown.add(finding.code)
                 hint = f"\n  {finding.hint}" if finding.hint else ""
                 self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
-        task = self._run.run.spec.task
-        self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
+        last, reports = "" if self._shows_log else self._last_line, not self._is_own
+        self._line.update(lambda width: describe(progress, self._run.name, width, reports=reports, last_line=last))
 
     def _show_log(self) -> None:
-        """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""
+        """Read the lines of rank 0 that are new, without events, and print them if they are wanted. A log that cannot
+        be read now is read next time."""
         if self._log is None:
             return
         lines = []
@@ -73,15 +82,21 @@ class Reporter:
             for line in self._log.read_new(0):
                 if contract.parse_event(line) is None:
                     lines.append(line.decode("utf-8", "replace").rstrip("\n"))
-        if lines:
+        if lines and self._shows_log:
             self._line.print_above("\n".join(lines))
+        # Behind a carriage return is what a progress bar shows now.
+        said = [text for line in lines if (text := line.rpartition("\r")[2].strip())]
+        self._last_line = said[-1] if said else self._last_line
 
 
-def describe(progress: Progress, name: str = "", width: int | None = None, *, reports: bool = True) -> str:
+def describe(
+    progress: Progress, name: str = "", width: int | None = None, *, reports: bool = True, last_line: str = ""
+) -> str:
     """One line of progress in `width` columns (None: a line of a pipe, of any length and without a bar):
     "x-2: training, epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s, about 40 s left [=====>   ]". If it is too
     long, a time left that is not known, the bar, step, loss, metric and elapsed time are dropped, in this order.
-    `reports` is False for a program that may never report anything.
+    `reports` is False for a program that may never report anything, and `last_line` what it wrote last, which is shown
+    as far as there is room.
     """
     phase = _phase(progress, reports)
     parts = [(f"{name}: {phase}" if name else phase, 1)]
@@ -102,7 +117,11 @@ def describe(progress: Progress, name: str = "", width: int | None = None, *, re
     parts.append((left, 8 if left == ESTIMATING else 0))
     if width is not None:
         parts.append((_bar(progress), 7))
-    return console.fit_parts(parts, width)
+    line = console.fit_parts(parts, width)
+    if not last_line or progress.loss is not None or progress.value is not None:
+        return line
+    room = LAST_LINE_COLUMNS if width is None else width - console.display_width(line) - len(LAST_LINE)
+    return f"{line}{LAST_LINE}{console.cut(console.clean(last_line), room)}" if room >= MIN_LAST_LINE else line
 
 
 def format_eta(low: float | None, high: float | None) -> str | None:
@@ -247,6 +266,7 @@ def report_ended(
     for ended in runs:
         _explain(ended)
     _explain_together(runs)
+    _explain_metrics(runs)
     for ended in runs:
         if not ended.finished.run.folder.exists():
             console.warn(f"{ended.name} has been deleted.")
@@ -275,7 +295,7 @@ def report_ended(
 def _row(ended: Ended) -> list[object]:
     finished = ended.finished
     result = finished.result
-    seconds = result["task_seconds"]["wall"] if result else None
+    seconds = listed_seconds(result) if result else None
     return [
         ended.name,
         finished.run.spec.workers,
@@ -319,6 +339,23 @@ def _explain_together(runs: Sequence[Ended]) -> None:
             console.note(f"{label}: {reason} ({list_some(list(by_run), 3)})")
         else:
             console.note(f"{label}: {len(by_run)} of {len(runs)} runs; {name}: {reason}")
+
+
+def _explain_metrics(runs: Sequence[Ended]) -> None:
+    """Say how a script reports metrics, if none of these scripts did."""
+    scripts = [ended for ended in runs if ended.finished.run.spec.task == CUSTOM and not ended.exit_code]
+    scripts = [each for each in scripts if any(word.endswith(".py") for word in each.finished.run.spec.argv)]
+    if scripts and not any(map(_has_metrics, scripts)):
+        console.note(
+            "No metric was reported, so only times can be compared. A script reports one like this:\n"
+            '  from mlbench import emit; emit("metric", name="accuracy", value=87.1)'
+        )
+
+
+def _has_metrics(ended: Ended) -> bool:
+    with suppress(OSError):
+        return (ended.finished.run.folder / METRICS).stat().st_size > 0
+    return False
 
 
 def _explain(ended: Ended) -> None:
