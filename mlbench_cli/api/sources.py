@@ -6,7 +6,7 @@ from pathlib import Path
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.bundle import archives_at
 from mlbench_cli.runs.repeats import runs_named
-from mlbench_cli.storage.run_folder import RunFolder, is_sealed
+from mlbench_cli.storage.run_folder import RUN, RunFolder, is_sealed
 from mlbench_cli.storage.store import Store
 
 
@@ -45,15 +45,19 @@ def find_archives_below(folder: Path) -> list[Path]:
     return found
 
 
+def find_at(path: Path) -> list[Path]:
+    """The archive at a path, or those in a folder or in one file of several runs."""
+    return find_archives_below(path) if path.is_dir() and not (path / RUN).exists() else archives_at(path)
+
+
 def _find_by_name(word: str, store: Store, notice: Callable[[str], None] | None) -> list[Path]:
     if (given := as_archive_path(word)) is not None:
-        return archives_at(given)
-    path = Path(word)
+        return find_at(given)
     try:
         runs = runs_named(store, word)
     except NotFoundError:
-        if RunFolder(path).is_sealed:
-            return [path]
+        if Path(word).is_dir():
+            return find_at(Path(word))
         raise
     ended = [run.folder for run in runs if is_sealed(run)]
     if not ended:

@@ -1,6 +1,6 @@
 """The archives that a command presents: verified first, and marked if something in them is unproven."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +49,24 @@ def open_archives(
         raise refusal
     _warn_of_missing_repeats(opened)
     return opened
+
+
+def tell_apart(archives: Sequence[Archive]) -> Sequence[Archive]:
+    """The archives, with the place of each behind the names of runs that several of them have: "first-1 (anna.zip)" of
+    ten people who named their runs alike."""
+    places: dict[str, dict[str, Path]] = {}  # name -> id -> file or folder
+    for archive in archives:
+        whole = Path(name_archive(Path(archive.path)))
+        place = next((parent for parent in whole.parents if parent.suffix == ".zip"), whole)
+        places.setdefault(str(archive.run["name"]), {})[str(archive.run["id"])] = place
+    for archive in archives:
+        name = str(archive.run["name"])
+        same = places.get(name, {})
+        if len(same) > 1:
+            place, names = same[str(archive.run["id"])], [path.name for path in same.values()]
+            word = place.name if names.count(place.name) == 1 else place
+            archive.run = {**archive.run, "name": f"{name} ({word})"}
+    return archives
 
 
 def _warn_of_missing_repeats(archives: Iterable[Archive]) -> None:

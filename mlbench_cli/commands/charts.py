@@ -9,7 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
 from mlbench_cli.commands._common import Format, Output, Yes, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -59,7 +59,7 @@ def charts(
 
     several = len(chosen) > len(sources or [])  # a word stands for several runs
     with ExitStack() as stack:
-        opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if several else None)
+        opened = tell_apart(open_archives(chosen, stack, unproven=unproven, left_out=[] if several else None))
         drawn = draw(opened, folder, published=published, min_runs=min_runs)
     _print(folder, drawn, output)
 

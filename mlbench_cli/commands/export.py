@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
 from mlbench_cli.commands._common import Format, Output, make_folder, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean, naming_file_on_os_error
-from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, settings_of
+from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, list_settings
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.exports.facts import RunFacts, read_facts
 from mlbench_cli.results.exports.tables import write_csv, write_parquet
@@ -60,7 +60,7 @@ def export(
     paths = api.Client(notice=console.warn).find_archives(sources or [])
     with ExitStack() as stack:
         several = len(paths) > len(sources or [])  # a word stands for several runs
-        archives = open_archives(paths, stack, unproven=unproven, left_out=[] if several else None)
+        archives = tell_apart(open_archives(paths, stack, unproven=unproven, left_out=[] if several else None))
         if exporter is None:
             written = _write_table(form, Path(target), archives)
         else:
@@ -100,6 +100,5 @@ def _write_table(form: str, target: Path, archives: Sequence[Archive]) -> list[s
     make_folder(target.parent)
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
     samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))
-    settings = {str(archive.run["name"]): settings_of(archive) for archive in archives}
     with naming_file_on_os_error(target, "written"):
-        return [str(path) for path in TABLES[form](target, metrics, samples, settings)]
+        return [str(path) for path in TABLES[form](target, metrics, samples, list_settings(archives))]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.results.report.facts import collect
@@ -42,6 +42,7 @@ def report(
         left_out: list[str] = []
         several = len(paths) > len(sources or [])  # a word stands for several runs
         archives = open_archives(paths, stack, unproven=unproven, left_out=left_out if several else None)
+        tell_apart(archives)
         with console.Busy("Writing the report"):
             written = write_report(collect(archives, title=title, left_out=left_out), target)
     if output is Format.json:

@@ -11,9 +11,10 @@ import typer
 
 from mlbench_cli import api, console
 from mlbench_cli.api.remote_archives import is_url
+from mlbench_cli.api.sources import find_at
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
+from mlbench_cli.errors import CannotTellError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.results import receipts
 from mlbench_cli.results.analysis.comparability import conditions_of
 from mlbench_cli.results.archive.bundle import archives_at, name_archive, refuse_bundle
@@ -121,13 +122,21 @@ def _find(words: Sequence[str]) -> dict[Path, str]:
         if is_url(word):
             paths = [client.fetch_archive(word)]
         elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
-            paths = archives_at(Path(word))
+            paths = _find_at(Path(word))
         else:
             names = {run.folder: run.name for run in client.runs()}
             found |= {path: names.get(path, str(path)) for path in client.find_archives([word])}
             continue
         found |= {path: name_archive(path) for path in paths}
     return found
+
+
+def _find_at(path: Path) -> list[Path]:
+    """The archives at a path; the path itself if it holds none, so that what is wrong with it is said."""
+    try:
+        return find_at(path)
+    except NotFoundError:
+        return archives_at(path)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Metrics and resource samples as tables of plain values, with ways into pandas, polars and Arrow."""
 
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -265,6 +266,23 @@ def load_library(name: str, extra: str = "tables") -> Any:
         raise UsageError(
             f"This needs the package {package}, which is not installed.", hint=install_hint(extra)
         ) from None
+
+
+def list_settings(archives: Sequence["Archive"]) -> dict[str, dict[str, str | int]]:
+    """The settings of several runs by their names, with each parameter in which they differ as "set.NAME"."""
+    parameters = {str(archive.run["name"]): archive.run["spec"].get("parameters") or {} for archive in archives}
+    names = dict.fromkeys(name for values in parameters.values() for name in values)
+    texts = {run: {name: _as_text(values.get(name)) for name in names} for run, values in parameters.items()}
+    varied = [name for name in names if len({each[name] for each in texts.values()}) > 1]
+    return {
+        run: {**settings_of(archive), **{f"set.{name}": texts[run][name] for name in varied}}
+        for archive in archives
+        if (run := str(archive.run["name"]))
+    }
+
+
+def _as_text(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def settings_of(archive: "Archive") -> dict[str, str | int]:

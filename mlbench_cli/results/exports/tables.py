@@ -23,9 +23,9 @@ def write_parquet(path: Path, metrics: MetricTable, samples: ResourceTable, sett
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
         content = table.to_arrow()
-        for name, kind in SETTINGS.items():
+        for name in _list_settings(settings):
             values = [settings[row.run][name] for row in table]
-            column = arrow.array(values, arrow.int64() if kind == "whole" else arrow.string())
+            column = arrow.array(values, arrow.int64() if SETTINGS.get(name) == "whole" else arrow.string())
             content = content.append_column(name, column)
         with files.replace_file(target) as file:
             parquet.write_table(content.replace_schema_metadata({b"mlbench_schema": SCHEMA}), file, compression="zstd")
@@ -36,11 +36,16 @@ def write_csv(path: Path, metrics: MetricTable, samples: ResourceTable, settings
     """As `write_parquet`; times are seconds since 1970."""
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
-        columns = {**table.to_columns(), **{name: [settings[row.run][name] for row in table] for name in SETTINGS}}
+        names = _list_settings(settings)
+        columns = {**table.to_columns(), **{name: [settings[row.run][name] for row in table] for name in names}}
         cells = zip(*columns.values(), strict=True)
         text = format_csv([columns, *(["" if cell is None else cell for cell in row] for row in cells)])
         files.write_atomically(target, text.encode())
     return [*tables]
+
+
+def _list_settings(settings: Settings) -> list[str]:
+    return list(next(iter(settings.values()), SETTINGS))  # all runs have the same
 
 
 def _name_tables(path: Path, metrics: MetricTable, samples: ResourceTable) -> "dict[Path, Table[Any]]":

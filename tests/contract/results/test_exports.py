@@ -55,6 +55,21 @@ def test_csv_has_metrics_and_samples(tmp_path: Path, archive: Path) -> None:
         assert len(list(csv.DictReader(file))) == 6
 
 
+def test_runs_that_people_named_alike_are_told_apart(tmp_path: Path) -> None:
+    for person, seed in (("anna", 1), ("ben", 2)):
+        sealed_run(tmp_path / "class" / person, seconds=60.0, name="first-2", seed=seed)
+    assert run(["export", "csv", str(tmp_path / "class.csv"), str(tmp_path / "class")]) == 0
+    with open(tmp_path / "class.csv", newline="") as file:
+        assert {(row["run"], row["seed"]) for row in csv.DictReader(file)} == {
+            ("first-2 (anna)", "1"),
+            ("first-2 (ben)", "2"),
+        }
+    assert run(["report", str(tmp_path / "class.md"), str(tmp_path / "class")]) == 0
+    page = (tmp_path / "class.md").read_text().replace("\\", "")
+    assert "| first-2 (anna) |" in page
+    assert "| first-2 (ben) |" in page
+
+
 # --- Parquet --------------------------------------------------------------------------------------------------------
 
 
