@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from mlbench_cli import console
-from mlbench_cli.errors import Explanation, Interrupted, MlbenchError, Stopped, Terminated
+from mlbench_cli.errors import Explanation, Interrupted, MlbenchError, Stopped, Terminated, explain_os_error
 from mlbench_cli.util import stopping
 
 # As shells report a program that SIGPIPE ended because nobody reads its output any more: `mlbench logs x | head`.
@@ -50,7 +50,7 @@ def _explain(error: BaseException) -> Explanation:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("Interrupted.")
     if isinstance(error, OSError):
-        return MlbenchError(f"Operating system error: {error}.", details={"errno": error.errno})
+        return explain_os_error(error, f"Operating system error: {error}.")
     return MlbenchError(
         f"Internal error: {type(error).__name__}: {error}",
         hint="Please report this. MLBENCH_DEBUG=1 before the command shows where it happened.",

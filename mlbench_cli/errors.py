@@ -25,6 +25,7 @@ Every error says what happened, why, and in `hint` which command to run next.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -225,5 +226,22 @@ def naming_file_on_os_error(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = error.filename or path
-        raise MlbenchError(f"{what} cannot be {action}: {error.strerror or error}.") from None
+        # Files are written under another name first.
+        what = path if action == "written" else error.filename or path
+        message = f"{what} cannot be {action}: {error.strerror or error}."
+        if error.errno == errno.ENOENT:
+            raise NotFoundError(message) from None
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise UsageError(message) from None
+        raise explain_os_error(error, message) from None
+
+
+def explain_os_error(error: OSError, message: str) -> MlbenchError:
+    """An error of the operating system, by what can be done about it: space, permissions, or nothing known."""
+    details = {"errno": error.errno}
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Free up disk space, or use another disk; MLBENCH_HOME names the folder of all runs."
+        return CapacityError(message, hint=hint, details=details)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return CredentialError(message, details=details)
+    return MlbenchError(message, details=details)

@@ -25,7 +25,9 @@ def download(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="PATH", help="output file or folder; default: results.zip; of several runs, a folder"
+            "--to",
+            metavar="PATH",
+            help="FILE.zip, or a folder for NAME.zip; default: results.zip, of several runs here",
         ),
     ] = None,
     path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to", hidden=True)] = None,
@@ -87,9 +89,8 @@ def _write(
 def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[str, Path]:
     """The file of each run: `to`, or one in that folder. Raises UsageError for one that exists."""
     folder = to or Path()
-    if len(runs) == 1:
-        path = to or DEFAULT_FILE
-        files = {runs[0]: path / f"{runs[0]}.zip" if path.is_dir() else path}
+    if len(runs) == 1 and (to is None or (to.suffix == ".zip" and not to.is_dir())):
+        files = {runs[0]: to or DEFAULT_FILE}
     else:
         make_folder(folder)
         files = {run: folder / f"{run}.zip" for run in runs}

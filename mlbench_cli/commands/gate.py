@@ -12,7 +12,7 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import NotFoundError, UsageError, naming_file_on_os_error
 from mlbench_cli.results.analysis import gate as gates
 from mlbench_cli.results.analysis import gate_files
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
@@ -85,9 +85,7 @@ def gate(
             return open_archives(paths, stack, unproven=unproven)
 
         new = open_all(client.find_archives(results))
-        old = open_all(
-            client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
-        )
+        old = open_all(_find_baseline(client, baseline, results[0]))
         found = gates.check_results(new, old, wanted, accepted, direction)
     verdict = gates.overall(found)
     if junit is not None:
@@ -98,7 +96,7 @@ def gate(
     if bencher is not None:
         _write(bencher, gate_files.format_bencher(found).encode())
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(summary, "a", encoding="utf-8") as file:
+        with naming_file_on_os_error(Path(summary), "written"), open(summary, "a", encoding="utf-8") as file:
             file.write(f"## mlbench gate: {verdict.phrase}\n\n{gate_files.format_summary(found)}")
     if output is Format.json:
         console.out_json({"verdict": str(verdict), "checks": [check.to_dict() for check in found]})
@@ -108,6 +106,18 @@ def gate(
         if console.is_on_github():
             console.out_command(gate_files.format_annotation(verdict, found))
     return _exit_code(verdict, allows_undecided)
+
+
+def _find_baseline(client: api.Client, baseline: str, result: str) -> list[Path]:
+    """The archives of the baseline. Raises NotFoundError that says how to begin one."""
+    try:
+        return (
+            client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
+        )
+    except NotFoundError as error:
+        error.message = f"There is no baseline yet: {error.message[0].lower()}{error.message[1:]}"
+        error.hint = f"To begin one with these results: mlbench download {result} --to {baseline}"
+        raise
 
 
 def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:

@@ -196,7 +196,7 @@ def _waiting_ended(run: Run, observation: Observation, timeout: float) -> Deadli
     counts = ", ".join(f"{phases.count(phase)} {phase}" for phase in dict.fromkeys(phases))
     reason = f" {observation.findings[0].summary}" if observation.findings else ""
     return DeadlineError(
-        f'The run "{run.name}" has not ended within {timeout:g} s of waiting ({counts}).{reason} It continues.',
+        f'The run "{run.name}" has not ended within {timeout:.3g} s of waiting ({counts}).{reason} It continues.',
         hint=f"mlbench wait {run.name}, or: mlbench cancel {run.name}",
         details={"findings": [finding.to_dict() for finding in observation.findings]},
     )

@@ -298,7 +298,7 @@ def test_another_broken_pipe_is_one(tmp_path: Path) -> None:
 def test_a_full_disk_behind_stdout(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "mlbench_cli", *command], stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == (2 if command == ["run"] else 1)
+    assert done.returncode == (2 if command == ["run"] else 5)
     assert b"Traceback" not in done.stderr
 
 
