@@ -30,7 +30,7 @@ class Fsdp2(Method):
     name = "fsdp2"
     summary = "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)"
     source = "Zhao et al. 2023, arXiv:2304.11277"
-    formula = "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce"
+    formula = "(P-1)/P (3 M - last part); 4 M with gloo, whose reduce-scatter is an all-reduce"
     options = {  # noqa: RUF012
         "reshard": Option(1, 0, 1, "whether gathered parameters are freed between forward and backward pass: 1 or 0")
     }
@@ -115,7 +115,7 @@ class Hsdp(Fsdp2):
 
     name = "hsdp"
     summary = "fsdp2 within each node or half of the ranks, all-reduce between these groups"
-    formula = "3 (1-G/P) M + 2 (G-1)/P M with G groups; with gloo 4 (1-G/P) M + 2 (G-1)/P M"
+    formula = "(1-G/P) (3 M - last part) + 2 (G-1)/P M with G groups; with gloo 4 M"
     options = {  # noqa: RUF012
         **Fsdp2.options,
         "groups": Option(0, 0, 65536, "copies of the sharded model; 0: one per node, or 2 if nodes have one rank each"),
