@@ -168,8 +168,14 @@ class UnreachableError(MlbenchError):
 class RemoteError(MlbenchError):
     """A machine has understood a request and could not do it. `kind` is refused, timeout or system."""
 
+    exit_code = 2
+    code = "remote"
+
     def __init__(self, host: str, text: str, kind: str) -> None:
-        super().__init__(f"{host}: {text}.")
+        hint = (
+            "Free up space there, or fix the permissions; or attach the cluster with another folder (--shared, --dir)."
+        )
+        super().__init__(f"{host}: {text}.", hint=hint if kind == "system" else None)
         self.text = text
         self.kind = kind
 

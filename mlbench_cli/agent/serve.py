@@ -68,13 +68,13 @@ def hello(base: str = "~") -> Answer:
     """Facts of this machine that cost nothing to find."""
     folder = expand(base)
     parent = folder
-    while not os.path.isdir(parent):
+    while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     return {
         "home": expand("~"),
         "time": time.time(),
         "free_bytes": shutil.disk_usage(parent).free,
-        "writable": os.access(parent, os.W_OK),
+        "writable": os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK),
         "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
         "connection": os.environ.get("SSH_CONNECTION", ""),
         "boot_id": processes.boot_id(),

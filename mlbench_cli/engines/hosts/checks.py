@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.machines.engine import run_in_parallel
-from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.engines.machines.engine import MIN_FREE_BYTES, check_folder, run_in_parallel
+from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
 
 MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning
-MIN_FREE_BYTES = 2 << 30
 PROBE_SECONDS = 150.0
 
 
@@ -104,13 +103,7 @@ def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
     Raises UsageError for versions that differ, CapacityError for a full disk.
     """
     for item in found:
-        if not item.facts["writable"]:
-            raise UsageError(f"Cannot create the folder {folder} on {item.name}.", hint="--dir DIR")
-        if int(item.facts["free_bytes"]) < MIN_FREE_BYTES // 20:
-            free = int(item.facts["free_bytes"]) >> 20
-            raise CapacityError(
-                f"{item.name} has {free} MiB free in {folder}.", hint="Free up disk space, or use --dir DIR"
-            )
+        check_folder(item.facts, folder, item.name, "--dir DIR")
     for what, values in (
         ("Python", {item.name: item.python for item in found}),
         ("torch", {item.name: item.torch or "none" for item in found}),

@@ -77,6 +77,10 @@ class KubernetesHead(RemoteHead):
         pods = list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name},{ROLE_LABEL}={HEAD}")
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
+    def _list_workers(self, api: Api) -> dict[int, Pod]:
+        """The newest pod of each worker, by number."""
+        return by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+
     def _ask(self) -> Snapshot:
         """The head's snapshot; while it is not running, the last one that is known."""
         try:
@@ -125,8 +129,7 @@ class KubernetesHead(RemoteHead):
 
     def _stop_those_who_wait(self, api: Api, ending: str) -> None:
         """Stop workers that would otherwise run forever, unless the Job is over or stopped already."""
-        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
-        if active(pods, {}):
+        if active(self._list_workers(api), {}):
             with suppress(ObjectNotFound):
                 if not is_over(read_job(api, self._namespace, self.run.spec)):
                     self.stop(api, ending)
@@ -137,7 +140,7 @@ class KubernetesHead(RemoteHead):
         end = time.monotonic() + GRACE_SECONDS + HEAD_SECONDS
         while True:
             snapshot = self.read()
-            pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+            pods = self._list_workers(api)
             if not snapshot.is_served:
                 snapshot = self._ask_workers(api, pods)
             coming = [
@@ -226,11 +229,7 @@ class KubernetesHead(RemoteHead):
         heads = self._head_pods(api)
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
-        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
-        for worker in missing:
-            if worker in pods:
-                with suppress(MlbenchError):
-                    self._copy_plain_log(api, worker, pods[worker])
+        self._ask_workers(api, self._list_workers(api))
         others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
         return Finding(
             "results_lost",
@@ -274,8 +273,7 @@ class KubernetesHead(RemoteHead):
             if not is_over(job) and not is_stopped(job):
                 with suppress(MlbenchError):
                     if not self.read().is_served:  # what pods have printed goes with them
-                        pods = by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
-                        self._ask_workers(api, pods)
+                        self._ask_workers(api, self._list_workers(api))
                 api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
 
     def close(self) -> None:

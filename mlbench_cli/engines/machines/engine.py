@@ -18,7 +18,7 @@ from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import pack_code
-from mlbench_cli.errors import DamagedRun, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, DamagedRun, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
@@ -27,6 +27,7 @@ from mlbench_cli.util.files import remove_folder, write_atomically
 
 CANCEL_SECONDS = 8.0  # time for agents to see a cancellation and stop their ranks
 MAX_PARALLEL = 32
+MIN_FREE_BYTES = 2 << 30  # below which users are warned; below a twentieth of it nothing is started
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -236,6 +237,16 @@ class MachinesEngine(ABC):
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench status --refresh, then mlbench delete {run.name}; or choose another name",
             )
+
+
+def check_folder(facts: Document, folder: str, name: str, option: str) -> None:
+    """Reject a folder for runs that the machine `name`, whose `hello` has these facts, cannot use. Raises UsageError,
+    CapacityError for a full disk."""
+    if not facts["writable"]:
+        raise UsageError(f"Cannot create the folder {folder} on {name}, or write to it.", hint=option)
+    if int(facts["free_bytes"]) < MIN_FREE_BYTES // 20:
+        free = int(facts["free_bytes"]) >> 20
+        raise CapacityError(f"{name} has {free} MiB free in {folder}.", hint=f"Free up disk space, or use {option}")
 
 
 def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:

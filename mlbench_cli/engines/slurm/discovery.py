@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.agent.serve import PACKAGES
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
+from mlbench_cli.engines.machines.engine import check_folder
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.script import CLEAN, SETUP_FAILED, watch_setup
 from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
@@ -91,7 +92,9 @@ def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
 
 
 def check_choice(channel: Channel, facts: SlurmFacts, details: SlurmDetails) -> None:
-    """Reject an unknown partition, account or QOS. Raises NotFoundError or UsageError."""
+    """Reject an unknown partition, account or QOS, and a folder that cannot be used. Raises NotFoundError, UsageError
+    or CapacityError."""
+    check_folder(facts.host, details.folder, channel.target.name, "--shared DIR")
     if details.partition is not None and details.partition not in facts.partitions:
         near = did_you_mean(details.partition, list(facts.partitions))
         raise NotFoundError(
