@@ -48,7 +48,7 @@ def run(home: Path, name: str, *options: str) -> dict[str, Any]:
     ("task", "method"),
     [
         *(("digits_resnet", method) for method in ("bsp", "powersgd", "localsgd")),
-        *(("gpt_pretraining", method) for method in ("powersgd", "localsgd")),
+        *(("gpt_pretraining", method) for method in ("powersgd", "localsgd", "fsdp2")),
     ],
 )
 def test_the_loss_curve_is_that_of_a_run_without_faults(tmp_path: Path, task: str, method: str) -> None:
