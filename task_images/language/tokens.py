@@ -416,13 +416,6 @@ def has_shards(folder: Path) -> bool:
     return any(match[2] == "train" for _, match in _list_files(folder))
 
 
-def write_shard(path: Path, tokens: Tokens) -> None:
-    """Write one shard, for tests and experiments."""
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    path.write_bytes(header.tobytes() + np.asarray(tokens, TOKEN).tobytes())
-
-
 def _list_files(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
     for path in sorted(folder.glob("*.bin")):
         if match := _NAME.fullmatch(path.name):

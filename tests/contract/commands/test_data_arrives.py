@@ -31,7 +31,6 @@ from task_images.cifar10_resnet20.data import BINARY
 from task_images.contract import Contract, TaskError
 from task_images.fetch import Archive
 from task_images.imagenet_resnet.folders import OFFICIAL as IMAGENET
-from task_images.language.tokens import write_shard
 from task_images.mnist.data import ARCHIVES as MNIST
 from task_images.public import load_validation
 from task_images.published import EPSILON, FINEWEB, WIKITEXT2, WIKITEXT103, WMT16, WMT17
@@ -40,6 +39,7 @@ from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files
 from tests.unit.task_images.cifar10_resnet20.cifar_files import pack as pack_cifar
 from tests.unit.task_images.imagenet_resnet.imagenet_files import CLASSES
 from tests.unit.task_images.imagenet_resnet.imagenet_files import archives as imagenet_archives
+from tests.unit.task_images.language.shards import write_shard
 
 __all__ = ["mirror"]  # a fixture
 

@@ -25,12 +25,12 @@ from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as epsilon
 from task_images.fetch import DownloadError
 from task_images.gpt_pretraining import task as gpt
-from task_images.language.tokens import write_shard
 from task_images.published import Published, fetch_published
 from task_images.wikitext2_awd_lstm import data as wikitext
 from task_images.wmt16_gnmt import data as wmt16
 from task_images.wmt17_transformer import data as wmt17
 from tests.needs import needs
+from tests.unit.task_images.language.shards import write_shard
 
 PAIRS = [("the house is small", "das Haus ist klein"), ("a red car", "ein rotes Auto"), ("we see it", "wir sehen es")]
 

@@ -17,8 +17,8 @@ from task_images.language.tokens import (
     prepare_shards,
     read_shards,
     validation_batches,
-    write_shard,
 )
+from tests.unit.task_images.language.shards import write_shard
 
 LENGTH, BATCH = 8, 4  # a batch has 32 tokens and one more
 
