@@ -40,6 +40,7 @@ from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import now
 
 RUN_PLACE = "~/run"  # in the containers of the head and of workers
@@ -148,7 +149,7 @@ class KubernetesHead(RemoteHead):
                 for worker, report in snapshot.nodes.items()
                 if worker in pods and not has_ended(pods[worker]) and not report.is_over and has_started(pods[worker])
             ]
-            heads = [pod for pod in self._head_pods(api) if not has_ended(pod)]
+            heads = [pod for pod in self._head_pods(api) if has_started(pod) and not has_ended(pod)]
             if (not coming and (snapshot.is_served or not heads)) or time.monotonic() >= end:
                 return snapshot
             time.sleep(LOOK_SECONDS)
@@ -230,7 +231,7 @@ class KubernetesHead(RemoteHead):
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
         self._ask_workers(api, self._list_workers(api))
-        others = f" (And of {len(missing) - 1} others.)" if len(missing) > 1 else ""
+        others = f" (And of {counted(len(missing) - 1, 'other')}.)" if len(missing) > 1 else ""
         return Finding(
             "results_lost",
             f"The head of the run has no output of worker {missing[0]}: {cause}.{others} Logs come from the API, and "

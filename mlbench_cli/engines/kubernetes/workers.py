@@ -151,9 +151,9 @@ def is_on_silent_node(pod: Pod) -> bool:
 
 
 def has_started(pod: Pod) -> bool:
-    """Whether the task's container runs or has run."""
-    state = main_status(pod).get("state", {})
-    return bool(state.get("running") or (state.get("terminated") or {}).get("startedAt"))
+    """Whether the task's container runs or has run, before a restart, too."""
+    states = [main_status(pod).get(name) or {} for name in ("state", "lastState")]
+    return any(state.get("running") or seconds((state.get("terminated") or {}).get("startedAt")) for state in states)
 
 
 def reason(pod: Pod) -> str | None:
@@ -229,11 +229,11 @@ def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
 
 
 def seconds(moment: str | None) -> float | None:
-    """RFC 3339 -> seconds since 1970."""
+    """RFC 3339 -> seconds since 1970. The kubelet writes 1970 for a container that could not be started."""
     if not moment:
         return None
     try:
-        return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp() or None
     except ValueError:
         return None
 

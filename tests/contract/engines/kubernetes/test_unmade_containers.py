@@ -1,6 +1,8 @@
 """Pods that a node does not admit, and containers that are never made: named by what happened, in the node's words."""
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import pytest
 
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.model.run import Finding
+from mlbench_cli.runs import supervise
+from mlbench_cli.storage.store import Store
 from tests.contract.engines.kubernetes.test_engine import a_run, submit
 from tests.fakes.kube_api import KubeApi
 
@@ -101,3 +105,31 @@ def test_a_container_that_was_never_made_is_told_by_its_cause(
     found = find(server, tmp_path, phase=phase, **status)
     assert found.code == code
     assert "gpu-7" in found.summary or code not in ("driver_mismatch", "container_not_created", "container_lost")
+
+
+def test_an_image_without_a_shell_has_no_duration_and_nobody_waits_for_its_head(
+    server: KubeApi, tmp_path: Path
+) -> None:
+    """The head has the same image. A container that was not started has the times of 1970."""
+    (tmp_path / "home").mkdir()
+    with closing(Store(tmp_path / "home")) as store:
+        run = store.record_run(a_run(tmp_path, workers=1).spec)
+        submit(server, run)
+        times = {"startedAt": "1970-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z"}
+        ended = {"reason": "StartError", "message": f'{RUNC}exec: "sh": executable file not found in $PATH', **times}
+        labels = {"mlbench/run": "r-2", "mlbench/role": "head"}
+        worker = {"mlbench/run": "r-2", "batch.kubernetes.io/job-completion-index": "0"}
+        status = [{"name": "main", "state": {"terminated": {"exitCode": 128, **ended}}}]
+        put = {"metadata": {"name": "r-2-0-x", "labels": worker}, "spec": {"nodeName": "n"}}
+        server.put("pods", {**put, "status": {"phase": "Failed", "containerStatuses": status}})
+        waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+        status = [{"name": "main", "state": waiting, "lastState": {"terminated": {"exitCode": 128, **ended}}}]
+        put = {"metadata": {"name": "r-2-head-x", "labels": labels}, "spec": {"nodeName": "n"}}
+        server.put("pods", {**put, "status": {"phase": "Running", "containerStatuses": status}})
+        begun = time.monotonic()
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    assert time.monotonic() - begun < 60
+    assert finished.outcome == "failed"
+    assert 'exec: "sh": executable file not found' in finished.findings[0].summary
+    assert finished.result is not None
+    assert finished.result["wall_seconds"] is None
