@@ -7,6 +7,7 @@ asked, and no argument of a request appears on a command line.
 import contextlib
 import math
 import os
+import re
 import selectors
 import shlex
 import shutil
@@ -48,6 +49,8 @@ SERVER_MODULES = (  # each after those that it imports
     *("mlbench_cli.util.files", "mlbench_cli.agent.processes", "mlbench_cli.agent.wire"),
     *("mlbench_cli.agent.interfaces", "mlbench_cli.agent.serve"),
 )
+# Lines of ssh that only follow from what it has said before, e.g. why a ProxyJump has failed.
+CONSEQUENCES = re.compile(r"kex_exchange_identification: |Connection closed by UNKNOWN|.*: terminating, \d")
 LOADER = """import sys, types
 def load(name, text):
     global module
@@ -278,9 +281,11 @@ class Channel:
 def explain_failure(target: Target, what: str, code: int | None, text: str) -> MlbenchError:
     """The error for a connection that failed with this exit code and error text. Pure."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= {"@"}]
-    last = lines[-1] if lines else what
+    last = next((line for line in reversed(lines) if not CONSEQUENCES.match(line)), (lines or [what])[-1])
     lowered = text.lower()
     ssh = target.trial()
+    if "bad configuration option" in lowered and code == 255:
+        return UsageError(f"ssh does not accept its configuration: {last}", hint=f"Try: {ssh}")
     if "host key verification failed" in lowered or "identification has changed" in lowered:
         compare = f"{ssh}   (compare the key that it shows with the machine's owner, then answer yes)"
         if "identification has changed" in lowered:

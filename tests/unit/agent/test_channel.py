@@ -17,6 +17,8 @@ Host key verification failed.
 NEW_HOST = """No ED25519 host key is known for [m1]:2222 and you have requested strict checking.
 Host key verification failed.
 """
+BAD_OPTION = "cfg: line 1: Bad configuration option: bogus\ncfg: terminating, 1 bad configuration options\n"
+JUMP = "ssh: Could not resolve hostname jump: Name or service not known"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,7 @@ Host key verification failed.
         ("ssh: connect to host m1 port 22: Connection refused", 255, UnreachableError, 10),
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, UnreachableError, 10),
         ("bash: line 1: exec: python9: not found", 127, UsageError, 2),
+        (BAD_OPTION, 255, UsageError, 2),
         ("", None, UnreachableError, 10),
     ],
 )
@@ -67,6 +70,9 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
         ("No answer.\nHost key verification failed.", 255, "was not accepted"),
         ("sh: 1: python9: Permission denied", 126, "On m1, python3 cannot be run: sh: 1: python9: Permission denied"),
         ("@@@@\n", None, "m1 does not answer: no answer"),
+        (BAD_OPTION, 255, "ssh does not accept its configuration: cfg: line 1: Bad configuration option: bogus"),
+        (f"{JUMP}\nkex_exchange_identification: Connection closed by remote host", 255, f"not answer: {JUMP}"),
+        ("Connection closed by UNKNOWN port 65535", 255, "not answer: Connection closed by UNKNOWN port 65535"),
     ],
 )
 def test_a_failure_is_told_in_its_own_last_words(text: str, code: int | None, words: str) -> None:
