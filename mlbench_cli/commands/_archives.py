@@ -35,6 +35,7 @@ def open_archives(
         try:
             archive = stack.enter_context(open_verified(path, unproven=unproven))
         except (DamagedArchive, UnprovenArchive) as error:
+            _name_bundle(error, path)
             if left_out is None:
                 raise
             refusal = refusal or error
@@ -49,6 +50,14 @@ def open_archives(
         raise refusal
     _warn_of_missing_repeats(opened)
     return opened
+
+
+def _name_bundle(error: MlbenchError, path: Path) -> None:
+    """Let an error about an archive in a file of several name that file, instead of where it was unpacked."""
+    name = name_archive(path)
+    error.message = error.message.replace(str(path), name)
+    if error.hint and name != str(path):
+        error.hint = error.hint.replace(str(path), name.rpartition("/")[0])
 
 
 def tell_apart(archives: Sequence[Archive]) -> Sequence[Archive]:

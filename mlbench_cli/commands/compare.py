@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.sources import find_at
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import LEGEND
@@ -121,7 +122,7 @@ def _archives(word: str) -> list[Path]:
         runs = client.select([word], repeats=True).runs
     except NotFoundError:
         if path.exists():
-            return [path]
+            return find_at(path)
         raise
     if path.exists():
         console.note(f'"{word}" means the run of that name; for the folder, use ./{word}')

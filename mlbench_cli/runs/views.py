@@ -20,6 +20,8 @@ from mlbench_cli.runs.snapshot import (
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 
+_FIGURES = ("goal", "seconds", "metrics", "conditions", "measured_network")
+
 
 def runs_document(
     store: Store, states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()
@@ -44,20 +46,21 @@ def run_details(row: RunRow, engine_of: Callable[[Run], Engine]) -> JsonObject:
 
 
 def add_figures(status: RunStatus) -> tuple[RunStatus, JsonObject]:
-    """A row of a list with its figures: `goal` of result.json, `seconds` (see figures.py), and its conditions; None if
-    the run has no results. The row of a damaged archive says so."""
+    """A row of a list with its figures: `goal` of result.json, `seconds` (see figures.py), the last `metrics`, and its
+    conditions; None if the run has no results. The row of a damaged archive says so."""
     try:
         return status, _summary_figures(status.row.run)
     except DamagedArchive as damage:
-        return damaged_status(status.row, damage), dict.fromkeys(("goal", "seconds", "conditions", "measured_network"))
+        return damaged_status(status.row, damage), dict.fromkeys(_FIGURES)
 
 
 def _summary_figures(run: Run) -> JsonObject:
     finished = read_finished(run)
     result = finished.result if finished else None
     if result is None:
-        return {"goal": None, "seconds": None, "conditions": None, "measured_network": None}
-    return {"goal": result.get("goal"), "seconds": listed_seconds(result), **run_conditions(result)}
+        return dict.fromkeys(_FIGURES)
+    figures = {"goal": result.get("goal"), "seconds": listed_seconds(result), "metrics": result.get("metrics")}
+    return {**figures, **run_conditions(result)}
 
 
 def _kept_until(run: Run, engine: Engine) -> str | None:

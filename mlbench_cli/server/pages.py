@@ -164,7 +164,8 @@ class _Pages:
         experiments = [item.status() for item in newest]
         under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
         is_open = bool(under_way) or any(run["state"] != "finished" for run in runs)
-        values: JsonObject = {"runs": runs, "experiments": under_way or experiments[:3], "is_open": is_open}
+        several = [item for item in experiments if item["progress"]["total"] > 1]
+        values: JsonObject = {"runs": runs, "experiments": under_way or several[:3], "is_open": is_open}
         values |= {"groups": arrange(group_repeats(document), asked.sort), **asked.values}
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 

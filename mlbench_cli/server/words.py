@@ -22,6 +22,7 @@ TONES = {
     "running": "live",
 }
 _FIGURES = {"run": "whole run", "seconds": "time to goal or end", "training": "training alone"}
+MAX_METRICS = 2  # in the row of a run without a goal
 _SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
 
@@ -37,6 +38,7 @@ def add_filters(environment: "Environment") -> None:
         "figure_name": lambda name: _FIGURES.get(name) or name_metric(name),
         "ratio_strip": draw_ratio,
         "plain": plain_value,
+        "metrics": list_metrics,
         "by_label": group_conditions,
     }
 
@@ -44,6 +46,12 @@ def add_filters(environment: "Environment") -> None:
 def say(word: object) -> str:
     """ "goal reached" for "goal_reached"."""
     return str(word).replace("_", " ")
+
+
+def list_metrics(metrics: Mapping[str, Any] | None) -> str:
+    """ "loss 0.265, accuracy 96.8": the first metrics of a program without a goal."""
+    shown = list((metrics or {}).items())[:MAX_METRICS]
+    return ", ".join(f"{name_metric(name)} {format_value(value, unit_of(name))}" for name, value in shown)
 
 
 def plain_value(value: object) -> str:
@@ -115,6 +123,7 @@ def group_repeats(document: JsonObject) -> list[JsonObject]:
 def _together(name: str, runs: Sequence[JsonObject], found: JsonObject) -> JsonObject:
     phrases = dict.fromkeys(phrase for run in runs for phrase in run["conditions"] or ())
     same = {"name": name, "repeats": runs, "mean": found["seconds"], "conditions": [*phrases]}
+    same["metrics"] = {name: each["last"]["mean"] for name, each in found["metrics"].items() if "last" in each}
     good = next((run for run in runs if run["name"] in found["counted"]), runs[0])
     if good.get("goal") and found["metric"]:
         same["goal"] = {**good["goal"], "value": found["metric"]["mean"], "last": found["metric"]["mean"]}

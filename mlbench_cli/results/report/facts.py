@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlbench_cli.model.goals import name_metric
+from mlbench_cli.model.goals import BEST, MEAN, name_metric
 from mlbench_cli.model.methods import method_of
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of, describe
@@ -22,12 +22,13 @@ from mlbench_cli.results.figures.chart import PHASES, Chart
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts
 from mlbench_cli.results.figures.faults import draw_faults
-from mlbench_cli.results.report.finding import Place, base_of, best_of, comparable_with, find, places_of
+from mlbench_cli.results.report.finding import Finding, Place, base_of, best_of, comparable_with, find, places_of
 from mlbench_cli.util.text import counted, shorten
 
 Facts = dict[str, Any]
 MAX_WAYS = 6  # lines of configurations in the chart of the way to the goal
 MAX_CURVES = 2  # of a job
+MAX_CHANGES = 3  # metrics in the lead
 MAX_FAULTED = 4  # runs whose faults are drawn
 MAX_COMMANDS = 6
 
@@ -123,6 +124,7 @@ def _divisions(runs: Sequence[RunData]) -> dict[str, list[str]]:
 def _deviations(runs: Sequence[RunData]) -> list[Facts]:
     """Caveats of the figures, and what is left out of them, each once with its runs."""
     found: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         result = run.archive.result
         if result["label"]["word"] == "functional":
@@ -131,12 +133,22 @@ def _deviations(runs: Sequence[RunData]) -> list[Facts]:
             found.setdefault(("synthetic", ""), []).append(run.name)
         for condition in conditions_of(run.archive).found:
             key = "condition", condition.label.replace("_", "-")
-            found.setdefault(key, []).append(f"{run.name} ({condition.reason})")
+            found.setdefault(key, []).append(run.name)
+            reasons.setdefault(key, []).append(condition.reason)
         if (ending := outcome_of(result)) == IN_DOUBT:
             found.setdefault(("doubt", ""), []).append(f"{run.name} ({', '.join(result['doubts'])})")
         elif ending not in SUCCESSFUL:
             found.setdefault(("outcome", ending.replace("_", " ")), []).append(run.name)
-    return [{"kind": kind, "word": word, "runs": names} for (kind, word), names in found.items()]
+    return [
+        {"kind": kind, "word": word, "runs": names, "reason": _join_reasons(reasons.get((kind, word), []))}
+        for (kind, word), names in found.items()
+    ]
+
+
+def _join_reasons(reasons: Sequence[str]) -> str:
+    """ "other processes used 1.7 of 2 CPUs, or the like" of reasons that differ in their numbers; empty for none."""
+    some = list(dict.fromkeys(reasons))
+    return some[0] + (", or the like" if len(some) > 1 else "") if some else ""
 
 
 def _findings(runs: Sequence[RunData]) -> list[Facts]:
@@ -194,11 +206,19 @@ def _job(job: Job, number: int, runs: Sequence[RunData]) -> Facts:
         "best": best,
         "best_name": job.name_of(best.group, best.point) if best is not None else "",
         "finding": finding,
+        "metric_changes": _metric_changes(finding) if finding is not None and group.key.command else [],
         "waiting": _waiting(job, finding.places) if finding is not None and finding.is_different else [],
         "charts": _curves(job, number, runs),
         "metrics": list(_metrics(places, changes, job)),
         "published": bool(published_values(job.task)) and bool(group.metric),
     }
+
+
+def _metric_changes(finding: Finding) -> list[str]:
+    """How the last values that a user's program reported differ, for sure: "accuracy 1.21× lower"."""
+    rows = [row for row in finding.found.rows.values() if row.is_metric and not row.name.endswith((BEST, MEAN))]
+    changed = [row for row in rows if row.ratio is not None and row.ratio.is_different and not row.ratio.is_confounded]
+    return [f"{row.name} {row.change.difference}" for row in changed[:MAX_CHANGES]]
 
 
 _COLUMNS = ("change", "efficiency", "throughput", "value", "conditions")

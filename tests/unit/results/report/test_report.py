@@ -82,7 +82,7 @@ def test_its_rows_are_the_figure(archives: Callable[..., list[Archive]]) -> None
 @pytest.mark.parametrize(
     ("seconds", "title"),
     [
-        (60.2, "No difference seen between bsp and topk on 2 workers"),
+        (60.2, "No difference in time seen between bsp and topk on 2 workers"),
         (91.5, "topk is 1.52× slower than bsp on 2 workers"),
         (30.5, "topk is 1.94× faster than bsp on 2 workers"),
     ],
