@@ -101,6 +101,9 @@ def _sign(words: Sequence[str], key: Path, *, force: bool, output: Format) -> No
             raise UsageError(f"{word} is a URL; only files of this machine can be signed.", hint="mlbench download")
         refuse_bundle(Path(word), "mlbench verify --sign")
     paths = _find(words)
+    for path in paths:  # of a folder: what was unpacked from a file of several runs would be signed in vain
+        if (name := name_archive(path)) != str(path):
+            refuse_bundle(Path(name).parent, "mlbench verify --sign")
     console.note(f"Signing with {key}. Enter the passphrase or touch the key within {SIGN_SECONDS:g} s.")
     for path in paths:
         if receipts.is_receipt(path):

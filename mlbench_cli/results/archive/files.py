@@ -455,7 +455,11 @@ class Zip(Archive):
             if entry.flag_bits & _ENCRYPTED:
                 raise self._damage("encrypted", name, "it is encrypted")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                raise self._damage("compressed", name, "it is compressed; archives store files uncompressed")
+                raise self._damage(
+                    "compressed",
+                    name,
+                    "it is compressed, so another program packed this file again; unpack it, and verify the folder",
+                )
             if trouble := find_name_problem(name):
                 raise self._damage("unsafe_name", name, trouble)
             if stat.S_ISLNK(entry.external_attr >> 16):

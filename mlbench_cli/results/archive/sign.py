@@ -111,7 +111,7 @@ def find_signer(
 
 def refuse_unsigned(path: Path) -> OriginError:
     """The error for an archive or receipt that has no signature."""
-    return _not_proven("unsigned", "it has no signature", f"mlbench verify {path} --sign FILE")
+    return _not_proven("unsigned", "it has no signature", f"Its author signs it: mlbench verify {path} --sign KEY")
 
 
 def require_key(key: Path) -> None:

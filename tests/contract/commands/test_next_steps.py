@@ -106,6 +106,10 @@ def test_an_experiment_is_one_file_that_other_commands_read(place: Path) -> None
         refused = mlbench(*words, code=2).stderr
         assert "a.zip holds the archives of 3 runs" in refused
         assert "-m zipfile -e a.zip FOLDER" in refused
+    Path("class").mkdir()
+    Path("class/a.zip").write_bytes(Path("a.zip").read_bytes())
+    assert "class/a.zip/a-1-r1.zip: ok" in mlbench("verify", "class").stdout
+    assert "class/a.zip holds the archives of 3 runs" in mlbench("verify", "class", "--sign", "key", code=2).stderr
     damaged = bytearray(Path("a.zip").read_bytes())
     damaged[len(damaged) // 3] ^= 1
     Path("bad.zip").write_bytes(damaged)

@@ -140,7 +140,7 @@ def test_no_signature_proves_no_origin(capsys: Captured) -> None:
     said = run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
     assert "demo.zip: origin not proven (integrity, derivation)" in said
     assert "it has no signature" in said
-    assert "mlbench verify demo.zip --sign FILE" in said
+    assert "mlbench verify demo.zip --sign KEY" in said
 
 
 @pytest.mark.parametrize(

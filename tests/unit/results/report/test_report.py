@@ -182,7 +182,7 @@ def hostile(archives: Callable[..., list[Archive]]) -> Facts:
     report["jobs"][0]["rows"][0] |= {"name": f"`|{HOSTILE}|`", "change": HOSTILE}
     report["differences"], report["machines"] = {HOSTILE: [HOSTILE]}, {HOSTILE: [HOSTILE]}
     report["commands"], report["places"] = [HOSTILE], [HOSTILE]
-    report["deviations"] = [{"kind": "outcome", "word": HOSTILE, "runs": [HOSTILE]}]
+    report["deviations"] = [{"kind": "outcome", "word": HOSTILE, "runs": [HOSTILE], "reason": HOSTILE}]
     finding = {"code": HOSTILE, "summary": HOSTILE, "hint": HOSTILE, "runs": [HOSTILE], "is_bad": True}
     return {**report, "findings": [finding]}
 
