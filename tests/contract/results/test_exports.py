@@ -165,15 +165,19 @@ def test_mlflow_gets_a_run_in_a_database(tmp_path: Path, archive: Path) -> None:
     assert found.data.tags["mlbench.metric.val_Prec_at_1"] == "val_Prec@1"
 
 
-def test_a_package_adds_a_form(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_adds_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an entry point: a function of the target, the facts of a run, its metrics and its samples."""
     written = []
-    point = SimpleNamespace(
-        name="mine", load=lambda: lambda target, facts, *tables: written.append((target, facts.name))
-    )
+    point = SimpleNamespace(name="mine", load=lambda: lambda target, facts, *tables: written.append((target, facts)))
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == "mlbench.exporters" else [])
+    method = describe(find_class("eftopk")(density="0.001"))
+    archive = sealed_run(tmp_path / "demo", name="demo-2", method=method, parameters={"batch_size": 32})
     assert run(["export", "mine", "somewhere", str(archive)]) == 0
-    assert written == [("somewhere", "demo-2")]
+    [(target, facts)] = written
+    assert (target, facts.name) == ("somewhere", "demo-2")
+    # What tells runs apart, in the names by which people group them.
+    wanted = {"workers": 2, "method.name": "eftopk", "method.density": "0.001", "parameters.batch_size": 32}
+    assert wanted.items() <= facts.config.items()
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

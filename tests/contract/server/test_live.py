@@ -6,34 +6,55 @@ import re
 import socket
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
 from tests.contract.local_runs import until
 from tests.contract.server.dashboards import BUSY, PATIENCE, Dashboard
 
+Found = dict[str, list[dict[str, Any]]]
 
-def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: Dashboard, program: str) -> None:
-    assert acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program}).status == 201
-    connection = http.client.HTTPConnection("127.0.0.1", acting.port, timeout=PATIENCE)
-    connection.request("GET", "/api/v1/runs/mine-1/events", headers={"Authorization": f"Bearer {acting.token}"})
+
+def follow(dashboard: Dashboard, name: str) -> Found:
+    """All events of a run until its end, by their kind."""
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=PATIENCE)
+    headers = {"Authorization": f"Bearer {dashboard.token}"}
+    connection.request("GET", f"/api/v1/runs/{name}/events", headers=headers)
     answer = connection.getresponse()
     assert answer.fp is not None
-    kind, found = "", {}
-    lines: list[dict[str, str]] = []
+    kind, found = "", Found()
     while "over" not in found:
         line = answer.fp.readline().decode()
         assert line, "the stream ended early"
         if line.startswith("event: "):
             kind = line[7:].strip()
         elif line.startswith("data: "):
-            found[kind] = json.loads(line[6:])
-            lines += found[kind]["lines"] if kind == "log" else []
+            found.setdefault(kind, []).append(json.loads(line[6:]))
     connection.close()
-    assert [line["text"].split()[1] for line in lines] == [str(number) for number in range(1, 11)]
+    return found
+
+
+def lines_of(found: Found) -> list[str]:
+    return [line["text"] for event in found["log"] for line in event["lines"]]
+
+
+def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: Dashboard, program: str) -> None:
+    assert acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program}).status == 201
+    found = follow(acting, "mine-1")
+    assert [text.split()[1] for text in lines_of(found)] == [str(number) for number in range(1, 11)]
     assert set(found) == {"status", "resources", "metrics", "curves", "log", "over"}
-    assert found["resources"]["0"]["memory"] > 0
-    assert found["status"]["state"] == "finished"
+    assert found["resources"][-1]["0"]["memory"] > 0
+    assert found["status"][-1]["state"] == "finished"
+
+
+def test_a_follower_of_a_quick_program_is_told_how_many_lines_are_missing(acting: Dashboard) -> None:
+    assert acting.post("/api/v1/runs", {"name": "quick", "workers": [1], "command": "seq 9000"}).status == 201
+    until(lambda: acting.ask("/api/v1/runs/quick-1").document["state"] == "finished")
+    found = follow(acting, "quick-1")
+    lines = lines_of(found)
+    assert lines[-1] == "9000"
+    assert len(lines) + sum(event["left_out"] for event in found["log"]) == 9000
 
 
 def test_clusters_show_the_nodes_processes_and_resources_of_running_runs(acting: Dashboard) -> None:
@@ -65,6 +86,13 @@ def test_more_followers_than_allowed_are_refused(acting: Dashboard) -> None:
             assert connection.recv(12) == b"HTTP/1.1 200"
         refused = acting.ask("/api/v1/runs/mine-1/events")
         assert (refused.status, "already follow runs" in refused.document["message"]) == (503, True)
+
+    def is_followed() -> bool:
+        with socket.create_connection(("127.0.0.1", acting.port), PATIENCE) as connection:
+            connection.sendall(request.encode())
+            return connection.recv(12) == b"HTTP/1.1 200"
+
+    until(is_followed)  # pages that were closed do not count any more
     acting.post("/api/v1/experiments/mine/cancel", {})
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 
 from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
-from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Training, read_samples
+from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Scope, Training, read_samples
 from task_images.certify import rules
 from task_images.certify.rules import Evidence, Sample, explain, make_rounds
 
@@ -178,6 +178,40 @@ def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
     assert certify(healthy(), expected=[changed(known, value=0.19)])["verdict"] == "accepted"
+
+
+@pytest.mark.parametrize(("counts", "found"), [((3, 3), {}), ((3, 4), {"n2": ("failed", ["errors_counted"])})])
+def test_errors_of_the_hardware_count_from_the_beginning_of_the_run(
+    counts: tuple[int, ...], found: dict[str, Any]
+) -> None:
+    samples = healthy()
+    samples.rows += [
+        (2, line, Rates(float(line), counters={"ecc_uncorrected": count})) for line, count in enumerate(counts)
+    ]
+    assert states(certify(samples)) == found
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+def test_a_node_whose_measurements_fail_is_returned_when_most_of_them_do(bad: int) -> None:
+    samples = healthy()
+    samples.rows += [(2, line, Rates(float(line), error="a job failed" if line < bad else None)) for line in range(4)]
+    assert states(certify(samples)) == {"n2": ("failed" if bad == 3 else "watch", ["no_answer"])}
+
+
+def test_clocks_that_are_ahead_and_behind_are_drift() -> None:
+    samples = healthy()
+    samples.scope = Scope(turns=False, clocks={1: -5.0, 2: 0.5, 3: 5.0})
+    (clock,) = (row for row in certify(samples)["drift"] if row["key"] == "clock")
+    assert clock["others"] == {"-5.0 s": ["n1"], "+5.0 s": ["n3"]}
+
+
+def test_a_wrong_sum_in_one_cycle_of_a_soak_rejects_the_cluster() -> None:
+    samples = healthy()
+    (good, _) = samples.together
+    samples.together.append(changed(good, right=False, cycle=7))
+    document = certify(samples)
+    assert document["verdict"] == "rejected"
+    assert [found["reason"] for found in document["findings"]] == ["wrong_result"]
 
 
 def test_lines_that_make_no_sense_are_skipped() -> None:

@@ -1,5 +1,6 @@
 """Following local runs to a sealed archive, by one client or several, interrupted or not."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -194,6 +195,26 @@ def test_a_run_deleted_while_it_is_followed_is_an_error_and_not_an_archive(lab: 
     LocalEngine().delete(run, force=True)
     thread.join(PATIENCE)
     assert "was deleted in the meantime" in str(caught[0])
+    assert not RunFolder(run.folder).is_sealed
+
+
+def test_a_run_deleted_while_its_archive_waits_for_the_folder_is_no_archive(lab: Lab) -> None:
+    run = lab.start(("true",))
+    lab.end(run)
+    waits = threading.Event()
+
+    def complete() -> None:
+        theirs = Lab(lab.store.folder)
+        with contextlib.suppress(NotFoundError):
+            finalize(run, theirs.engine, theirs.store, notice=lambda sentence: waits.set())
+        theirs.close()
+
+    thread = threading.Thread(target=complete)
+    with RunFolder(run.folder).lock():
+        thread.start()
+        assert waits.wait(PATIENCE)
+        lab.store.forget_run(run)
+    thread.join(PATIENCE)
     assert not RunFolder(run.folder).is_sealed
 
 
