@@ -15,7 +15,6 @@ from mlbench_cli import commands
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images import contract
-from tests import NIGHTLY
 from tests.documentation import (
     NEEDS,
     PAGES,
@@ -52,26 +51,21 @@ def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path:
     assert "mlbench run first 1 2 --task digits_resnet --light --preset tiny" in ran
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_path: Path) -> None:
-    def pick(command: str) -> str | None:
-        """By day without the run that has no goal, which is the same script, and without torchrun."""
-        return command if NIGHTLY or not re.search("mine|nodes", command) else None
-
-    run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path, adapt=pick)
+    run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path)
     store = Store(tmp_path / "home")
     outcomes = {row.run.name: row.outcome for row in store.runs()}
-    expected = {"mine-2": "completed", "open-2": "goal_reached", "nodes-2": "completed", "shell-1": "completed"}
-    assert outcomes == {name: expected[name] for name in (expected if NIGHTLY else ("open-2", "shell-1"))}
+    assert outcomes == {"mine-2": "completed", "open-2": "goal_reached", "nodes-2": "completed", "shell-1": "completed"}
     result = json.loads((store.run("open-2").run.folder / "result.json").read_text())
     assert result["division"]["word"] == "open"
     assert result["goal"]["value"] >= result["goal"]["threshold"] == 90
     metrics = (store.run("shell-1").run.folder / "metrics.jsonl").read_text()
     assert json.loads(metrics)["value"] == 42
-    if NIGHTLY:
-        by_torchrun = (store.run("nodes-2").run.folder / "metrics.jsonl").read_text().splitlines()
-        assert {json.loads(line)["rank"] for line in by_torchrun} == {0, 1}  # one world, not two
+    by_torchrun = (store.run("nodes-2").run.folder / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["rank"] for line in by_torchrun} == {0, 1}  # one world, not two
 
 
 def test_every_block_of_commands_is_run_or_says_what_it_needs() -> None:

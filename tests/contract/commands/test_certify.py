@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.reseal import seal_anew
+from mlbench_cli.results.archive.record import write_run_document
+from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import load_catalog
+from task_images.certify.node import inventory
 from tests.contract import clients
 from tests.contract.engines.labs import install_commands
 from tests.contract.local_runs import until
+from tests.unit.results.runs import new_run, observation_of, spec
 
 Captured = pytest.CaptureFixture[str]
 CHANGES = ("--set", "confirm_seconds=0", "--set", "rounds=1", "--set", "run.absent=15s")
@@ -84,6 +89,7 @@ def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused
     assert found["delivers"]["training"]["checkpoint_write_mbps"] > 0
     capsys.readouterr()
     assert run(["verify", str(folder)]) == 0
+    write_and_sign(folder, found)
 
     # Rank 1 says that it computed half as fast; all checksums agree with that.
     edited = home / "edited"
@@ -97,6 +103,20 @@ def test_an_archive_derives_its_certificate_again_and_edited_samples_are_refused
     capsys.readouterr()
     assert run(["verify", str(edited)]) != 0
     assert "certificate.json" in capsys.readouterr().out
+
+
+def write_and_sign(folder: Path, found: dict[str, Any]) -> None:
+    """The files of a certificate: all of what the archive tells, a page without scripts, and an archive of its own."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key"], check=True)
+    assert run(["certify", "--from", str(folder), "--to", "first", "--sign", "key"]) in (0, 9)  # if it is busy
+    assert {**certificate(Path("first")), "schema_version": 1} == found
+    assert {path.name for path in Path("first").iterdir()} == {
+        *("archive.zip", "certificate.html", "certificate.json", "findings.jsonl", "nodes.csv"),
+        *("passing.txt", "failing.txt"),
+    }
+    assert not re.search(r"\sstyle=|<script", Path("first/certificate.html").read_text())
+    Path("signers").write_text(f"me@example.org {Path('key.pub').read_text()}")
+    assert run(["verify", "first/archive.zip", "--signers", "signers"]) == 0
 
 
 @pytest.mark.nightly  # by day, engines/test_contract.py has a node that never starts
@@ -115,29 +135,6 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     assert bad == {"worker-2": "no_answer"}
     assert "worker-2" not in found["delivers"]["nodes"]  # nor others, if a busy machine made them suspects
     assert run(["verify", "t-4"]) == 0
-
-
-@pytest.mark.slow
-def test_the_command_writes_its_files_and_says_what_blocks_accepted(tmp_path: Path, capsys: Captured) -> None:
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    assert run(["certify", "local", "--only", "drift", "--to", "first", "--sign", str(key)]) == 9
-    printed = capsys.readouterr()
-    assert "Plan for 4 nodes of local, level quick" in printed.err
-    assert "Workers on this machine stand for nodes" in printed.err
-    assert printed.out.startswith("Cannot tell: not tested: node, pairs, collectives, training")
-    assert {path.name for path in Path("first").iterdir()} == {
-        *("archive.zip", "certificate.html", "certificate.json", "findings.jsonl", "nodes.csv"),
-        *("passing.txt", "failing.txt"),
-    }
-    page = Path("first/certificate.html").read_text()
-    assert "<h1>Cannot tell: not tested: node, pairs, collectives, training</h1>" in page
-    assert not re.search(r"\sstyle=|<script", page)
-    signers = tmp_path / "signers"
-    signers.write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
-    assert run(["verify", "first/archive.zip", "--signers", str(signers)]) == 0
-    assert run(["certify", "--from", "first/archive.zip", "--to", "third"]) == 9
-    assert Path("third/certificate.json").read_text() == Path("first/certificate.json").read_text()
 
 
 @pytest.mark.slow
@@ -167,17 +164,15 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
     hosts = [{"name": name, "login": name, "slots": 8, "address": "127.0.0.1", "interface": "lo"} for name in names]
     details = {"folder": "~/far", "python": sys.executable, "hosts": hosts}
     Store().record_cluster(Cluster("lab", "hosts", details=details))
-    options = ["--set", "stages=drift", "--set", "rounds=1", "--set", "run.absent=15s", "--preset", "tiny", "--yes"]
-    options.append("--share-machine")
-    assert run(["run", "t", "4", "--cluster", "lab", "--task", "certify", *options]) == 0
-    with Archive.open(folder_of(home, "t-4")) as archive:
-        seal_anew(archive, tmp_path / "t.zip", compare_all)
-    assert run(["certify", "--from", "t.zip", "--to", "first"]) == 9
+    seal_earlier(tmp_path / "t", names)
+    assert run(["certify", "--from", "t", "--to", "first"]) == 9
     again = ["certify", "lab", "--like", "first/archive.zip", "--only", "drift", "--yes"]
     assert run([*again, "--recheck", "m9"]) == 2
     assert "no node m9" in capsys.readouterr().err
     assert run([*again, "--recheck", "m1", "--to", "second"]) == 9
-    assert "m1 is not tested" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "Plan for 4 nodes of lab, level quick" in printed.err
+    assert "m1 is not tested" in printed.out
     found = json.loads(Path("second/certificate.json").read_text())
     assert [node["node"] for node in found["nodes"]] == ["m0", "m2", "m3", "m1"]
     linked = json.loads(Path("second/changes.json").read_text())
@@ -186,11 +181,22 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
         assert archive.run["spec"]["parameters"]["earlier"] == linked["earlier"]
 
 
-def compare_all(folder: Path) -> None:
-    """Let all four ranks have measured the same."""
-    for rank in range(4):
-        with open(folder / f"logs/rank-{rank}.log", "a") as log:
-            log.write('certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}\n')
+def seal_earlier(folder: Path, names: list[str]) -> None:
+    """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same."""
+    shared = {"cluster": "lab", "engine": "hosts", "cluster_kind": "hosts", "preset": "tiny"}
+    parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift"})
+    log = [
+        'certify {"kind":"scope","turns":true,"clocks":{}}',
+        f"certify {json.dumps({'kind': 'inventory', 'keys': inventory({}, {})})}",
+        'certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}',
+        'certify {"kind":"end","at":2.0}',
+    ]
+    logs = {rank: log if rank == 0 else log[1:3] for rank in range(len(names))}
+    made = new_run(folder, spec("t-4", len(names), task="certify", parameters=parameters, **shared), logs)
+    write_run_document(made)
+    seen = observation_of(len(names), 3.0)
+    workers = tuple(replace(worker, node=name) for worker, name in zip(seen.workers, names, strict=True))
+    seal(made, replace(seen, workers=workers))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def test_the_steps_create_run_report_gate_and_leave_nothing(runner: Runner, worl
     assert world.left == []
     # Results of KIND are functional, so no gate can pass them: it cannot tell.
     assert runner.run([STEPS["Gate"]["run"]], BASELINE=str(results / "archives")) == 9
+    if not NIGHTLY:
+        return
     # GitLab's job finds that all of it has been done.
     assert runner.run(GITLAB["mlbench-cluster"]["script"], BASELINE=str(results / "archives")) == 9
     assert runner.run(GITLAB["mlbench-cluster"]["after_script"]) == 0
