@@ -101,21 +101,6 @@ def test_the_changelog_has_this_version_and_what_is_unreleased() -> None:
     assert __version__ in titles
 
 
-@pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
-def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
-    text = (ROOT / "providers" / provider / "discover.py").read_text("utf-8")
-    match = re.search(rf'library\(\w+, "([a-z0-9-]+)", "([0-9.]+)", "{provider}"\)', text)
-    assert match, "doctor does not ask for the library any more"
-    (floor,) = [
-        item.version
-        for requirement in REQUIREMENTS
-        if requirement.name == match[1]
-        for item in requirement.specifier
-        if item.operator == ">="
-    ]
-    assert match[2] == floor
-
-
 def test_folders_of_tests_are_folders_of_the_source() -> None:
     folders = [
         (kind, module.parent.relative_to(ROOT / "tests" / kind))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import LOCAL, Cluster
-from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN, KubernetesOptions, RunSpec, canonical_json, check_name
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec, canonical_json
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.log_reader import without_event
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, pairs, parse_duration, parse_file
@@ -253,13 +253,6 @@ def test_run_specs(document: Any) -> None:
     if not is_refused(RunSpec.from_dict, document):
         spec = RunSpec.from_dict(document)
         assert RunSpec.from_dict(spec.to_dict()) == spec
-
-
-@many(800)
-@given(texts | st.from_regex(r"[a-z][a-z0-9-]{0,45}"))
-def test_names(name: str) -> None:
-    accepted = len(name) <= NAME_LENGTH and NAME_PATTERN.fullmatch(name) is not None
-    assert is_refused(check_name, name) != accepted
 
 
 @many(800)

@@ -189,6 +189,9 @@ PRAGMA user_version = 1;
 def _write_first_edition(home: Path) -> None:
     db = sqlite3.connect(home / "mlbench.sqlite")
     db.executescript(FIRST_EDITION)
+    values = ("id", "old-1", "local", "2026-01-01T00:00:00.000Z", "created", None)
+    db.execute("INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, json.dumps(spec("old-1").to_dict()), "folder"))
+    db.commit()
     db.close()
 
 
@@ -203,6 +206,7 @@ def test_a_store_of_the_first_edition_is_opened(tmp_path: Path) -> None:
     (entry,) = store.journal_of("e-2")
     assert (entry.cluster, entry.action, entry.time) == (store.cluster("e-2").identity, "intent", 1.5)
     assert store.journal_of("gone-1")[0].action == "removed"
+    assert (store.run("old-1").run.id, store.run("old-1").state, store.experiments()) == ("id", "submitted", [])
     run = store.record_run(spec("demo-1"))
     store.close()
     assert Store(tmp_path).run("demo-1").run == run
@@ -342,29 +346,6 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
 def test_times_are_rfc_3339() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert timestamp(1.9996) == "1970-01-01T00:00:01.999Z"
-
-
-def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "mlbench.sqlite")
-    db.executescript(
-        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
-        "state TEXT NOT NULL, details TEXT NOT NULL);"
-        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
-        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);"
-        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
-        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);"
-        "CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL); PRAGMA user_version=1;"
-    )
-    values = ("id", "a-1", "local", "2026-01-01T00:00:00.000Z", "created", None)
-    db.execute("INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, json.dumps(spec("a-1").to_dict()), "folder"))
-    db.commit()
-    db.close()
-    for _ in range(2):
-        store = Store(tmp_path)
-        assert (store.run("a-1").run.id, store.run("a-1").state) == ("id", "submitted")
-        assert store.experiments() == []
-        assert store.find_experiment_of(store.run("a-1").run) is None
-        store.close()
 
 
 def test_experiments_stay_when_clusters_get_their_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
