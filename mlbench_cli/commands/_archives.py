@@ -10,6 +10,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive
 from mlbench_cli.model.spec import common_name
+from mlbench_cli.results.analysis.comparability import WORDS
 from mlbench_cli.results.archive.bundle import name_archive
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -17,6 +18,16 @@ from mlbench_cli.results.archive.verify import open_verified
 Unproven = Annotated[
     bool,
     typer.Option("--unproven", help="also show results that do not all follow from their evidence, marked (unproven)"),
+]
+
+Across = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--across",
+        metavar="WORD",
+        help=f"accept a difference; may be repeated: {', '.join(WORDS)}",
+        autocompletion=lambda incomplete: [word for word in WORDS if word.startswith(incomplete)],
+    ),
 ]
 
 

@@ -9,7 +9,6 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.console import Format as Format
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
 
@@ -45,13 +44,6 @@ def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
         return read(Store(patience=COMPLETION_SECONDS))
     except MlbenchError:
         return []
-
-
-def complete_runs(incomplete: str) -> list[str]:
-    """Names of runs, and the names that repeats have in common, for the completion of shells."""
-    names = read_quietly(lambda store: [row.run.name for row in store.runs()])
-    names += [common for name in names if (common := common_name(name)) is not None]
-    return _beginning(dict.fromkeys(names), incomplete)
 
 
 def complete_clusters(incomplete: str) -> list[str]:

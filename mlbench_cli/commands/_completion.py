@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import typer
 
+from mlbench_cli.model.faults import Policy
 from mlbench_cli.runs.request import OPTIONS, RARE
 from mlbench_cli.tasks.catalog import load_catalog
 from providers import registry
@@ -32,6 +33,11 @@ def complete_axes(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_providers(ctx: typer.Context, incomplete: str) -> list[str]:
     """Providers that create clusters."""
     return _beginning(registry.creators(), incomplete)
+
+
+def complete_policies(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What --on-failure may be."""
+    return _beginning([str(policy) for policy in Policy], incomplete)
 
 
 def _parameters(ctx: typer.Context) -> list[str]:

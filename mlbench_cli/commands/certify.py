@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from mlbench_cli.certify.expectations import read_expectations
 from mlbench_cli.certify.plan import make_plan
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
+from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.archive.sign import require_key
@@ -47,7 +48,15 @@ def certify(
     cluster: Annotated[
         str | None, typer.Argument(metavar="[CLUSTER]", help="cluster to accept", autocompletion=complete_clusters)
     ] = None,
-    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help="quick, standard or soak")] = "quick",
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="quick, standard or soak",
+            autocompletion=lambda incomplete: _begin(LEVELS, incomplete),
+        ),
+    ] = "quick",
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", help="number of nodes; default: all of the cluster")
     ] = None,
@@ -70,7 +79,12 @@ def certify(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="STAGE", help=f"measure only this; may be repeated: {', '.join(STAGES)}"),
+        typer.Option(
+            "--only",
+            metavar="STAGE",
+            help=f"measure only this; may be repeated: {', '.join(STAGES)}",
+            autocompletion=lambda incomplete: _begin(STAGES, incomplete),
+        ),
     ] = None,
     to: Annotated[
         Path | None,
@@ -78,7 +92,12 @@ def certify(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="RUN", help="measure nothing; write the certificate of a run that has ended"),
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="measure nothing; write the certificate of a run that has ended",
+            autocompletion=complete_names,
+        ),
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", "-g", help="test GPUs")] = False,
     key: Annotated[
@@ -190,6 +209,10 @@ def _measure(
             error.hint = f"{error.hint} Only mlbench run has that option: {words}"
         raise
     return present(run.folder, None)
+
+
+def _begin(words: Iterable[str], start: str) -> list[str]:
+    return [word for word in words if word.startswith(start)]
 
 
 # --- before the run -------------------------------------------------------------------------------------------------

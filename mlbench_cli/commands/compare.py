@@ -10,12 +10,13 @@ import typer
 
 from mlbench_cli import api, console
 from mlbench_cli.api.sources import find_at
-from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output, complete_runs
+from mlbench_cli.commands._archives import Across, Unproven, open_archives
+from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._repeats import LEGEND
+from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import BEST
-from mlbench_cli.results.analysis.comparability import WORDS, check_words
+from mlbench_cli.results.analysis.comparability import check_words
 from mlbench_cli.results.analysis.compare import (
     Comparison,
     Row,
@@ -37,21 +38,18 @@ def compare(
         typer.Argument(
             metavar="A",
             help="the baseline: a run, the common name of repeats, or the folder or zip of a run",
-            autocompletion=complete_runs,
+            autocompletion=complete_names,
         ),
     ],
     others: Annotated[
         list[str],
-        typer.Argument(metavar="B...", help="results, each to compare with A", autocompletion=complete_runs),
+        typer.Argument(metavar="B...", help="results, each to compare with A", autocompletion=complete_names),
     ],
     metric: Annotated[
         str | None,
         typer.Option("--metric", metavar="NAME", help="figure to compare, e.g. accuracy; default: all"),
     ] = None,
-    across: Annotated[
-        list[str] | None,
-        typer.Option("--across", metavar="WORD", help=f"accept a difference; may be repeated: {', '.join(WORDS)}"),
-    ] = None,
+    across: Across = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:

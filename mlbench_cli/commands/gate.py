@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Across, Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import NotFoundError, UsageError, naming_file_on_os_error
 from mlbench_cli.results.analysis import gate as gates
 from mlbench_cli.results.analysis import gate_files
-from mlbench_cli.results.analysis.comparability import WORDS, check_words
+from mlbench_cli.results.analysis.comparability import check_words
 from mlbench_cli.results.analysis.gate import Direction
 from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.files import Archive
@@ -62,10 +62,7 @@ def gate(
         ),
     ] = None,
     bencher: Annotated[Path | None, typer.Option("--bencher", metavar="FILE", help="also write Bencher's JSON")] = None,
-    across: Annotated[
-        list[str] | None,
-        typer.Option("--across", metavar="WORD", help=f"accept a difference; may be repeated: {', '.join(WORDS)}"),
-    ] = None,
+    across: Across = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:

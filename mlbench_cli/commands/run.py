@@ -484,6 +484,7 @@ def _parameter(item: Option) -> inspect.Parameter:
         "set": _complete_by("complete_settings"),
         "matrix": _complete_by("complete_axes"),
         "create": _complete_by("complete_providers"),
+        "on_failure": _complete_by("complete_policies"),
     }
     option = typer.Option(
         *([long, f"-{item.letter}"] if item.letter else [long]),

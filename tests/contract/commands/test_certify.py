@@ -141,13 +141,15 @@ def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
 def test_ctrl_c_leaves_a_certificate_that_is_marked_partial(
     home: Path, tmp_path: Path, started: list["subprocess.Popen[str]"]
 ) -> None:
-    words = ("certify", "local", "--nodes", "2", "--to", "cut")
+    words = ("certify", "local", "--nodes", "2", "--to", "cut", "-o", "json")
     client = clients.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     started.append(client)
     until(lambda: log_has(home, "certify-local-2", 1, '"kind":"rates"'))
     client.send_signal(signal.SIGINT)
-    client.communicate(timeout=200)
+    printed, _ = client.communicate(timeout=200)
     assert client.returncode == 130
+    document = json.loads(printed)  # one, with the verdict so far and what stopped it
+    assert (document["verdict"], document["error"]["code"]) == ("cannot_tell", "interrupted")
     found = certificate(tmp_path / "cut")
     assert found["is_partial"]
     assert found["verdict"] == "cannot_tell"
