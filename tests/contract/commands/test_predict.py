@@ -12,7 +12,8 @@ from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
 from mlbench_cli.predict.cost import collective_cost
 from mlbench_cli.predict.machines import find_machine, require_measured
-from mlbench_cli.predict.model import measure
+from mlbench_cli.predict.model import Link, measure
+from mlbench_cli.predict.model import predict as forecast
 from mlbench_cli.results.archive.files import Archive
 
 Captured = pytest.CaptureFixture[str]
@@ -63,6 +64,15 @@ def test_workers_add_throughput_and_prices_are_those_asked_for(capsys: Captured)
     assert eight["global_batch"] == 512
     assert eight["is_lower_bound"] is True
     assert eight["price_usd"] == pytest.approx(8 * 2 * eight["seconds_to_goal"] / 3600)
+
+
+def test_a_fixed_global_batch_is_shared_by_the_workers() -> None:
+    with Archive.open(Path(paths("net-bsp-1gbit-2")[0])) as archive:
+        spec = {**archive.run["spec"], "parameters": {**archive.run["spec"]["parameters"], "global_batch": 128}}
+        run_of_two = measure({**archive.run, "spec": spec}, archive.result, archive.environment)
+    two, eight = (forecast([run_of_two], workers, Link(1e10, 1e-4)) for workers in (2, 8))
+    assert two.global_batch == eight.global_batch
+    assert two.computing_seconds == pytest.approx(4 * eight.computing_seconds)
 
 
 @pytest.mark.parametrize(("machine", "price"), [("eks/g4dn.xlarge", 0.526), ("aks/Standard_NC8as_T4_v3", 0.752)])

@@ -9,7 +9,7 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import ApiError, Expired, error_of
+from mlbench_cli.kube.api import ApiError, Expired, error_of, list_pods
 from tests.contract.kube.exec import execute
 from tests.fakes.kube_api import Fault, KubeApi
 
@@ -38,6 +38,22 @@ def test_what_passes_is_tried_again(server: KubeApi, fault: Fault) -> None:
     with server.access.client() as api:
         assert [item["metadata"]["name"] for item in api.get(PODS)["items"]] == ["a"]
     assert server.requests[f"GET {PODS}"] == times + 1
+
+
+def test_a_busy_server_is_asked_again_when_it_said(server: KubeApi) -> None:
+    server.faults.append(Fault(PODS, times=1, status=429, retry_after="1.5"))
+    begun = time.monotonic()
+    with server.access.client() as api:
+        assert api.get(PODS)["items"]
+    assert time.monotonic() - begun >= 1.5  # without it, after 0.3 s at most
+
+
+def test_more_pods_than_fit_into_an_answer_are_all_listed(server: KubeApi) -> None:
+    for number in range(250):
+        server.put("pods", {"metadata": {"name": f"p-{number}", "labels": {"run": "x"}}})
+    with server.access.client() as api:
+        names = [pod["metadata"]["name"] for pod in list_pods(api, "default", "run=x")]
+    assert sorted(names) == sorted(f"p-{number}" for number in range(250))
 
 
 def test_no_longer_than_told(server: KubeApi) -> None:

@@ -120,6 +120,13 @@ def test_a_cloud_of_known_clusters_is_searched_or_named(
     assert "rel-1" in command("list-clusters").out  # nobody knows whether it is gone
 
 
+def test_clusters_of_a_cloud_that_refuses_are_not_forgotten(command: Command, gke_world: World, no_aws: None) -> None:
+    assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
+    gke_world.trouble = {"ListClusters": "UNAUTHENTICATED-before"}
+    assert command("gc", "--yes").code == 8
+    assert "rel-1" in {cluster.name for cluster in Store().clusters()}
+
+
 def test_every_project_that_the_store_knows_is_searched(command: Command, gke_world: World, no_aws: None) -> None:
     assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
     (path,) = gke_world.clusters

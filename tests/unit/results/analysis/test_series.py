@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.results.analysis.figures import figures
 from mlbench_cli.results.analysis.series import measure
 from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.record import write_run_document
+from mlbench_cli.results.archive.seal import seal
+from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
 
 
 def archive(path: Path, run: str = "run-2", spec: dict[str, Any] | None = None, **result: Any) -> Archive:
@@ -101,3 +105,16 @@ def test_a_run_that_did_not_prove_its_goal_has_missed_it(
 ) -> None:
     found = measure(archive(sealed, outcome=outcome, goal=goal))
     assert (found.outcome, found.good) == (counted, good)
+
+
+def test_a_metric_is_what_rank_0_reported(tmp_path: Path) -> None:
+    logs = {
+        rank: [*training_log(rank)[:-1], event("metric", rank, 99.0, name="score", value=1.0 + rank)]
+        for rank in range(2)
+    }
+    logs[0].append(result_event())
+    run = new_run(tmp_path / "run", spec(), logs)
+    write_run_document(run)
+    seal(run, observation_of())
+    found = figures(Archive.open(run.folder))["score"]
+    assert (found.value, found.is_metric) == (1.0, True)
