@@ -59,7 +59,6 @@ class KubernetesHead(RemoteHead):
         super().__init__(run, channel, RUN_PLACE, share_nodes(run.spec), save_manifests)
         self._access, self._namespace = access, namespace
         self._observer: RunObserver | None = None
-        self._workers: dict[str, RemoteHead] = {}  # what workers' own pods have, by pod, once no head was running
         self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
 
     def _find_pod(self) -> str | None:
@@ -160,13 +159,9 @@ class KubernetesHead(RemoteHead):
 
         def ask(worker: int) -> NodeReport:
             pod, name = pods[worker], str(pods[worker]["metadata"]["name"])
+            channel = PodChannel(self._access, self._namespace, name, lambda: None if has_ended(pod) else name)
             try:
-                if has_ended(pod):
-                    raise HeadMissing(f"{name} has ended.")
-                if name not in self._workers:
-                    channel = PodChannel(self._access, self._namespace, name, lambda: name)
-                    self._workers[name] = RemoteHead(self.run, channel, RUN_PLACE, self._shares, self._save_manifests)
-                own = self._workers[name]
+                own = RemoteHead(self.run, channel, RUN_PLACE, self._shares, self._save_manifests)
                 report = own.read().nodes[worker]
                 if report.state is None:
                     raise HeadMissing(f"{name} has no agent.")
@@ -180,6 +175,8 @@ class KubernetesHead(RemoteHead):
                         self._copy_plain_log(api, worker, pod)
                         self._copied.add(copy)
                 return replace(nodes[worker], alive=False) if has_ended(pod) else nodes[worker]
+            finally:
+                channel.close()  # of a thousand workers only a few are connected at a time
 
         reachable = [
             worker
@@ -279,9 +276,7 @@ class KubernetesHead(RemoteHead):
 
     def close(self) -> None:
         """Close the connections; a later request connects again."""
-        for reader in (self, *self._workers.values()):
-            reader.channel.close()
-        self._workers.clear()
+        self.channel.close()
         if self._observer is not None:
             self._observer.close()
             self._observer = None
