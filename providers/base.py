@@ -103,11 +103,15 @@ class ResourceStatus:
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether a resource is ready, and what it is waiting for if not. `facts` go into the cluster's record."""
+    """Whether a resource is ready, and what it is waiting for if not. `facts` go into the cluster's record.
+
+    `broken`: it will never be ready, e.g. because whoever was making it died; `find` says so, too, and it is made anew.
+    """
 
     ready: bool
     reason: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
+    broken: bool = False
 
 
 class Resource(Protocol):

@@ -360,7 +360,7 @@ class Creation(Operation):
             if state.accepted:
                 progress = state.resource.poll()
                 reason = progress.reason or "it is not ready"
-                state.done = progress.ready
+                state.done, state.accepted = progress.ready, not progress.broken
                 self.facts |= progress.facts
             state.errors_since = None
         except BusyError as error:

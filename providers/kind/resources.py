@@ -134,6 +134,8 @@ class KindCluster(Resource):
             nodes = nodes_of(self.name)
         if not nodes:
             raise MlbenchError(f'The containers of the KIND cluster "{self.name}" are gone.')
+        if (missing := self._missing(nodes)) is not None:
+            return Readiness(False, missing, broken=True)
         try:
             listed = [line.split() for line in lines(self._exec(ASK_NODES))]
         except UsageError:

@@ -328,8 +328,9 @@ def kind_create(path: str, argv: list[str]) -> str:
         if number == 0 and trouble == "kill-during":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(0.5)  # while somebody may come to remove what there is so far
-        if number == 0 and trouble == "kill-both":
+        if number == 0 and trouble in ("kill-both", "kill-both-later"):
             os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1.0 if trouble == "kill-both-later" else 0.0)
             os.kill(os.getpid(), signal.SIGKILL)
     if trouble == "fail":
         kind_remove(path, name)
