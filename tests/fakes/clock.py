@@ -10,7 +10,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    perf_counter = monotonic
+    perf_counter = time = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
