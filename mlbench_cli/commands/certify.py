@@ -88,7 +88,7 @@ def certify(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FOLDER", help="folder of the certificate; default: certificate-NAME here"),
+        typer.Option("--to", "--out", metavar="DIR", help="folder of the certificate; default: certificate-NAME here"),
     ] = None,
     source: Annotated[
         str | None,
