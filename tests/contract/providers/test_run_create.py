@@ -71,8 +71,18 @@ def test_a_task_needs_no_image_of_its_own(command: Any, world: World, nodes: Kub
 def test_workers_install_what_their_image_lacks(command: Any, world: World, tmp_path: Path) -> None:
     """sacrebleu, of which pip finds a wheel in a folder. Without it, the run says what is missing and what to do."""
     python = make_image_without("sacrebleu", tmp_path)
-    words = f"run t 1 --task wmt17_transformer --preset tiny --set epochs=1 --env PIP_FIND_LINKS={tmp_path}".split()
-    words += ["--env", "PIP_NO_INDEX=1", "--set", "run.keep=0", "--yes"]
+    words = f"run t 1 --task wmt17_transformer --preset tiny --num-cpus 1 --env PIP_FIND_LINKS={tmp_path}".split()
+    words += [
+        "--set",
+        "blocks=1",
+        "--set",
+        "block_updates=1",
+        "--env",
+        "PIP_NO_INDEX=1",
+        "--set",
+        "run.keep=0",
+        "--yes",
+    ]
     with KubeApi() as server, Kubelet(server, tmp_path / "pods", python=python):
         world.change(server=server.url)
         done = command(*words, "--create", "kind", "--keep-cluster")
