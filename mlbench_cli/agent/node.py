@@ -196,13 +196,14 @@ class NodeAgent(Agent):
                 stdout=sink,
                 stderr=sink,
             )
-        while pip.poll() is None and not self.state["ended"]:
-            if (now := time.monotonic()) >= end:
-                self._stop("never_started", grace=0)
-            self._on_time(now)
+        while pip.poll() is None:
+            self._on_time(now := time.monotonic())
+            if now >= end or self.state["ended"]:
+                pip.kill()
             time.sleep(CONNECT_SECONDS)
-        pip.kill()
-        if pip.wait():
+        if self.state["ended"]:  # it was canceled
+            return None
+        if pip.returncode:
             reason = last_line(machine.read_bytes(log) or b"") or f"it took longer than {INSTALL_SECONDS:.0f} s"
             return f"{NOT_INSTALLED}{', '.join(packages)} in its image ({reason.removeprefix('ERROR: ')})"
         if os.path.isdir(target):  # where ranks look for installed packages
