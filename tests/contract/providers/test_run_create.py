@@ -5,6 +5,7 @@ plan, a refusal before anything costs money, and the deletion after runs that co
 """
 
 import json
+import socket
 import sysconfig
 import time
 import venv
@@ -96,6 +97,15 @@ def test_workers_install_what_their_image_lacks(command: Any, world: World, tmp_
         assert done.code == 6, done.err
         assert "pip could not install sacrebleu>=2.4,<3 in its image (No matching distribution found" in done.err
         assert "--image" in done.err
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
+            index = f"PIP_INDEX_URL=http://127.0.0.1:{silent.getsockname()[1]}"
+            words = [index if word == "PIP_NO_INDEX=1" else word for word in words[3:]]
+            assert command("run", "v", "1", *words, "--cluster", row.run.spec.cluster, "--detach").code == 0
+            silent.settimeout(60)
+            silent.accept()  # pip asks
+            assert command("cancel", "v-1").code == 0
+        assert outcomes("v-1") == {"v-1": "canceled"}
+        assert "pip" not in command("status", "v-1").out
 
 
 def make_image_without(package: str, folder: Path) -> Path:
