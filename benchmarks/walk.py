@@ -1,10 +1,11 @@
 """How far one must walk through the code to follow a command: files, functions, and returns to a file left before.
 
-    python benchmarks/walk.py [--list] [run | verify | seal]...
+    python benchmarks/walk.py [--list] [run | hosts | slurm | kubernetes | verify | seal]...
 
-A walk is the sequence of the product's functions in the order of their first calls, in all threads of the client's
-process (not in the agent of a run). A move goes from one file to another, a return to one that was entered before.
-Module and class bodies do not count. `--list` prints the walk itself.
+`run` is a run on this machine; hosts, slurm and kubernetes are the same command on these clusters, whose programs and
+servers are the doubles of the tests. A walk is the sequence of the product's functions in the order of their first
+calls, in all threads of the client's process (not in the agent of a run). A move goes from one file to another, a
+return to one that was entered before. Module and class bodies do not count. `--list` prints the walk itself.
 """
 
 import argparse
@@ -14,13 +15,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import DEVNULL
 from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = tuple(f"{ROOT}/{package}/" for package in ("mlbench_cli", "providers", "task_images"))
-WALKS = ("run", "verify", "seal")
+CLUSTERS = ("hosts", "slurm", "kubernetes")
+WALKS = ("run", *CLUSTERS, "verify", "seal")
 
 
 def main() -> None:
@@ -28,13 +33,15 @@ def main() -> None:
     parser.add_argument("walks", nargs="*", metavar="WALK", help=f"one of {', '.join(WALKS)} (default: all)")
     parser.add_argument("--list", action="store_true", help="print each function at its first call")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, ExitStack() as clusters:
         run_folder(Path(home))  # compiled, and an archive to verify
         for name in options.walks or WALKS:
+            if name in CLUSTERS:
+                clusters.enter_context(attached(name, Path(home)))
             walk = trace(name, Path(home))
             if options.list:
                 print_walk(walk)
-            print(f"{name:8} {summarize(walk)}")
+            print(f"{name:10} {summarize(walk)}")
 
 
 def run_folder(home: Path) -> Path:
@@ -53,16 +60,44 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "MLBENCH_HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 
+@contextmanager
+def attached(kind: str, home: Path) -> Iterator[None]:
+    """A cluster of this kind on this machine, by the doubles of the tests, attached under its own name."""
+    sys.path.insert(0, str(ROOT))
+    from tests.contract.engines.labs import install_commands
+    from tests.fakes.kube_api import KubeApi
+    from tests.fakes.kubelet import Kubelet
+
+    folder = home / kind
+    folder.mkdir()
+    with ExitStack() as servers:
+        if kind == "kubernetes":
+            server = servers.enter_context(KubeApi())
+            servers.enter_context(Kubelet(server, folder / "pods"))
+            server.write_kubeconfig(folder / "kubeconfig")
+            words = ["attach-cluster", kind, "--kubeconfig", str(folder / "kubeconfig")]
+        else:
+            os.environ.update(install_commands(folder / "commands"))
+            nodes = [{"names": "n1", "count": 1, "state": "idle", "partition": "debug"}]
+            Path(os.environ["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
+            where = ["--hosts", "m0", "--dir"] if kind == "hosts" else ["--no-probe", "--shared"]
+            words = [f"attach-{kind}", kind, *where, str(folder / "far"), "--python", sys.executable]
+        subprocess.run([sys.executable, "-m", "mlbench_cli", *words], check=True, env=environment(home), stdout=DEVNULL)
+        yield
+
+
 def trace(name: str, home: Path) -> list[tuple[str, str]]:
     """File and function of each first call of the walk, made in a process of its own."""
     target = home / f"{name}.walk"
     words = {
         "run": ["command", *run_words("walked")],
+        **{kind: ["command", *run_words(kind), "--cluster", kind] for kind in ("hosts", "slurm")},
+        "kubernetes": ["command", *run_words("kubernetes"), "--cluster", "kubernetes", "--image", "python"],
         "verify": ["command", "verify", str(run_folder(home))],
         "seal": ["seal", str(home / "sealed")],
     }[name]
     program = [sys.executable, __file__, "--traced", str(target), *words]
-    subprocess.run(program, check=True, env=environment(home), stdout=subprocess.DEVNULL)
+    subprocess.run(program, check=True, env=environment(home), stdout=DEVNULL)
     return [(file, function) for file, function in json.loads(target.read_text())]
 
 
