@@ -15,7 +15,7 @@ from mlbench_cli.certify.samples import Collective, Rates, Samples, Training, re
 from mlbench_cli.certify.words import State, Verdict
 from mlbench_cli.model.run import Observation
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.util.text import list_some
+from mlbench_cli.util.text import counted, list_some
 from task_images.certify import rules
 from task_images.certify.rules import TESTS, Evidence, Suspect
 
@@ -87,9 +87,7 @@ class _Judge:
                 "shares_machine": self.samples.scope is not None and self.samples.scope.turns,
                 "measured": [stage for stage in STAGES if stage in measured],
                 "not_tested": [stage for stage in STAGES if stage not in measured],
-                "soak_cycles": max(
-                    (len(some) for rates in evidence.cycles.values() for some in rates.values()), default=0
-                ),
+                "soak_cycles": self._soak_cycles(),
                 "seconds": self.samples.ended,
             },
             "method": {
@@ -437,6 +435,9 @@ class _Judge:
         found |= {"pairs" if test == "network" else "node" for test in self.evidence.rounds}
         return found | ({"collectives"} if self.collectives else set()) | ({"training"} if self.trainings else set())
 
+    def _soak_cycles(self) -> int:
+        return max((len(some) for rates in self.evidence.cycles.values() for some in rates.values()), default=0)
+
     def _decide(self, measured: set[str], fleet: Mapping[str, Document]) -> tuple[Verdict, str]:
         """The verdict and its reason in one sentence."""
         bad = [name for name, state in zip(self.names, self.states, strict=True) if state.is_bad]
@@ -450,8 +451,12 @@ class _Judge:
         if not any(self.started):
             return Verdict.CANNOT_TELL, "no node started"
         if self.samples.ended is None:
-            rest = f"; not measured: {list_some(missing, 8)}" if missing else " while suspects were measured again"
-            return Verdict.CANNOT_TELL, f"the measurement was cut short{rest}"
+            when = " while suspects were measured again"
+            if missing:
+                when = f"; not measured: {list_some(missing, 8)}"
+            elif cycles := self._soak_cycles():
+                when = f" in the soak, after {counted(cycles, 'cycle')}"
+            return Verdict.CANNOT_TELL, f"the measurement was cut short{when}"
         if (count := self._answered()) < rules.LEAST_FLEET:
             text = f"{count} nodes are no fleet to compare a node with: {rules.LEAST_FLEET} are needed"
             return Verdict.CANNOT_TELL, text

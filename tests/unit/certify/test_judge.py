@@ -257,6 +257,14 @@ def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
     assert states(certify(soaked({rank: {rank + 1, rank + 2, rank + 4} for rank in range(8)}))) == {}
 
 
+def test_a_soak_that_is_cut_short_says_how_long_it_was() -> None:
+    samples = soaked({})
+    samples.ended = None
+    document = certify(samples)
+    assert (document["verdict"], document["is_partial"]) == ("cannot_tell", True)
+    assert "in the soak, after 12 cycles" in document["reason"]
+
+
 # --- pairs ----------------------------------------------------------------------------------------------------------
 
 
