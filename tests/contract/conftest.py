@@ -18,6 +18,21 @@ def ranks() -> RankServer:
 
 
 @pytest.fixture
+def quick_torch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that this test starts import a torch that is there at once, where the real one takes two seconds."""
+    package = tmp_path_factory.mktemp("packages") / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from types import SimpleNamespace\n__version__ = '2.12'\n"
+        "version, cuda = SimpleNamespace(hip=None, cuda=None), SimpleNamespace(device_count=lambda: 0)\n"
+    )
+    (package / "distributed.py").write_text(
+        "def is_available(): return True\ndef is_backend_available(name): return name == 'gloo'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+@pytest.fixture
 def forked_ranks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Local runs of this test fork the ranks of catalog tasks from that process, instead of starting Python and loading
     torch for each of them. The folder of a `python` that does so, and of an `mlbench` that uses it."""

@@ -11,12 +11,11 @@ from mlbench_cli.app import run
 from tests.documentation import ROOT
 
 
+@pytest.mark.usefixtures("quick_torch")
 def test_versions_whose_support_ends_soon_are_named_with_their_last_day(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the versions that this mlbench pins, on days before and after the first of them ends."""
-    # torch takes two seconds to say it.
-    monkeypatch.setattr("mlbench_cli.commands.doctor.TORCH_PROBE", r'print("2.12\t0\tgloo\tno")')
     support = tomllib.loads((ROOT / "providers" / "pins.toml").read_text("utf-8"))["support"]
     ends = {f"{group} {version}": day for group, days in support.items() for version, day in days.items()}
     first = min(ends.values())

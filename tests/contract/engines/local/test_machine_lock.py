@@ -244,12 +244,8 @@ def test_the_default_file_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPa
     assert lock_path() is None
 
 
-def test_doctor_says_who_has_this_machine(
-    lab: Lab, lock: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # torch takes two seconds to say it.
-    monkeypatch.setattr("mlbench_cli.commands.doctor.TORCH_PROBE", r'print("2.12\t0\tgloo\tno")')
-
+@pytest.mark.usefixtures("quick_torch")
+def test_doctor_says_who_has_this_machine(lab: Lab, lock: Path, capsys: Captured) -> None:
     def find_lock_check() -> tuple[str, str]:
         assert mlbench(["doctor", "-o", "json"]) == 0
         checks = json.loads(capsys.readouterr().out)["checks"]
