@@ -168,6 +168,11 @@ class KubeApi:
                 self._collect_garbage(found["metadata"]["uid"])
             return found
 
+    def clear(self) -> None:
+        """Begin as another cluster, which has nothing yet."""
+        for kind, name in list(self.objects):
+            self.remove(kind, name)
+
     def _collect_garbage(self, owner: str) -> None:
         """What belongs to an object goes with it; a pod takes its files along."""
         for kind, name in list(self.objects):

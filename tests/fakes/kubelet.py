@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.05
 
 @dataclass
 class Container:
-    """A pod's process, what stands for its /results, and its Job's name."""
+    """A pod's process, what stands for its /results, and its Job's uid: another one may have the same name."""
 
     job: str
     folder: Path
@@ -97,14 +97,16 @@ class Kubelet:
         while not self._stopped.wait(LOOK_SECONDS):
             with self.server.changed:
                 jobs = [item for (kind, _), item in self.server.objects.items() if kind == "jobs"]
-            for job in jobs:
-                self._control(job)
-            known = {job["metadata"]["name"] for job in jobs}
+            known = {job["metadata"]["uid"] for job in jobs}
             for name, container in list(self._containers.items()):
-                if ("pods", name) not in self.server.objects and container.kill_at is None:
-                    self._end(container, 1.0)  # somebody has deleted the pod
                 if container.job not in known:
                     self._kill(container)
+                    self._forget(name)
+            for job in jobs:
+                self._control(job)
+            for name, container in self._containers.items():
+                if ("pods", name) not in self.server.objects and container.kill_at is None:
+                    self._end(container, 1.0)  # somebody has deleted the pod
                 if container.kill_at is not None and time.monotonic() >= container.kill_at:
                     self._kill(container)
                 if container.code is None:
@@ -113,7 +115,7 @@ class Kubelet:
     def _control(self, job: Mapping[str, Any]) -> None:
         """What the Job controller does."""
         name, spec = job["metadata"]["name"], job["spec"]
-        own = {key: item for key, item in self._containers.items() if item.job == name}
+        own = {key: item for key, item in self._containers.items() if item.job == job["metadata"]["uid"]}
         done = {item["type"] for item in job.get("status", {}).get("conditions", ())}
         if spec.get("suspend") or done:
             for pod, container in own.items():
@@ -156,6 +158,7 @@ class Kubelet:
         labels, (main, *_) = template["metadata"]["labels"], template["spec"]["containers"]
         run = labels["mlbench/run"]
         folder, mount = self.folder / name / "results", self.folder / name / "mlbench"
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier pod of that name
         folder.mkdir(parents=True, exist_ok=True)
         mount.mkdir(exist_ok=True)
         config = self.server.objects.get(("configmaps", run))
@@ -203,7 +206,7 @@ class Kubelet:
             "spec": {**template["spec"], "nodeName": f"node-{index}"},
             "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
         }
-        self._containers[name] = Container(job["metadata"]["name"], folder, process, document)
+        self._containers[name] = Container(job["metadata"]["uid"], folder, process, document)
         self.server.folders[name] = folder
         self.server.put("pods", document)
 
@@ -230,6 +233,14 @@ class Kubelet:
                 if marks in Path(f"/proc/{pid}/environ").read_bytes() and int(pid) != os.getpid():
                     os.kill(int(pid), signal.SIGKILL)
         container.process.wait()
+
+    def _forget(self, name: str) -> None:
+        """Of a pod whose Job is gone nothing is left, so that the next Job of that name has its own."""
+        del self._containers[name]
+        self.server.end_log(name)
+        self.server.logs.pop(name)
+        self.server.folders.pop(name, None)
+        self.server.remove("pods", name)
 
     def _report(self, name: str, container: Container) -> None:
         """New lines of the pod's log, and its end."""

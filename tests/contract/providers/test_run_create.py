@@ -145,6 +145,7 @@ def test_a_worker_runs_no_code_but_that_of_its_run(command: Any, world: World, n
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_a_failed_run_has_its_archive_and_the_cluster_goes(command: Any, world: World, nodes: KubeApi) -> None:
     words = [word.replace("echo hello", "exit 3") for word in CREATE]
     done = command(*words)
@@ -248,6 +249,7 @@ def test_killed_at_any_moment_the_same_command_completes_it_and_nothing_leaks(
     assert finish(*words).returncode == 0
     calls = len(world.state["log"])
     finish("delete", "big", "--yes", "--force")
+    nodes.clear()
     for moment in range(0, calls + 12, stride):
         kill_at(words, world, nodes, moment, calls)
         if world.left:  # nothing exists that no command would show
@@ -256,7 +258,9 @@ def test_killed_at_any_moment_the_same_command_completes_it_and_nothing_leaks(
         assert done.returncode == 0, (moment, done.stderr)
         assert world.left == [], moment
         assert set(outcomes().values()) == {"completed"}, moment
+        assert {(row.run.folder / "logs/rank-0.log").read_text() for row in Store().runs()} == {"hello\n"}, moment
         assert finish("delete", "big", "--yes", "--force").returncode == 0
+        nodes.clear()
 
 
 def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world: World, nodes: KubeApi) -> None:
@@ -274,6 +278,7 @@ def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_of_two_commands_at_once_one_does_the_work(world: World, nodes: KubeApi) -> None:
     both = [start(*ONE_RUN, stderr=-1) for _ in range(2)]
     said = [client.communicate(timeout=280)[1] for client in both]
