@@ -7,12 +7,13 @@ EXTRAS ?= dev
 # Most tests wait for processes and sockets, so there are more workers than cores. Each collects all tests, which takes
 # 10 s of a core and 1 GB.
 JOBS   ?= $(shell expr 4 + $$(getconf _NPROCESSORS_ONLN))
-# What needs no cluster; long tests run nightly only.
-MARKS  ?= not cluster and not nightly
+# What needs no cluster. After each change the first line of defense runs, in CI also the second, and some tests at night.
+ALL     = not cluster and not nightly
+MARKS  ?= $(ALL) and not slow
 # In a time zone of half hours: users are not in UTC, and machines of CI are.
 TESTED  = TZ=Asia/Kolkata OMP_NUM_THREADS=1
 WORKERS = -n $(JOBS) --dist loadgroup
-PYTEST  = $(TESTED) $(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS)
+PYTEST  = $(TESTED) $(BIN)/python -m pytest $(WORKERS)
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
 # Versions to install, for example those that CI has: make install CONSTRAINTS=requirements-ci.txt
@@ -23,7 +24,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-again test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-slow test-again test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,11 +54,14 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
-test: install lint ssh browser actionlint shellcheck  ## lint, types and all tests that need no cluster
-	$(PYTEST)
+test: install lint ssh browser actionlint shellcheck  ## lint, types and the tests to run after each change
+	$(PYTEST) -m "$(MARKS)"
+
+test-slow: install ssh browser  ## the other tests that need no cluster: more engines, kills, trainings, ranks, screens
+	$(PYTEST) -m "$(ALL) and slow"
 
 test-again:  ## those that failed last time, one after another: a test that passes now is a flake, to be mended
-	$(TESTED) $(BIN)/python -m pytest -m "$(MARKS)" -v --last-failed --last-failed-no-failures none
+	$(TESTED) $(BIN)/python -m pytest -m "$(ALL)" -v --last-failed --last-failed-no-failures none
 
 # Signatures are tried with the real program.
 ssh:
@@ -86,12 +90,12 @@ test-nightly:  ## all tests that need no cluster, with new inputs for the proper
 test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
-	$(TESTED) $(LOWEST)/bin/python -m pytest -m "$(MARKS)" $(WORKERS) $(TESTS)
+	$(TESTED) $(LOWEST)/bin/python -m pytest -m "$(ALL)" $(WORKERS) $(TESTS)
 
 test-busy: install ssh browser actionlint shellcheck  ## the tests, beside a program that burns CPU on each core
 	@for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c "while True: pass" & pids="$$pids $$!"; done; \
 	trap 'kill $$pids' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) $(TESTS)
+	$(PYTEST) -m "$(ALL)" $(TESTS)
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

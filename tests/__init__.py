@@ -1,6 +1,15 @@
 """Tests of mlbench (CONTRIBUTING.md says what a test is)."""
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 # Nightly, property tests get new inputs and long lists of cases are tried whole.
 NIGHTLY = os.environ.get("MLBENCH_TEST_INPUTS") == "new"
+
+
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Further cases of a test, which make test leaves out."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]

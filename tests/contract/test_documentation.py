@@ -32,7 +32,6 @@ RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in RUNNABLE if page.stem != "own-training"], ids=page_name)
 def test_commands_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
@@ -52,7 +51,6 @@ def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_path: Path) -> None:
     run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path)
@@ -178,7 +176,6 @@ def test_the_reference_describes_every_field_of_an_archive(pages: dict[str, str]
 
 
 @pytest.mark.nightly  # `make docs` builds it for every pull request
-@pytest.mark.slow
 def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) -> None:
     if importlib.util.find_spec("zensical") is None:
         missing("the generator of the site is not installed: make install")

@@ -68,6 +68,7 @@ def record_cluster(folder: Path) -> None:
     Store().record_cluster(Cluster("far", "attached", details=details))
 
 
+@pytest.mark.slow
 def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command reads the catalog as mlbench does, the script by a line of Python."""
     log = tmp_path / "log"

@@ -125,6 +125,7 @@ def test_a_task_of_the_catalog_runs_the_installed_code(project: Path) -> None:
     assert provenance["command_line"] == ["mlbench", *words, "-o", "json"]
 
 
+@pytest.mark.slow
 def test_detached_runs_are_started_one_after_the_other(project: Path) -> None:
     command = 'python -c "import random"'
     done = mlbench("run", "x", "1", "2", "--detach", "--command", command, PYTHONPATH=str(project))

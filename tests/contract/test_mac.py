@@ -105,6 +105,7 @@ def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_pat
     mac.mlbench("delete", "r-2", "--yes", "--force")
 
 
+@pytest.mark.slow
 def test_results_are_proved_compared_and_drawn(
     mac: Mac, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

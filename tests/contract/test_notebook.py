@@ -21,7 +21,6 @@ def execute(code: str, names: dict[str, object]) -> object:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

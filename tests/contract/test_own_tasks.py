@@ -98,6 +98,7 @@ def test_a_package_that_is_installed_twice_counts_once(tmp_path: Path, packages:
     assert "Says hello" in mlbench(tmp_path / "home", "tasks", PYTHONPATH=path)
 
 
+@pytest.mark.slow
 def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Path, packages: Path) -> None:
     home, site = tmp_path / "home", str(packages)
     assert "Says hello" in mlbench(home, "tasks", PYTHONPATH=site)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -108,6 +109,7 @@ def test_yaml(text: str) -> None:
     is_refused(read_yaml, text)
 
 
+@pytest.mark.slow
 @many(1200)
 @given(file_documents.map(dump_yaml) | yaml_texts)
 def test_spec_files(text: str) -> None:
@@ -146,6 +148,7 @@ small_requests = st.builds(
 )
 
 
+@pytest.mark.slow
 @many(1200)
 @given(requests | small_requests, st.sampled_from([LOCAL, CLUSTER]))
 def test_launch(request: Request, cluster: Cluster) -> None:

@@ -120,7 +120,6 @@ def write_and_sign(folder: Path, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly  # by day, engines/test_contract.py has a node that never starts
-@pytest.mark.slow
 def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     home: Path, started: list["subprocess.Popen[str]"]
 ) -> None:

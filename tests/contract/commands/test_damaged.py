@@ -123,6 +123,7 @@ def test_lists_can_be_asked_for_what_is_damaged(home: Path, capsys: Captured) ->
         assert {entry["name"] for entry in json.loads(capsys.readouterr().out)["runs"]} == names
 
 
+@pytest.mark.slow
 @SLOWLY
 def test_reports_and_figures_have_the_others(home: Path, capsys: Captured) -> None:
     assert run(["report", "out.md"]) == 0

@@ -23,6 +23,7 @@ def write_wikitext(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys: Captured) -> None:
     archive, folder = write_wikitext(tmp_path / "wikitext-2-v1.zip"), tmp_path / "data"
     command = ["data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), "--import", str(archive)]
@@ -42,6 +43,7 @@ def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys:
     assert (folder / "wikitext2.cache" / "train.npy").stat().st_ino == made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -66,6 +66,7 @@ def test_a_run_of_another_machine_is_recorded_once_with_its_own_id(
     assert len(machine.store.runs()) == 1
 
 
+@pytest.mark.slow
 def test_the_other_machine_fetches_what_the_head_has(server: KubeApi, machine: Machine, tmp_path: Path) -> None:
     with Kubelet(server, tmp_path / "pods"):
         submit(server, a_run(tmp_path / "run", argv=("sh", "-c", "printf 42 > $MLBENCH_OUTPUT_DIR/answer")))

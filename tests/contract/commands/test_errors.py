@@ -171,6 +171,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "code"),
     [
@@ -280,6 +281,7 @@ def test_another_broken_pipe_is_one(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "Error: Operating system error: [Errno 32] Broken pipe.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["--version"], ["status", "-o", "json"], ["run"]])
 def test_a_full_disk_behind_stdout(command: list[str]) -> None:
     with open("/dev/full", "w") as full:

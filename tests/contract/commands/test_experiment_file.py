@@ -129,6 +129,7 @@ def test_more_runs_than_anybody_means_by_chance_have_to_be_confirmed(capsys: Cap
     assert len(matrix_of(parse_mapping(file)).points(MAX_CONFIRMED)) == 10_100
 
 
+@pytest.mark.slow
 def test_a_file_is_left_to_a_process_of_its_own_and_tabulated_later(capsys: Captured) -> None:
     answer(capsys, "run", "-f", "demo.yaml", "--detach")
     assert run(["wait", "demo"]) == 7

@@ -74,6 +74,7 @@ def test_a_failed_member_stays_failed_unless_it_is_retried(capsys: Captured) -> 
     assert answer(capsys, "status", "x-2")["outcome"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int, code: int) -> None:
     script = "sh -c 'touch begun; until test -e go; do sleep 0.02; done'"
@@ -182,6 +183,7 @@ def test_what_cannot_be_repeated_is_refused_with_the_reason(capsys: Captured) ->
 # --- names and filters -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None:
     assert run(["run", "a", "1", "2", *COMMAND]) == 0
     assert run(["run", "b", "1", "--command", "false"]) == 7

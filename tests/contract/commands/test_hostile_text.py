@@ -134,6 +134,7 @@ def prepare(lab: Path, folder: Path, words: Sequence[str]) -> list[str]:
 
 
 # `doctor` shows nothing of archives or runs, and asks torch. Figures are drawn below.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if NIGHTLY or name not in ("doctor", "charts")])
 def test_nothing_hostile_comes_through_a_pipe(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
@@ -171,7 +172,6 @@ ON_TERMINALS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS if NIGHTLY else ON_TERMINALS)
 def test_nothing_hostile_reaches_a_terminal(lab: Path, tmp_path: Path, name: str) -> None:
     words = prepare(lab, tmp_path, COMMANDS[name])
@@ -188,6 +188,7 @@ def test_nothing_hostile_reaches_a_terminal(lab: Path, tmp_path: Path, name: str
     assert counts == dict.fromkeys(counts, 0), seen
 
 
+@pytest.mark.slow
 def test_files_for_people_have_nothing_raw(lab: Path, tmp_path: Path) -> None:
     prepare(lab, tmp_path, [])
     environment = {**os.environ, "MLBENCH_HOME": str(tmp_path / "home"), "GITHUB_ACTIONS": "true"}

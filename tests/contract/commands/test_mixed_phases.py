@@ -19,7 +19,6 @@ def answer(capsys: Captured, *argv: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_communication_inside_the_backward_pass_is_no_phase_and_no_ratio_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured

@@ -39,6 +39,7 @@ def lines_of(done: "subprocess.CompletedProcess[str]") -> list[str]:
     return LINE.findall(done.stdout + done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_line_to_paste_does_what_it_says(place: Path) -> None:
     demo = ("--command", "python train.py", "--share-machine", "--yes")
@@ -87,6 +88,7 @@ def test_a_quiet_run_prints_where_its_archive_is_and_else_only_errors(place: Pat
     assert "Started" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_experiment_is_one_file_that_other_commands_read(place: Path) -> None:
     mlbench("run", "a", "1", "--repeat", "3", "--command", "python train.py", "--share-machine", "--yes", "--quiet")
     mlbench("run", "b", "1", "--repeat", "3", "--command", "python train.py", "--share-machine", "--yes", "--quiet")
@@ -124,6 +126,7 @@ def test_a_backend_that_is_not_installed_is_refused_before_anything_is_queued(pl
     assert json.loads(mlbench("status", "-o", "json").stdout)["runs"] == []
 
 
+@pytest.mark.slow
 def test_lines_end_between_words_and_commands_can_still_be_pasted(place: Path) -> None:
     name = "a-run-with-a-long-name"
     words = ["run", name, "1", "2", "--command", "python train.py", "--share-machine", "--yes", "--repeat", "1"]

@@ -215,6 +215,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WAYS if NIGHTLY else WAYS[:4])
 def test_code_is_known_however_a_command_reaches_it(
     command: str, project: Path, monkeypatch: pytest.MonkeyPatch
@@ -339,6 +340,7 @@ def test_a_command_that_never_reports_the_metric_of_its_goal_says_so(project: Pa
     assert "accuracy" in summary
 
 
+@pytest.mark.slow
 def test_a_preloaded_library_is_recorded_shown_and_kept_apart(project: Path) -> None:
     """Such a library may slow the clock that times are taken from."""
     if shutil.which("cc") is None:
@@ -364,6 +366,7 @@ def test_a_preloaded_library_is_recorded_shown_and_kept_apart(project: Path) -> 
     assert "plain-1: 2 of the 3 runs that were asked for are here" in mlbench("report", "r.md", "plain").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:
     words = ["run", "g", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
@@ -376,6 +379,7 @@ def test_a_wrong_interface_of_gloo_is_diagnosed(project: Path) -> None:
 UNREACHABLE = [(3, 7), (600, 124)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "code"), UNREACHABLE if NIGHTLY else UNREACHABLE[:1])
 def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path, seconds: int, code: int) -> None:
     """With the address that does not answer."""
@@ -391,6 +395,7 @@ def test_ranks_that_cannot_reach_each_other_are_told_so(project: Path, seconds: 
     assert "GLOO_SOCKET_IFNAME" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(project: Path) -> None:
     program = "import os, time, torch.distributed as dist\nos.environ['WORLD_SIZE'] = '1'\n"
     (project / "one.py").write_text(program + "dist.init_process_group('gloo')\ntime.sleep(600)\n")
@@ -400,6 +405,7 @@ def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(pr
     assert "num_nodes" in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
     """The deadline says that they hung and where to look, not to wait longer."""
     (project / "hang.py").write_text("import time\ntime.sleep(600)\n")

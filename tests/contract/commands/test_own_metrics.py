@@ -44,6 +44,7 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("versions")
 def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     assert run(["status", "a"]) == 0

@@ -40,6 +40,7 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     argv = [
         "run",
@@ -137,6 +138,7 @@ def write_log(*events: dict[str, Any]) -> None:
     Path("log.sh").write_text('sed "s/\\"NOW\\"/$(date +%s)/" log\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "code"), [(85, 0), (75, 7)])
 def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_way(
     capsys: Captured, value: int, code: int

@@ -100,7 +100,6 @@ def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["run", "t", "1", "--task", "digits_resnet", "--preset", "tiny"]) == 0

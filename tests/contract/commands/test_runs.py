@@ -49,7 +49,6 @@ def shell(script: str) -> list[str]:
 # --- the whole story -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     argv = ["run", "demo", "1", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
@@ -306,6 +305,7 @@ def test_a_download_replaces_nothing_by_accident(tmp_path: Path, capsys: Capture
     assert (tmp_path / "a-1.zip").exists()
 
 
+@pytest.mark.slow
 def test_charts_of_one_archive_and_of_none(capsys: Captured) -> None:
     assert run(["charts", "figures"]) == 4
     assert run(["run", "a", "1", *shell("true")]) == 0
@@ -330,6 +330,7 @@ def test_damage_is_found(capsys: Captured) -> None:
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # by the real torch
 def test_doctor(capsys: Captured) -> None:
     checks = {check["what"]: check for check in answer(capsys, "doctor")["checks"]}
     assert checks["store"]["state"] == checks["torch"]["state"] == "ok"
@@ -396,7 +397,6 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     assert answer(capsys, "status")["runs"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_network_of_a_formula_delays_every_message_and_is_labeled(tmp_path: Path, capsys: Captured) -> None:
     """20 ms and 8 ns a byte for each of the messages; a bare loopback takes a thousandth of that."""

@@ -101,6 +101,7 @@ def _handles_sigterm(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "number"), ALL_LOOKS if NIGHTLY else ALL_LOOKS[::3] + ALL_LOOKS[4:5])
 def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
     assert end(start(home, "run", "a", "1", "--command", "sleep 600", "--detach"))[0] == 0

@@ -113,6 +113,7 @@ def test_a_client_has_its_own_patience(home: Path) -> None:
         Client(home, patience=0.2)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     """Archived results on a disk that is mounted read-only, also while a run of another client is unfinished."""
     needs("unshare")

@@ -48,6 +48,7 @@ def test_delete_asks_first(home: Path) -> None:
     assert Store(home).runs() == []
 
 
+@pytest.mark.slow
 def test_charts_asks_which_runs(home: Path, tmp_path: Path) -> None:
     make_finished_runs(home, "a", "b", "c")
     person = Terminal("charts", str(tmp_path / "figures"), home=home)

@@ -73,6 +73,7 @@ def test_other_folders_run_and_the_timeout_does_not_count_the_queue(shell: Shell
     assert shell("logs", "r-1") == "hi\n"
 
 
+@pytest.mark.slow
 def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(shell: Shell, tmp_path: Path) -> None:
     quoted = "module load pytorch/2.4"
     (tmp_path / "setup.sh").write_text(f"{quoted}\n")
@@ -84,6 +85,7 @@ def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(sh
     assert "never\n" not in said
 
 
+@pytest.mark.slow
 def test_lines_of_setup_hold_for_the_probe_and_the_ranks_alike(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text("hello() { export GREETING=hello; }\nhello\n")
     shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
@@ -111,6 +113,7 @@ def test_an_idle_node_that_does_not_answer_is_told(shell: Shell, tmp_path: Path)
     assert "1 idle node did not answer" in shell("doctor", "slurm")
 
 
+@pytest.mark.slow
 def test_an_ssh_configuration_is_found_from_every_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "cfg").write_text("Host *\n")
     hosts = ("--hosts", "m0", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")

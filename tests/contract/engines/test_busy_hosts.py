@@ -26,6 +26,7 @@ def test_a_lock_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.
     assert "Is a directory" in shared["reason"]
 
 
+@pytest.mark.slow
 def test_a_run_on_hosts_that_are_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in install_commands(tmp_path / "commands").items():
         monkeypatch.setenv(name, value)

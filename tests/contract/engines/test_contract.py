@@ -22,7 +22,7 @@ from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.tasks.catalog import load_task
 from task_images.methods.catalog import describe, find_class
-from tests import NIGHTLY
+from tests import NIGHTLY, slow
 from tests.contract.engines.labs import EngineLab, install_commands, pod_folder, start_client, start_cluster
 from tests.contract.local_runs import SLEEP, python, shell, until
 
@@ -38,12 +38,12 @@ ENGINES = ("local", "hosts", "slurm", "kubernetes")
 
 
 def by_day(*kinds: str) -> pytest.MarkDecorator:
-    """What engines do by the same code, e.g. all that the program beside the ranks does: by day once for each of its
-    ways, by night on every engine."""
-    return pytest.mark.parametrize("kind", ENGINES if NIGHTLY else kinds)
+    """What engines do by the same code, e.g. all that the program beside the ranks does: in make test on the first of
+    these, by day once for each of its ways, by night on every engine."""
+    return pytest.mark.parametrize("kind", ENGINES if NIGHTLY else [kinds[0], *slow(kinds[1:])])
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["local", "hosts", *slow(["slurm"]), "kubernetes"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -394,7 +394,6 @@ def is_certifying_rank(pid: int, rank: int) -> bool:
 
 
 @pytest.mark.nightly  # by day, a node never starts
-@pytest.mark.slow
 def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measured(lab: EngineLab) -> None:
     changes = {"stages": ["drift", "node", "pairs"], "limit_seconds": 12.0, "rounds": 1}
     parameters = load_task("certify").resolve("tiny", changes)
@@ -412,7 +411,6 @@ def test_a_rank_that_falls_silent_is_certified_as_such_and_the_others_are_measur
     assert find_problems(run.folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hosts", "slurm", "kubernetes"] if NIGHTLY else ["slurm"])
 def test_a_node_that_never_starts_is_certified_as_missing_and_the_others_are_measured(lab: EngineLab) -> None:
     lab.take_down(2)

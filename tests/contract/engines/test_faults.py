@@ -116,6 +116,7 @@ def test_a_stopped_rank_on_another_machine_is_found_in_seconds(lab: EngineLab) -
     assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 50  # the rank sleeps for 60
 
 
+@pytest.mark.slow
 def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     script = "at 0.2s for 1s slow rank 1 to 30% cpu; at 0.3s for 1s stop rank 0"
     run = lab.start(shell("exec sleep 8"), workers=2, faults=script)
@@ -135,6 +136,7 @@ def test_a_canceled_run_is_not_started_again(lab: EngineLab) -> None:
     until(lambda: not lab.processes(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_machine_whose_agent_is_killed_ends_the_run_everywhere(lab: EngineLab, node: int) -> None:
     run = lab.start(shell("sleep 77 & sleep 77"), workers=2, faults="at 0.2s for 60s stop rank 1", on_failure="restart")

@@ -84,6 +84,7 @@ def test_logs_and_output_arrive_exactly_through_random_cuts(tmp_path: Path, seed
     assert archive.read_bytes() == (there / "nodes/0/.state/archive.tar").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_node_whose_head_went_silent_turns_to_the_next_one(tmp_path: Path) -> None:
     """A machine that lost its power closes no connection, and what is sent to it seems to arrive."""
     first, second, there = (tmp_path / name for name in ("first", "second", "node"))

@@ -31,6 +31,7 @@ def mlbench(environment: dict[str, str], *words: str, code: int = 0) -> "subproc
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hosts", "slurm"])
 def test_a_backend_that_machines_lack_is_refused_before_anything_is_queued(
     kind: str, tmp_path: Path, environment: dict[str, str]

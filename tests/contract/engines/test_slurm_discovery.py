@@ -60,6 +60,7 @@ def test_an_old_slurm_or_none_is_refused(
     channel.close()
 
 
+@pytest.mark.slow
 def test_nodes_that_are_drained_or_powered_down_are_counted_and_never_started(tmp_path: Path) -> None:
     """Each node that a probe wakes is paid for. Those of other partitions do not count."""
     commands = install_commands(tmp_path)

@@ -116,6 +116,7 @@ def test_a_quota_that_somebody_else_takes_meanwhile_is_told_with_what_exists(mlb
 # --- stock-outs and zones -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["stockout", "zone", "placement"])
 def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, world: World, failure: str) -> None:
     world.failing = {"agentPools": failure}

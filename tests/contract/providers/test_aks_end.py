@@ -134,6 +134,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 def test_every_request_of_every_command_is_allowed_by_the_printed_role(
     mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_who_may_not_give_a_role_on_the_subnet_is_told_before_a_cluster_costs_mo
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_registry_comes_with_its_cluster_is_filled_used_by_digest_and_goes(
     mlbench: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

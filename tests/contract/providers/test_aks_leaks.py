@@ -67,6 +67,7 @@ def _changes(log: list[str]) -> list[int]:
     return sorted({0, len(log) - 1, *found, *(number + 1 for number in found if number + 1 < len(log))})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # [all] is nightly
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_boundary_of_creation_nothing_leaks(
@@ -90,6 +91,7 @@ def test_killed_at_every_boundary_of_creation_nothing_leaks(
     assert left == {}
 
 
+@pytest.mark.slow
 def test_killed_after_a_change_of_creation_it_goes_on(
     azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]]
 ) -> None:

@@ -313,6 +313,7 @@ def test_a_cluster_of_an_older_version_is_shown_and_deleted(
     assert world.clusters == {}
 
 
+@pytest.mark.slow
 def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: AwsClient) -> None:
     created = command("create-cluster", "eks", "2", "old", "--region", REGION, "--yes")
     assert created.code == 0, created.err[-600:]

@@ -40,6 +40,7 @@ def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) 
     assert [entry["name"] for entry in details["provisioning"]] == ["mlbench-rel-2", "rel-2"]
 
 
+@pytest.mark.slow
 def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
     mlbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
 
 
+@pytest.mark.slow
 def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None:
     command = ("create-cluster", "kind", "2", "rel", "-k", "1.34", "--registry_name", "reg", "-p", "5001")
     assert mlbench(*command).code == 0

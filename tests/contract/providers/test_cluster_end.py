@@ -21,6 +21,7 @@ EKS = ["create-cluster", "eks", "1", "t", "-t", "m5.large", "--region", REGION, 
 Command = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsClient) -> None:
     result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
     assert result.code == 0, result.err
@@ -32,6 +33,7 @@ def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws:
     assert aws.list_left("ends-1") == []
 
 
+@pytest.mark.slow
 def test_aws_takes_machines_away_that_never_joined(command: Command, aws: AwsClient) -> None:
     aws.rules(unjoined=True, started=1, seconds=0.5)
     try:
@@ -42,6 +44,7 @@ def test_aws_takes_machines_away_that_never_joined(command: Command, aws: AwsCli
     assert command("delete-cluster", "eks", "half-2", "--yes").code == 0
 
 
+@pytest.mark.slow
 def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "3h").code == 0
@@ -53,6 +56,7 @@ def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -
     assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "late", *EKS[4:], "--ttl", "0").code == 0
     assert len(aws.pass_time(120)) == 2

@@ -26,6 +26,7 @@ def _regions_of(name: str) -> list[str]:
     return sorted(cluster.location for cluster in EksProvider().discover({}) if cluster.name == name)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken_in_another_region_is_refused(
     aws: AwsClient, command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -39,6 +40,7 @@ def test_a_name_that_is_taken_in_another_region_is_refused(
     assert _regions_of("x-0") == []
 
 
+@pytest.mark.slow
 def test_of_two_namesakes_none_is_hidden_and_none_is_guessed(
     aws: AwsClient, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
     assert Store().cluster("rel-0").location == "europe-west1"
 
 
+@pytest.mark.slow
 def test_a_region_that_does_not_answer_hides_no_other(
     command: Callable[..., Any], aws: AwsClient, tmp_path: Path
 ) -> None:

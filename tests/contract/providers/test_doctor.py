@@ -215,6 +215,7 @@ def test_google_that_never_answers_is_not_waited_for(
             GkeProvider().connect(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["sts", "ec2", "cloudformation", "eks", "service_quotas"])
 def test_aws_that_never_answers_is_not_waited_for(
     command: Command,

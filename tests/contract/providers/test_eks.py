@@ -136,6 +136,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsClient, home: Path, tmp_path
     assert aws.list_left("marked-2") == []
 
 
+@pytest.mark.slow
 def test_bottlerocket_shows_gpus_by_itself(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = make("rocket-2", home, EksOptions(machine_type="g4dn.xlarge", node_image="bottlerocket"))
     assert [given["amiType"] for given in made_by_stacks(aws, "CreateNodegroup")] == [
@@ -148,6 +149,7 @@ def test_bottlerocket_shows_gpus_by_itself(aws: AwsClient, home: Path, tmp_path:
     assert aws.list_left("rocket-2") == []
 
 
+@pytest.mark.slow
 def test_again_changes_nothing(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     first = make("again-2", home, GPU)
     aws.calm("me")
@@ -165,6 +167,7 @@ def test_again_changes_nothing(aws: AwsClient, home: Path, tmp_path: Path) -> No
     remove("again-2", tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_no_machines_in_one_zone_then_in_another(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(no_capacity=["g4dn.xlarge"])
     with pytest.raises(CapacityError, match="InsufficientInstanceCapacity") as caught:
@@ -199,6 +202,7 @@ def test_what_the_auto_scaling_group_says_comes_first(aws: AwsClient, home: Path
     assert aws.list_left(name) == []
 
 
+@pytest.mark.slow
 def test_a_group_that_got_all_its_machines_is_not_given_up_for_an_earlier_stock_out(
     aws: AwsClient, home: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_group_that_got_all_its_machines_is_not_given_up_for_an_earlier_stock_
     remove("late-2", tmp_path / "empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "code", "hint"),
     [
@@ -238,6 +243,7 @@ def test_launches_that_fail_for_another_reason_than_capacity_are_named_at_once(
     assert aws.list_left(name) == []
 
 
+@pytest.mark.slow
 def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(unjoined=True, started=1, console="cloud-init ok\nnodeadm: error: dial tcp 10.0.0.1:443: i/o timeout\n")
     try:
@@ -252,6 +258,7 @@ def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsClie
     assert aws.list_left("apart-2") == []
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(stack_fails="The maximum number of VPCs has been reached. (Service: Ec2, Status Code: 400)")
     with pytest.raises(CapacityError, match="maximum number of VPCs has been reached"):
@@ -265,6 +272,7 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tm
 # --- finding, reaching -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_found_by_marks_in_every_region(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     provider = EksProvider()
     aws.order("me/cloudformation", "deny", action="eks:CreateCluster .*", times=1)
@@ -304,6 +312,7 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsClient) -> None:
     assert {line.as_of for line in plan.lines} == {"2026-07-20"}
 
 
+@pytest.mark.slow
 def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(support_days={"1.35": 9})
     warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
@@ -360,7 +369,6 @@ def mlbench(aws: AwsClient, home: Path, *words: str, **more: str) -> "subprocess
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_from_making_to_removing_on_another_machine(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = mlbench(aws, home, "create-cluster", "aws", "2", "story", "-t", "g4dn.xlarge", "--yes", "-z", "eu-west-1a")
     assert made.returncode == 0, made.stderr

@@ -36,6 +36,7 @@ def reservations(aws: AwsClient) -> Iterator[AwsClient]:
     aws.rules(reservations={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("identifier", "kind"), [(BLOCK, "CAPACITY_BLOCK"), (PLAIN, "ON_DEMAND")])
 def test_workers_come_from_a_reservation(reservations: AwsClient, tmp_path: Path, identifier: str, kind: str) -> None:
     name = f"{kind.lower().replace('_', '-')[:8]}-2"
@@ -55,6 +56,7 @@ def test_workers_come_from_a_reservation(reservations: AwsClient, tmp_path: Path
     assert reservations.list_left(name) == []
 
 
+@pytest.mark.slow
 def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=FAST)
     assert make("quick-2", tmp_path / "home", options).state == "ready"
@@ -68,6 +70,7 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClien
     assert reservations.list_left("quick-2") == []
 
 
+@pytest.mark.slow
 def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=PLACED)
     assert make("placed-2", tmp_path / "home", options).state == "ready"
@@ -110,6 +113,7 @@ def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[...,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "machine", "efa"), [("move-2", "m5.large", ()), ("wide-2", "p4d.24xlarge", ("--efa",))]
 )

@@ -91,6 +91,7 @@ def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp
     verifier.show(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 61])
 def test_killed_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     every = range(0, len(world.removing), stride)
@@ -113,6 +114,7 @@ def test_killed_at_every_request_of_removing(world: World, verifier: Verified, t
             case.aws.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSIENT if NIGHTLY else ("cut-after",))
 def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Path, kind: str) -> None:
     """Every request that is not like an earlier one fails the first time; -after: though it was done."""
@@ -127,6 +129,7 @@ def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Pa
     assert case.list_left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.parametrize(("kind", "code"), [("deny", CredentialError.exit_code), ("quota", CapacityError.exit_code)])
 def test_refused_at_every_request_of_making(
@@ -171,6 +174,7 @@ def test_refused_at_every_request_of_removing(world: World, verifier: Verified, 
             case.aws.stop()
 
 
+@pytest.mark.slow
 def test_no_answer_for_longer_than_patience(world: World, verifier: Verified, tmp_path: Path) -> None:
     stack = "mlbench-silent-2-workers"
     case = Case(world.aws, tmp_path, "silent-2")

@@ -32,6 +32,7 @@ def remove_patiently(name: str, home: Path, patience: float = 10.0) -> list[Step
     return steps
 
 
+@pytest.mark.slow
 def test_an_endpoint_of_guardduty_that_comes_back_is_deleted_again(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(guardduty=True)
     make("guarded-2", tmp_path / "home", CPU)
@@ -43,6 +44,7 @@ def test_an_endpoint_of_guardduty_that_comes_back_is_deleted_again(aws: AwsClien
     assert len(asked) >= 2
 
 
+@pytest.mark.slow
 def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(crossed_groups=True)
     make("crossed-2", tmp_path / "home", CPU)
@@ -52,6 +54,7 @@ def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: Aws
     assert actions.index("ec2:RevokeSecurityGroupIngress") < actions.index("ec2:DeleteSecurityGroup")
 
 
+@pytest.mark.slow
 def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsClient, tmp_path: Path) -> None:
     """Longer than errors are borne: it is none."""
     aws.rules(detach_looks=5)
@@ -61,6 +64,7 @@ def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsClient, tmp_path: 
     assert aws.list_left("slow-2") == []
 
 
+@pytest.mark.slow
 def test_what_costs_money_goes_before_the_last_interface(
     aws: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +79,7 @@ def test_what_costs_money_goes_before_the_last_interface(
     assert aws.list_left("paid-2") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [

@@ -50,6 +50,7 @@ def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws
         assert refused_calls(aws) == [], words
 
 
+@pytest.mark.slow
 def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(guardduty=True, crossed_groups=True)
     arn = "arn:aws:iam::123456789012:role/ci"
@@ -81,6 +82,7 @@ def registry_actions(registry: FakeRegistry) -> set[str]:
     return {REGISTRY_ACTIONS[method, "blobs" if "/blobs/" in path else "manifests"] for method, path in requests}
 
 
+@pytest.mark.slow
 def test_pushing_images_and_running_are_allowed(
     command: Callable[..., Any], aws: AwsClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_session_is_simulated_as_its_role_with_its_path(aws: AwsClient) -> Non
     assert find_principal(client, "arn:aws:iam::123456789012:user/ada") == "arn:aws:iam::123456789012:user/ada"
 
 
+@pytest.mark.slow
 def test_the_printed_policy_makes_and_removes_the_stack(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(policy=load_policy("eks"))
     try:

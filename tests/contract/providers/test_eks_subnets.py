@@ -71,6 +71,7 @@ def plan(options: EksOptions, nodes: int = 2) -> Any:
     return provider.plan(provider.new_cluster("given", nodes, options))
 
 
+@pytest.mark.slow
 def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
     aws: AwsClient, build: Callable[..., Company], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
     assert look() == before
 
 
+@pytest.mark.slow
 def test_private_nodes_are_all_behind_the_nat_gateway(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(public_access="block-ingress")
     try:
@@ -191,6 +193,7 @@ def test_what_are_no_subnets_is_refused_at_once(text: str) -> None:
         EksProvider().new_cluster("given", 1, EksOptions(machine_type="m5.large", permissions_boundary=text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "option"), [("ec2:CreateVpc", "--subnets"), ("iam:CreateRole", "--permissions-boundary")]
 )

@@ -197,6 +197,7 @@ def test_killed_at_every_request_of_making_nothing_leaks(
     assert left == {}
 
 
+@pytest.mark.slow
 def test_killed_at_a_request_of_making_it_goes_on(world: World, google: Google, zygote: Zygote, tmp_path: Path) -> None:
     making, _ = _requests(zygote, google, tmp_path)
     for number in (number for number, line in enumerate(making) if line.startswith("Create")):
@@ -208,6 +209,7 @@ def test_killed_at_a_request_of_making_it_goes_on(world: World, google: Google, 
         assert sum(line.startswith("Create") for line in world.log) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_removing_it_goes_on(
     world: World, google: Google, zygote: Zygote, tmp_path: Path, stride: int

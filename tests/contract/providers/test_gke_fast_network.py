@@ -60,6 +60,7 @@ def list_left(world: World) -> list[str]:
     return [*world.clusters, *world.networks.found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", WAYS)
 def test_nccl_of_a_run_finds_the_fast_network_and_nothing_is_left(command: Command, world: World, machine: str) -> None:
     name, count, _ = WAYS[machine]
@@ -92,6 +93,7 @@ def test_without_the_option_nccl_falls_back_and_the_result_is_labeled(
     assert condition.phrase.startswith("slow-network: NCCL used Socket")
 
 
+@pytest.mark.slow
 def test_only_runs_of_several_whole_machines_get_it(command: Command, world: World) -> None:
     assert create(command, "a3-megagpu-8g").code == 0
     for more in ({"workers": (1,)}, {"gpu": False}, {"spread": False}):
@@ -131,6 +133,7 @@ def test_the_channel_s_default_version_counts_for_rdma(command: Command, world: 
     assert command(*words).code == 0
 
 
+@pytest.mark.slow
 def test_a_quota_of_networks_is_checked_before_and_named_if_it_is_met_later(command: Command, world: World) -> None:
     world.quotas = {"NETWORKS": 10, "SUBNETWORKS": 100, "FIREWALLS": 100}
     world.used = {"NETWORKS": 6}
@@ -167,6 +170,7 @@ def test_a_network_of_somebody_else_is_not_touched(command: Command, world: Worl
     assert list_left(world) == ["global/networks/mlbench-rel-2-net3"]
 
 
+@pytest.mark.slow
 def test_rules_of_load_balancers_that_come_while_a_network_is_deleted_go_with_it(
     command: Command, world: World
 ) -> None:
@@ -180,6 +184,7 @@ def test_rules_of_load_balancers_that_come_while_a_network_is_deleted_go_with_it
     assert list_left(world) == []
 
 
+@pytest.mark.slow
 def test_what_others_have_in_a_network_is_waited_for_and_named(
     command: Command, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +228,7 @@ def test_what_google_has_not_accepted_yet_is_waited_for(command: Command, world:
     assert "is ready on 0 of 2 machines" in installer.poll().reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "program", "warns"),
     [("580.159.03", "v1.0.22", False), ("595.71.05", "v1.0.23", False), ("610.20", "v1.0.23", True)]
@@ -271,6 +277,7 @@ def test_networks_whose_cluster_ended_by_itself_are_found_from_any_machine(
     assert list_left(world) == []
 
 
+@pytest.mark.slow
 def test_machines_that_come_with_the_runs_find_the_plugin_s_installer(command: Command, world: World) -> None:
     result = create(command, "a3-megagpu-8g", "--flex-start")
     assert result.code == 0, result.err  # no machine is there yet to wait for
@@ -288,6 +295,7 @@ def test_a_refusal_of_something_on_the_way_is_no_traceback(body: bytes) -> None:
     assert read_error(answer) == {}
 
 
+@pytest.mark.slow
 def test_the_networks_stay_while_the_workers_move_to_the_next_zone(command: Command, world: World) -> None:
     world.empty_zones = {"europe-west1-b"}
     result = create(command, "a3-highgpu-8g", "--zones", "europe-west1-b,europe-west1-d")
@@ -322,8 +330,8 @@ def zygote() -> Iterator[Zygote]:
     started.close()
 
 
-@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.slow
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_each_change_of_a_network_nothing_is_left(
     google: Google, zygote: Zygote, tmp_path: Path, stride: int
 ) -> None:

@@ -30,6 +30,7 @@ EVERY = [*SHAPED, "n1-standard-4", "n4-standard-4", "c4-standard-8", "c2-standar
 SERIES = {machine.partition("-")[0]: machine for machine in reversed(EVERY)}  # the first of each, by day
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", EVERY if NIGHTLY else SERIES.values())
 def test_every_machine_gets_a_disk_and_a_way_to_buy_that_google_takes(
     command: Command, gke_world: World, machine: str

@@ -73,6 +73,7 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
     assert command(*DELETE).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [

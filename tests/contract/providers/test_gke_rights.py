@@ -36,6 +36,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 def test_every_request_of_every_command_is_allowed(
     command: Callable[..., Any], gke_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     assert journal[-1] == "ready"
 
 
+@pytest.mark.slow
 def test_a_chart_comes_with_the_cluster_from_a_mac_too(place: Place) -> None:
     """It has no files in memory, so access and values are in a folder of this user for as long as helm runs."""
     process = place.start(*place.words("auth.password=hunter2"), program="tests.fakes.mac")
@@ -233,6 +234,7 @@ def test_known_before_anything_is_made(place: Place, name: str, code: int, says:
     assert [cluster.name for cluster in Store(place.home / "home").clusters()] == ["local"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "code", "says"),
     [
@@ -252,6 +254,7 @@ def test_a_failed_installation_is_told_in_helms_words_and_can_be_repeated(
     assert place.statuses == ["failed", "deployed"]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_helm_says_and_ctrl_c_stops_it(place: Place) -> None:
     terminal = Terminal(*place.words("trouble=hang"), home=place.home / "home", columns=200, starts_anew=True)
     terminal.expect("creating Helm release web: Deployment is not ready: web. 0 out of 1 expected pods are ready")
@@ -273,6 +276,7 @@ def _kill_client_of_helm(place: Place) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_killed_the_orphan_is_waited_for(place: Place) -> None:
     _kill_client_of_helm(place)
     _, printed = place.create("trouble=orphan")

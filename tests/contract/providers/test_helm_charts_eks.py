@@ -61,6 +61,7 @@ def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest
     assert "theirs" not in printed
 
 
+@pytest.mark.slow
 def test_who_may_not_look_is_told_only_where_something_was(
     aws_server: AwsClient, account: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

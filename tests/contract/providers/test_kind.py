@@ -68,6 +68,7 @@ def _in_child(work: Callable[[], object]) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
+@pytest.mark.slow
 def test_a_cluster_with_registry_and_images(world: World) -> None:
     cluster = _make(_cluster())
     state = world.state
@@ -90,6 +91,7 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
     assert [item for item in os.listdir(tempfile.gettempdir()) if item.startswith("mlbench-image")] == []
 
 
+@pytest.mark.slow
 def test_the_number_is_that_of_workers_as_on_every_provider(world: World) -> None:
     made = _make(_cluster("demo-3", 3))
     assert sorted(world.state["containers"]) == [
@@ -99,6 +101,7 @@ def test_the_number_is_that_of_workers_as_on_every_provider(world: World) -> Non
     assert found.details["nodes"] == made.details["nodes"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["podman", "nerdctl"] if NIGHTLY else ["podman"])
 def test_another_program_of_containers_is_named_by_kinds_own_variable(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str
@@ -137,6 +140,7 @@ def test_made_twice_nothing_changes(world: World) -> None:
     assert not [call for call in world.state["log"][before:] if CHANGING.match(call)]
 
 
+@pytest.mark.slow
 def test_an_image_built_anew_is_loaded_again(world: World) -> None:
     _make(_cluster())
     world.change(images={**world.state["images"], "my/task:1": "sha256:04"})
@@ -159,7 +163,6 @@ def _kills(world: World, work: Callable[[], object]) -> list[tuple[int, str]]:
     return [(numbers[0], "kill-before"), *((number, "kill-after") for number in numbers)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_change_of_making_nothing_leaks(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
@@ -197,6 +200,7 @@ def test_killed_at_every_change_of_removing_it_goes_on(
         assert world.left == []
 
 
+@pytest.mark.slow
 def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
     world.change(trouble={"kind create": "kill-during"})
     assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
@@ -207,6 +211,7 @@ def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> None:
     assert _make(_cluster()).state == "ready"
     (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
@@ -217,6 +222,7 @@ def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> N
     assert found.busy == "another process is still creating or deleting it"
 
 
+@pytest.mark.slow
 def test_lists_of_clusters_do_not_keep_each_other_or_a_look_out(world: World) -> None:
     assert _make(_cluster()).state == "ready"
     (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
@@ -226,6 +232,7 @@ def test_lists_of_clusters_do_not_keep_each_other_or_a_look_out(world: World) ->
         assert (found.state, found.busy) == ("running", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["kill-both", "kill-both-later"])
 def test_a_cluster_that_kind_left_half_made_is_made_anew(world: World, trouble: str) -> None:
     """Without its client kind goes on until it prints the next line, which nobody reads."""
@@ -248,6 +255,7 @@ def test_a_failing_kind_is_quoted_and_leaves_only_its_mark(world: World) -> None
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_the_registry_stays_as_long_as_a_cluster_uses_it(world: World) -> None:
     _make(_cluster())
     _make(_cluster("other-1", 1))
@@ -257,6 +265,7 @@ def test_the_registry_stays_as_long_as_a_cluster_uses_it(world: World) -> None:
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_a_registry_that_a_person_made_is_used_and_stays(world: World) -> None:
     world.change(containers={"kind-registry": {"state": "running", "port": 5001}})
     _remove(_make(_cluster()))
@@ -269,6 +278,7 @@ def test_a_registry_on_another_port_is_refused(world: World) -> None:
         _make(_cluster())
 
 
+@pytest.mark.slow
 def test_stopped_nodes_are_refused_rather_than_replaced(world: World) -> None:
     _make(_cluster())
     containers = world.state["containers"]
@@ -279,6 +289,7 @@ def test_stopped_nodes_are_refused_rather_than_replaced(world: World) -> None:
     assert Store().cluster("demo-2").state == "ready"
 
 
+@pytest.mark.slow
 def test_the_kubeconfig_is_fetched_where_it_is_not_here(world: World) -> None:
     cluster = _make(_cluster())
     shutil.rmtree(kubeconfig_of(cluster).parent)
@@ -290,6 +301,7 @@ def test_the_kubeconfig_is_fetched_where_it_is_not_here(world: World) -> None:
         KindProvider().connect(cluster)
 
 
+@pytest.mark.slow
 def test_discovery_tells_state_owner_and_end(world: World) -> None:
     _make(_cluster())
     [found] = KindProvider().discover({})
@@ -348,6 +360,7 @@ def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkey
     assert "kind.sigs.k8s.io" in (caught.value.hint or "")
 
 
+@pytest.mark.slow
 def test_gc_deletes_what_a_killed_creation_left_and_its_record(world: World, command: Callable[..., Any]) -> None:
     store = Store()
     cluster = replace(_make(_cluster()), state="creating")

@@ -39,6 +39,7 @@ def plan(command: Callable[..., Any], *words: str) -> Any:
     return done.json
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("machine", "gpu", "gpus"), EKS_TYPES)
 def test_eks_plans_gpus_that_ec2_tells(
     command: Callable[..., Any], ec2: AwsClient, machine: str, gpu: str, gpus: int
@@ -71,6 +72,7 @@ def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any],
     assert (other.code, "has 1 GPU, not 4" in other.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(
     command: Callable[..., Any], ec2: AwsClient
 ) -> None:
@@ -109,6 +111,7 @@ def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..
         aws.rules(quotas={}, offered=[])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "gpu", "gpus"),
     [

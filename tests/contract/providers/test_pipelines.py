@@ -70,6 +70,7 @@ def test_the_steps_create_run_report_gate_and_leave_nothing(runner: Runner, worl
     assert world.left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knows_it", [False, True] if NIGHTLY else [False], ids=str)
 def test_what_a_killed_command_left_is_deleted_by_the_step_that_always_runs(
     runner: Runner, world: World, monkeypatch: pytest.MonkeyPatch, knows_it: bool

@@ -82,6 +82,7 @@ def test_doctor_names_a_default_account_without_a_role(command: Any, gke_world: 
     assert line["gke default node account"]["state"] == "ok"
 
 
+@pytest.mark.slow
 def test_an_image_for_other_processors_is_refused_before_the_run(
     command: Any, gke_world: World, registry: FakeRegistry
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_price_is_shown_and_nothing_made_without_a_yes(command: Any, gke_wor
     assert gke_world.clusters == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_cluster_is_deleted_even_if_no_run_can_start(command: Any, gke_world: World, archive: str) -> None:
     """The double's Kubernetes has no namespace. What the new cluster gives its runs is not the author's choice."""

@@ -55,6 +55,7 @@ def objects() -> Iterator[tuple[str, Any]]:
                 yield from ((f"{cloud} {resource.kind}", document) for document in resource.documents())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_applied_is_valid(version: str) -> None:
     judge = needs("kubernetes_validate")

@@ -45,6 +45,7 @@ def test_the_first_page_of_help_has_the_ten_commands(shell: Shell) -> None:
     assert max(len(line) for line in page.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_a_cluster_is_created_listed_chosen_and_deleted(shell: Shell) -> None:
     shell("mlbench create-cluster kind 3 my-cluster --yes")
     assert re.search(r"^my-cluster-3 \*", shell("mlbench list-clusters"), re.MULTILINE)
@@ -92,6 +93,7 @@ def test_runs_of_several_sizes_are_looked_at_downloaded_drawn_and_deleted(shell:
     assert "my-run-2" not in shell("mlbench status")
 
 
+@pytest.mark.slow
 def test_a_command_gets_its_place_and_is_stopped_before_its_end(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys, time; print(sys.argv[1:], flush=True); time.sleep(float(sys.argv[-1]))"

@@ -136,6 +136,7 @@ def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
 # --- trackers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_a_run_in_a_folder(tmp_path: Path, archive: Path) -> None:
     """Without a login and without a network: what is written can be sent later by `wandb sync`."""
     pytest.importorskip("wandb")

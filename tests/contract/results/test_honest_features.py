@@ -27,7 +27,6 @@ runs:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_no_feature_makes_an_honest_run_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))

@@ -63,7 +63,6 @@ def drawn(archives: list[Archive]) -> dict[str, list[Chart]]:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_figure_of_the_table_comes_from_a_run_of_a_shipped_task(drawn: dict[str, list[Chart]]) -> None:
     wanted = {keys[0] for _, keys, _ in read_table() if not keys[-1].endswith("csv")}
@@ -71,7 +70,6 @@ def test_every_figure_of_the_table_comes_from_a_run_of_a_shipped_task(drawn: dic
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_curves_hold_what_the_ranks_reported(archives: list[Archive], drawn: dict[str, list[Chart]]) -> None:
     """The schedule of the learning rate, point by point, against the events in rank 0's log."""

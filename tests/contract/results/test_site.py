@@ -199,6 +199,7 @@ def test_filters_and_search_narrow_the_results(address: str) -> None:
         assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_trend_and_receipts_are_drawn_on_every_width_in_the_dark_and_on_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_it_is_never_signed(forged: str, capsys: Captured) -> None:
     assert "has no option" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_unproven_marks_every_headline(forged: str, folder: Path, capsys: Captured) -> None:
     honest = str(sealed_run(folder / "honest", name="demo-2", seconds=101.0))
     capsys.readouterr()
@@ -139,6 +140,7 @@ def test_the_python_api_refuses_and_marks_alike(forged: str) -> None:
         assert archive.result["task"].endswith(UNPROVEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1e200, 1e308, 1.7e308] if NIGHTLY else [1.7e308])
 def test_the_largest_numbers_are_presented_without_a_crash(folder: Path, capsys: Captured, seconds: float) -> None:
     names = []

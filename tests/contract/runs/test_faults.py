@@ -42,7 +42,6 @@ def run(home: Path, name: str, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(
     ("task", "method"),

@@ -117,8 +117,8 @@ def test_the_pages_of_the_dashboard_have_no_violations(busy: Dashboard, scheme: 
     check_all(scheme, [f"http://127.0.0.1:{busy.port}{path}" for path in PAGES], busy.url)
 
 
-@SCHEMES
 @pytest.mark.slow
+@SCHEMES
 def test_reports_and_results_sites_have_no_violations(tmp_path: Path, scheme: str) -> None:
     runs = [sealed_run(tmp_path / f"run-{count}", workers=count, seconds=90.0 / count) for count in (1, 2)]
     others = [

@@ -57,7 +57,6 @@ def status_text(browser: Browser) -> str:
     return str(browser.run("return document.querySelector('#new .status').textContent"))
 
 
-@pytest.mark.slow
 def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_path: Path) -> None:
     """Start, live curve, log, archive, report; no complaint on the console, and no request to anybody else."""
     text, rest = (tmp_path / "program.py").read_text().split("    time.sleep(0.3)\n")
@@ -105,6 +104,7 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashboard, tmp_path: Path) -> None:
     """Questions follow from answers; the browser refuses bad forms, and the server what only it can know."""
     (tmp_path / "empty").mkdir()
@@ -298,6 +298,7 @@ def press_button(browser: Browser, text: str) -> None:
     raise AssertionError(f"no button {text} can be reached by the keyboard")
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_by_keyboard_and_their_report_opens(dashboard: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(dashboard.url)
@@ -315,6 +316,7 @@ def test_two_runs_are_compared_by_keyboard_and_their_report_opens(dashboard: Das
         assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(dashboard.url)
@@ -334,6 +336,7 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
         assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> None:
     with open_browser(500, 900) as browser:
         browser.open(dashboard.url)

@@ -43,6 +43,7 @@ def dashboard(server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield found
 
 
+@pytest.mark.slow
 def test_a_cluster_shows_its_runs_and_nothing_of_others(server: KubeApi, dashboard: Dashboard, tmp_path: Path) -> None:
     """Another machine's run is found, and its log followed, over the connection of all commands."""
     gate = tmp_path / "gate"

@@ -51,6 +51,7 @@ def test_a_file_of_runs_is_one_experiment_with_its_progress(tmp_path: Path, monk
 PAGES = ("/", "/listing", "/experiments", "/experiment-list", "/runs/demo-1", "/api/v1/runs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["newer", "forbidden", "broken"])
 def test_a_store_that_cannot_be_used_is_a_clear_answer(tmp_path: Path, damage: str) -> None:
     """The dashboard was started with a good store; nothing of it is lost, and it goes on when the store is back."""
@@ -77,6 +78,7 @@ def test_a_store_that_cannot_be_used_is_a_clear_answer(tmp_path: Path, damage: s
         assert dashboard.ask("/static/x/page.css").status == 200
 
 
+@pytest.mark.slow
 def test_a_store_that_another_process_writes_to_is_shown_and_refuses_actions_with_a_reason(acting: Dashboard) -> None:
     """Readers are not in the way of a writer. A lock that shuts out readers, too, keeps a dashboard from starting."""
     wanted = {"name": "x", "workers": [1], "command": "true", "share_machine": True}
@@ -119,7 +121,6 @@ def test_a_log_line_cannot_reorder_what_a_page_shows(tmp_path: Path) -> None:
     assert read_page(path, 0, raw=True).lines == ("a\tb \u202e dlrow \x1b[31m",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lines", (200_000, 1_000_000) if NIGHTLY else (200_000,))
 def test_a_long_log_is_read_page_by_page_without_loss(tmp_path: Path, lines: int) -> None:
     """A page costs a page of memory, whatever its log's size: measured at one of 25, since it takes long."""

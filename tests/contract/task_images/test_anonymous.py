@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from task_images.gpu import describe, log_to
 from tests.contract.task_images.ranks import ROOT, launch_within
 
@@ -43,6 +45,7 @@ def test_messages_and_tracebacks_name_neither_machines_nor_local_paths(tmp_path:
     assert not [line for line in trace if str(tmp_path) in line or str(ROOT) in line]
 
 
+@pytest.mark.slow
 def test_events_have_digests_instead_of_paths(tmp_path: Path) -> None:
     library = next(word for word in Path("/proc/self/maps").read_text().split() if word.endswith("/libc.so.6"))
     data = tmp_path / "data"

@@ -17,7 +17,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_loss_that_is_not_finite_is_a_finding_and_never_a_goal(capsys: pytest.CaptureFixture[str]) -> None:
     """Any accuracy at all would do for this goal."""

@@ -49,7 +49,6 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
     assert math.isfinite(result["goal"]["last"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED if NIGHTLY else ["digits_resnet"])
 def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     ranks: RankServer, tmp_path: Path, name: str

@@ -31,7 +31,6 @@ def check_times(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_digits_reach_their_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
     first, second = run_tiny(ranks, "digits_resnet", tmp_path)
     check_training(first, second, load_task("digits_resnet").resolve("tiny"), synthetic=False)
@@ -95,7 +94,6 @@ def test_a_goal_is_on_training_or_validation_samples_and_both_are_reported(
     assert all(point[name] < goal["threshold"] for point in curve[:-1])
 
 
-@pytest.mark.slow
 def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "epsilon"
     folder.mkdir(parents=True)

@@ -49,6 +49,7 @@ def link_packages(folder: Path, *names: str) -> None:
                 (folder / top).symlink_to(Path(str(package.locate_file(top))).resolve())
 
 
+@pytest.mark.slow
 def test_the_tasks_need_nothing_but_torch_numpy_and_yaml(tmp_path: Path) -> None:
     """A machine that is lent by the minute has no others."""
     link_packages(tmp_path, "torch", "numpy", "PyYAML")

@@ -195,6 +195,7 @@ def parse(text: str) -> dict[str, config.Default] | UsageError:
         return error
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_is_settings_or_a_usage_error(text: str) -> None:
     found = parse(text)

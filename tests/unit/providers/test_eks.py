@@ -230,6 +230,7 @@ def test_what_the_library_raises(error: Exception, kind: type[MlbenchError]) -> 
 # --- templates ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_templates_are_clean() -> None:
     program = [str(Path(sys.executable).with_name("cfn-lint")), "--include-checks", "I", "--"]
     templates = sorted(map(str, (ROOT / "providers/eks").glob("*.yaml")))

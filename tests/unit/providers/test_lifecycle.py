@@ -137,7 +137,6 @@ def test_up_again_changes_nothing(cloud: ToyCloud, store: Store) -> None:
     assert second.details["provisioning"] == first.details["provisioning"]
 
 
-@pytest.mark.slow
 @KILLS
 def test_killed_at_every_request_of_up_nothing_leaks(
     tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str, stride: int
@@ -154,7 +153,6 @@ def test_killed_at_every_request_of_up_nothing_leaks(
     assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
 
 
-@pytest.mark.slow
 @KILLS
 def test_killed_at_every_request_of_up_it_goes_on(
     tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str, stride: int
@@ -169,7 +167,6 @@ def test_killed_at_every_request_of_up_it_goes_on(
     assert {Store(case.home).cluster("demo").state for case in cases} == {"ready"}
 
 
-@pytest.mark.slow
 @KILLS
 def test_killed_at_every_request_of_down_nothing_leaks(
     tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str, stride: int
@@ -183,7 +180,6 @@ def test_killed_at_every_request_of_down_nothing_leaks(
     assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "stride"),
     [("busy-before", 1), ("busy-after", 1), ("busy-after", 3)] if NIGHTLY else [("busy-after", 3)],

@@ -28,6 +28,7 @@ def copy(tmp_path: Path) -> Path:
 SAMPLE = ["digits_resnet", "cifar10_resnet20_tensorflow", "cifar10_resnet20_ddp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(load_catalog()) if NIGHTLY else SAMPLE)
 def test_every_task_has_a_digest_that_its_image_has_too(task: str, tmp_path: Path) -> None:
     """An image holds what the Dockerfile copies, and nothing else of the repository."""
@@ -44,6 +45,7 @@ def test_every_task_has_a_digest_that_its_image_has_too(task: str, tmp_path: Pat
     assert digest_code(task, "powersgd", tmp_path) == digest_code(task, "powersgd")
 
 
+@pytest.mark.slow
 def test_the_digest_is_what_sha256sum_gives(copy: Path) -> None:
     """Of the modules that a fresh process has when it has imported the task."""
     code = "import sys, task_images.mnist.task, task_images.run\n"

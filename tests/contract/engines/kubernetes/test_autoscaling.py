@@ -19,7 +19,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
-from tests import NIGHTLY
+from tests import NIGHTLY, slow
 from tests.contract.engines.kubernetes.test_engine import a_run, terminated_pod
 from tests.fakes.kube_api import KubeApi
 
@@ -176,7 +176,7 @@ def follow(server: KubeApi, folder: Path, case: Case, node_after: float | None) 
         return supervise.follow(run, engine, store, report=lambda seen: autoscaler.step(run, seen)), autoscaler
 
 
-@pytest.mark.parametrize("name", WAITING if NIGHTLY else BY_DAY)
+@pytest.mark.parametrize("name", WAITING if NIGHTLY else [BY_DAY[0], *slow(BY_DAY[1:])])
 def test_a_run_waits_while_a_node_may_still_come(server: KubeApi, tmp_path: Path, name: str) -> None:
     finished, autoscaler = follow(server, tmp_path, WAITING[name], NODE_AFTER)
     assert finished.outcome is Outcome.COMPLETED, autoscaler.said

@@ -69,6 +69,7 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert find_problems(run.folder) == []
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_are_made_again(server: KubeApi, store: Store, tmp_path: Path) -> None:
     run = record(store, "seq 20000; head -c 3000000 /dev/urandom > $MLBENCH_OUTPUT_DIR/f", workers=1, name="r-2")
     server.faults += [Fault("GET .*/exec", cut=cut) for cut in (100, 3000, 90_000, 500_000, 1_000_000)]
@@ -98,6 +99,7 @@ def test_results_outlive_the_workers_until_a_client_has_them(server: KubeApi, st
     assert (run.folder / "output/rank-1/f").read_text() == "1\n"
 
 
+@pytest.mark.slow
 def test_a_head_that_is_gone_for_good_is_a_finding(server: KubeApi, store: Store, tmp_path: Path) -> None:
     run = record(store, "echo lost")
     with Kubelet(server, tmp_path / "pods"):

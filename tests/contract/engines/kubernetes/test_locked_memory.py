@@ -56,6 +56,7 @@ def lock_memory(pod: dict[str, Any]) -> list[str]:
     return ended.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(
     "device", [{"vpc.amazonaws.com/efa": "4"}, {"rdma/ib": "1"}, {"rdma/hca_shared_devices_a": "1"}]

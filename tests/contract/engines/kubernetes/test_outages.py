@@ -108,6 +108,7 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server_and_its_log_is_wh
     assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
 
 
+@pytest.mark.slow
 def test_a_follower_of_a_log_reads_all_of_it_beyond_an_outage_and_is_told(server: KubeApi, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = f"echo one; while [ ! -e {gate} ]; do sleep 0.05; done; echo two"
@@ -202,6 +203,7 @@ def test_a_refusal_without_an_outage_is_one(server: KubeApi, tmp_path: Path) -> 
         list(watch(KubernetesEngine(server.access), run))
 
 
+@pytest.mark.slow
 def test_results_are_fetched_when_the_server_is_back(server: KubeApi, tmp_path: Path) -> None:
     """The server goes away between the end of the run and the transfer of its results."""
     (tmp_path / "home").mkdir()
@@ -240,6 +242,7 @@ def test_a_node_that_does_not_answer_is_told_from_a_server_that_does_not(server:
             api.stream("/api/v1/namespaces/default/pods/p/log", read_seconds=5)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_is_named_and_the_rest_is_kept(server: KubeApi, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     store = Store(tmp_path / "home")

@@ -30,6 +30,7 @@ report(90)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3600, -3600, 5, -5, 0.1, -0.1])
 def test_a_set_clock_gives_no_official_line_and_changes_no_duration(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float

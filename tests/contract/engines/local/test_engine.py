@@ -72,6 +72,7 @@ def test_ranks_get_the_contract_and_their_command(lab: Lab, monkeypatch: pytest.
     assert 1024 < port < 32768
 
 
+@pytest.mark.slow
 def test_threads_follow_cpus_and_the_user(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(**options: Any) -> str:
         run = lab.start(REPORT, **options)
@@ -175,6 +176,7 @@ AFFINITY = python(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared")
 def test_bound_ranks_have_cpus_of_their_own(lab: Lab) -> None:
     usable = sorted(os.sched_getaffinity(0))

@@ -181,7 +181,6 @@ while time.monotonic() < end:
 
 
 @pytest.mark.nightly  # links of the switch itself: unit/agent/network/test_links.py
-@pytest.mark.slow
 def test_a_link_is_down_and_slowed_for_its_time_and_then_as_before(lab: Lab) -> None:
     if (obstacle := find_obstacle()) is not None:
         pytest.skip(obstacle)

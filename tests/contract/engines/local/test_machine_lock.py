@@ -308,6 +308,7 @@ def test_the_load_of_the_machine_is_sampled(lab: Lab) -> None:
     assert last["elapsed_seconds"] >= 0.4
 
 
+@pytest.mark.slow
 def test_processes_that_lost_their_parent_are_the_runs_own(lab: Lab) -> None:
     end = 'import os; open(os.environ["MLBENCH_OUTPUT_DIR"] + "/burnt", "x")'
     burn = f"import time\nwhile time.process_time() < 0.8: pass\n{end}"

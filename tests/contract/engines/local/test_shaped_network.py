@@ -56,7 +56,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShapedNetwork]:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_network_beyond_the_machine_is_refused_with_what_it_carries() -> None:
     network = ShapedNetwork(parse_network("400gbit,20ms"), 2)
     try:
@@ -117,6 +116,7 @@ def public_folder() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
 def test_an_ordinary_user_can_make_it_too(public_folder: Path) -> None:
     interpreter = shutil.which("python3", path="/usr/bin:/bin")
@@ -175,7 +175,6 @@ def test_a_system_that_lets_nobody_make_namespaces_is_the_reason() -> None:
     assert "a user namespace, which an ordinary user needs for it, cannot be created: " in done.stdout, done.stderr
 
 
-@pytest.mark.slow
 def test_a_run_has_the_network_and_its_archive_the_proof(lab: Lab) -> None:
     code = (
         "import json, os, socket; print(json.dumps([sorted(name for _, name in socket.if_nameindex()),"
@@ -212,6 +211,7 @@ def test_a_single_worker_needs_no_network(lab: Lab) -> None:
     assert not (run.folder / "shaping.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_network_breaks_fails_with_the_reason(lab: Lab) -> None:
     run = lab.start(("sleep", "600"), workers=2, network=SLOW)
     state = read_state(run)

@@ -34,7 +34,6 @@ def test_every_collective_is_checked_and_every_fault_shows(ranks: RankServer, tm
         assert one.stdout.count("OK") == (1 if size == 1 else 2)
 
 
-@pytest.mark.slow
 def test_the_official_measurement(ranks: RankServer, tmp_path: Path) -> None:
     first, second = run_task(ranks, tmp_path, seconds_per_size=0.0, seconds_total=0.0)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
@@ -176,7 +175,6 @@ def test_the_time_budget_names_what_it_left_out(ranks: RankServer, tmp_path: Pat
     assert first.stdout.count(" 1 MiB: the time budget of 0.5 s is spent") == 2
 
 
-@pytest.mark.slow
 def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"dtypes": "fp32", "sizes": "8B,64B,512B,100000GiB", "seconds_total": 0.0}
     first, second = run_task(ranks, tmp_path, **changes)
@@ -185,7 +183,6 @@ def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -
     assert (one["sizes"], one["left_out"]["why"]) == (3, "no memory for larger buffers")
 
 
-@pytest.mark.slow
 def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"max_exponent": 1.0, "count": 12, "samples": 5}
     first, second = run_task(ranks, tmp_path, preset="legacy", **changes)
@@ -203,7 +200,6 @@ def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
     assert rows[0]["mean_us"] == pytest.approx(1e6 * first.metric("val_avg_time")[0])
 
 
-@pytest.mark.slow
 def test_the_original_had_no_halves_with_mpi(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"max_exponent": 1.0, "count": 2, "samples": 3}
     first, _ = run_task(ranks, tmp_path, preset="legacy", backend="mpi", **changes)

@@ -59,7 +59,6 @@ def test_throughput_counts_sentences_of_all_ranks(ranks: RankServer, tmp_path: P
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tiny_reaches_its_light_goal(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("bert_pretraining").resolve("tiny")

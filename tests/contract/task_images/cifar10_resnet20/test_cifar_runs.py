@@ -51,7 +51,6 @@ def losses(result: dict[str, Any]) -> list[float]:
 EASY = SMALL | {"goal_full": 0.0, "goal_light": 0.0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "images", "steps"), [(EASY, 64, 2), pytest.param({}, 600, 10, marks=pytest.mark.nightly)]
 )
@@ -101,7 +100,6 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("many", (2, 4) if NIGHTLY else (2,))
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
@@ -167,6 +165,7 @@ def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankS
     assert losses(finished_result(second)) == losses(whole)[2:]
 
 
+@pytest.mark.slow
 def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tmp_path: Path) -> None:
     """One image, two ranks: the second one has nothing to validate. Buffers used to be broadcast in its absence."""
     changes = SMALL | {"validation_images": 1, "epochs": 2}

@@ -90,7 +90,6 @@ LAYOUTS: list[tuple[int, Mapping[str, Any]]] = [
 EVERY_TIME = [LAYOUTS[-3]]  # fsdp2; BERT is tried with ddp
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "changes"),
     LAYOUTS if NIGHTLY else EVERY_TIME,
@@ -122,7 +121,6 @@ def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]
 ) -> None:
@@ -178,6 +176,7 @@ def test_options_that_do_not_go_together_are_refused(
     assert words in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
     [
@@ -197,7 +196,6 @@ def test_options_that_compute_otherwise_follow_the_curve(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ("eftopk", "localsgd", "zero1") if NIGHTLY else ("eftopk",))
 def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     ranks: RankServer, tmp_path: Path, method: str

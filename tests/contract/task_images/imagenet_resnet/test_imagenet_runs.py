@@ -51,6 +51,7 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     assert "Prec@5" not in result["details"]["curve"][0]
 
 
+@pytest.mark.slow
 def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Path) -> None:
     """The last of two steps of an epoch has 2 images for one rank and 1 for the other."""
     write_folders(tmp_path / "data")
@@ -80,7 +81,6 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
         assert "width = 0.125, this run has 0.25" in one.stderr
 
 
-@pytest.mark.slow
 def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_path: Path) -> None:
     small: Parameters = {
         "model": "resnet18",
@@ -109,7 +109,6 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from task_images.methods import FILES
+from tests import slow
 from tests.contract.task_images.methods.equality import EQUAL, REFUSED, SETTINGS, Case, is_refused, make
 from tests.contract.task_images.ranks import RankServer
 
@@ -15,13 +16,12 @@ PROGRAM = "tests.contract.task_images.methods.equality"
 OF_TWO, OF_THREE = ["SGD, plain", "momentum, clip", "AdamW, overflow"], ["AdamW, clip", "momentum, overflow"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("size", "settings"),
     [
         (2, OF_TWO),
-        (3, OF_THREE),
+        *slow([(3, OF_THREE)]),
         *(pytest.param(size, SETTINGS, id=f"{size}, all", marks=pytest.mark.nightly) for size in (2, 3, 4)),
     ],
 )

@@ -34,6 +34,7 @@ def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankSer
     assert result["outcome"] == "goal_reached", result["goal"]
 
 
+@pytest.mark.slow
 def test_methods_that_are_not_meant_to_reach_a_goal_say_why() -> None:
     methods = [find_class(name) for name in FILES]
     assert {method.name for method in methods if not method.reaches_goals} == {"noop", "signsgd-mv", "topk"}
@@ -41,7 +42,6 @@ def test_methods_that_are_not_meant_to_reach_a_goal_say_why() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_topk_reaches_the_goal_with_error_feedback_and_not_without(ranks: RankServer, tmp_path: Path) -> None:
     """One number in a thousand: what is left out is needed. Feedback takes 8 epochs; without it 58 % after all 20."""
     with_feedback = train(ranks, tmp_path / "with", "eftopk", density="0.001")

@@ -40,7 +40,6 @@ def build_wheel(folder: Path) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_method_of_an_installed_package_is_listed_and_trains(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"

@@ -32,6 +32,7 @@ def test_every_collective_gives_what_it_should(ranks: RankServer, tmp_path: Path
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", (2, 3) if NIGHTLY else (2,))
 def test_the_same_over_the_network_instead_of_shared_memory(ranks: RankServer, tmp_path: Path, size: int) -> None:
     ended = ranks.run(PROGRAM, size, tmp_path, {}, MPIR_CVAR_NOLOCAL="1")
@@ -103,7 +104,6 @@ def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
     assert {one["facts"]["launcher"] for one in printed} == {"external"}
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
     """An mpiexec for each of two ranks makes two jobs of one rank."""
@@ -119,7 +119,6 @@ def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
         assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
 def test_without_the_wheel_it_says_what_to_install(ranks: RankServer, tmp_path: Path) -> None:
     (ended,) = ranks.run("tests.contract.task_images.methods.without_mpi", 1, tmp_path, {}, MLBENCH_BACKEND="mpi")
     assert ended.code == 78

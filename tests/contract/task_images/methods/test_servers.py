@@ -28,7 +28,6 @@ SERVED: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", SERVED, ids=lambda method: method["name"])
 def test_trainers_and_servers_end_together(ranks: RankServer, method: dict[str, str], tmp_path: Path) -> None:
     ended = ranks.wait(start(ranks, method, tmp_path), SECONDS)
@@ -40,7 +39,6 @@ def test_trainers_and_servers_end_together(ranks: RankServer, method: dict[str, 
         assert "all 2 trainers are done" in one.stdout + one.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 2], ids=["a trainer", "the server"])
 def test_whoever_is_killed_the_others_end_and_say_so(ranks: RankServer, victim: int, tmp_path: Path) -> None:
     started = start(ranks, {"name": "wfbp-ps"}, tmp_path, endless=True)

@@ -13,7 +13,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import Task, load_catalog, load_task
-from tests import NIGHTLY
+from tests import NIGHTLY, slow
 from tests.contract.task_images.ranks import RankServer
 
 # One method of each kind: forward gates, a codec with feedback, local steps, an outer step, torch's own.
@@ -83,8 +83,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "method"), TRAINED if NIGHTLY else SAMPLE)
+@pytest.mark.parametrize(("name", "method"), TRAINED if NIGHTLY else [SAMPLE[0], *slow(SAMPLE[1:])])
 def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path: Path, name: str, method: str) -> None:
     spec = make_spec(name, method)
     environment = {"MLBENCH_METHOD": json.dumps(dict(spec.method))}
@@ -96,6 +95,7 @@ def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path
     assert result["details"]["communication"]["updates"] >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "mixed"),
     [
@@ -118,6 +118,7 @@ def test_messages_inside_a_pass_have_no_time_of_their_own(
     assert sum(each["rank0"] for each in found.values()) == pytest.approx(first.result["wall_seconds"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
     """Norms that weigh much are summed over the parts, and their gradient counts once."""
     curves = []
@@ -135,6 +136,7 @@ def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: 
         assert other == pytest.approx(curves[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_tasks_own_method_has_its_line_too(ranks: RankServer, tmp_path: Path) -> None:
     spec = make_spec("mnist", "bsp")
     ended = ranks.run("task_images.run mnist", 2, tmp_path, spec.parameters)

@@ -104,7 +104,6 @@ def test_ranks_send_what_they_say(ranks: RankServer, tmp_path: Path, size: int, 
 FEW = ["bsp", "dear", "eftopk", "gtopk", "powersgd", "dpsgd", "localsgd", "ddp", "zero1", "fsdp2"]
 
 
-@pytest.mark.slow
 def test_three_ranks_send_what_they_say_by_a_few_methods(ranks: RankServer, tmp_path: Path) -> None:
     found = measure(ranks, tmp_path, 3, methods=FEW)
     assert list(found[0]) == FEW
@@ -112,7 +111,6 @@ def test_three_ranks_send_what_they_say_by_a_few_methods(ranks: RankServer, tmp_
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("size", "name"), WAYS)
 def test_ranks_send_what_they_say_on_a_shaped_network(tmp_path: Path, size: int, name: str) -> None:
@@ -127,7 +125,6 @@ def test_trainers_send_servers_what_they_say(ranks: RankServer, tmp_path: Path, 
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SERVED)
 def test_trainers_send_servers_what_they_say_on_a_shaped_network(tmp_path: Path, name: str) -> None:

@@ -17,7 +17,6 @@ WRONG = "        message.flat[-1] += self.world.rank\n" + RIGHT
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_failed_self_check_ends_the_run_with_a_finding(tmp_path: Path) -> None:
     """By day the parts: the check finds it (checks.py), such an error is exit code 70 (test_collective_runs.py), which
     is this finding (engines/local/test_endings.py)."""

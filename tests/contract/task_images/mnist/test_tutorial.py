@@ -45,6 +45,7 @@ def test_at_most_ten_lines_make_it_a_benchmark() -> None:
     assert 0 < len(changes) <= 10
 
 
+@pytest.mark.slow
 def test_both_scripts_run_and_the_benchmark_reports_the_metric(ranks: RankServer, folder: Path) -> None:
     given = {"MLBENCH_DATA_DIR": str(folder), "EPOCHS": "2"}
     (folder / "one").mkdir()

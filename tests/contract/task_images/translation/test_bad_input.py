@@ -64,6 +64,7 @@ def test_an_unknown_parameter_is_a_usage_error(task: str, monkeypatch: pytest.Mo
     assert left.value.code == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["wmt16_gnmt", "wmt17_transformer"])
 def test_a_global_batch_that_does_not_divide(leave: Leave, task: str) -> None:
     code, said = leave(task, global_batch=1001, largest_pass=250)
@@ -82,6 +83,7 @@ def corpus_17(folder: Path) -> None:
     write_dictionary(folder, 200)
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_a_checkpoint_must_be_that_of_the_run(leave: Leave, tmp_path: Path) -> None:
     corpus_17(tmp_path)
     small = {"data": "wmt17", "width": 8, "inner": 8, "layers": 1, "longest_translation": 5}
@@ -122,6 +124,7 @@ def test_texts_that_are_not_parallel(leave: Leave, tmp_path: Path) -> None:
     assert "train.en ends after 60 lines" in said
 
 
+@pytest.mark.slow
 def test_gnmt_on_prepared_text_and_with_a_line_missing(leave: Leave, tmp_path: Path) -> None:
     write_sample(tmp_path, train=60, test=4, seed=1)
     for language in ("en", "de"):
@@ -137,6 +140,7 @@ def test_gnmt_on_prepared_text_and_with_a_line_missing(leave: Leave, tmp_path: P
     assert "newstest2014.de has 1 lines, but there are 4 test pairs" in said
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_fails_and_says_so(leave: Leave, tmp_path: Path) -> None:
     # Every update multiplies the parameters by about -10 000.
     code, said = leave("wikitext2_awd_lstm", learning_rate=9999.0, weight_decay=1.0, embedding=8, hidden=8)

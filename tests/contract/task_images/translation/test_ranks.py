@@ -11,6 +11,8 @@ import torch
 from task_images.contract import parse_event
 from tests.contract.task_images.ranks import RankServer
 
+pytestmark = pytest.mark.slow
+
 # By day, the Transformer alone.
 TASKS = {task: pytest.param(task, marks=pytest.mark.nightly) for task in ("awd_lstm", "gnmt")}
 TASKS["transformer"] = pytest.param("transformer")

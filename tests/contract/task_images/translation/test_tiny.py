@@ -12,7 +12,6 @@ TASKS = ("wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer")
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_tiny_reaches_its_light_goal_on_two_ranks(ranks: RankServer, name: str, tmp_path: Path) -> None:
     task = load_task(name)

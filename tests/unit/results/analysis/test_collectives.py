@@ -138,6 +138,7 @@ def test_the_published_bandwidth_agrees_with_its_description(tmp_path: Path) -> 
     assert [round(8 * found[f"{ranks} ranks"][2], 1) for ranks in (2, 4, 8)] == [5.1, 5.4, 4.3]
 
 
+@pytest.mark.slow
 def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
     runs = [measured_run(tmp_path / "a", workers=2), measured_run(tmp_path / "b", workers=4)]
     written = draw(runs, tmp_path / "charts", published=True)
@@ -178,6 +179,7 @@ SETS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS if NIGHTLY else ("all collectives in both places", "beside the published"))
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))

@@ -208,6 +208,7 @@ def test_a_markdown_table_of_the_seed_is_read(model: str, unit: str) -> None:
     assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(1, 253.1, None), (4, 1015.4, 1.26)]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_for_few_many_and_published_rows(run: Callable[..., Run], tmp_path: Path) -> None:
     own = [run(method, workers, 50.0 * workers) for method in "abc" for workers in (1, 2)]
     rows = make_rows(own, published=select_series(["survey-2020/BERT-Base/10GbE"]))

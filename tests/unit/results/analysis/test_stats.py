@@ -130,6 +130,7 @@ def test_huge_figures_have_finite_ends() -> None:
     assert math.isfinite(found.high or math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "deviations"),
     [((3, 3), (0.02, 0.02)), ((5, 5), (0.02, 0.15)), ((3, 10), (0.05, 0.05)), ((1, 8), (0.05, 0.05))],

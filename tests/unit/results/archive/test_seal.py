@@ -252,7 +252,6 @@ def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
     assert not (tmp_path / "run.zip").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_step_then_sealed_again(tmp_path: Path, stride: int) -> None:
     steps = _seal_in_child(tmp_path / "whole", die_at=None)
@@ -263,6 +262,7 @@ def test_killed_at_every_step_then_sealed_again(tmp_path: Path, stride: int) -> 
         _seals_after_crash(folder)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
     chance = random.Random(7)
 

@@ -361,6 +361,7 @@ SETS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS if NIGHTLY else ("one group", "six groups of six"))
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     found = series(tmp_path, *SETS[name])

@@ -111,6 +111,7 @@ def seal_translation(folder: Path, workers: int) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_costs_that_were_published_stay_beside_those_that_follow_from_published_times(tmp_path: Path) -> None:
     """Both are in the file, for the same workers, and both are drawn, each under its own name."""
     values = {(item.task, item.metric, item.workers): item.value for item in read_published()}
@@ -134,6 +135,7 @@ def test_costs_that_were_published_stay_beside_those_that_follow_from_published_
     assert [float(drawn[series, "4"]) for series in (name, f"{name}, as printed")] == [17.2, 18.0]
 
 
+@pytest.mark.slow
 def test_the_target_loss_of_the_original_is_a_line_and_its_two_goals_are_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

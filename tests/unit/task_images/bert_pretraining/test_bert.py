@@ -67,6 +67,7 @@ def test_the_models_have_exactly_the_published_numbers_of_parameters(name: str, 
     assert len(parameters) == tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "scored"), [(128, 128), (128, 19)])
 def test_the_formula_of_flops_is_what_torch_counts(length: int, scored: int) -> None:
     with torch.device("meta"):
@@ -77,6 +78,7 @@ def test_the_formula_of_flops_is_what_torch_counts(length: int, scored: int) -> 
     assert SHAPES["base"].flops_per_sequence(length, scored) == counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("transformers")
 def test_logits_and_loss_equal_those_of_transformers_with_the_same_weights() -> None:
     transformers = needs("transformers")

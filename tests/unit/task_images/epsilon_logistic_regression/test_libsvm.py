@@ -58,6 +58,7 @@ def test_what_a_killed_conversion_left_is_not_taken_for_data(tmp_path: Path) -> 
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_processes_that_come_together_convert_once(tmp_path: Path) -> None:
     source = tmp_path / "data"
     source.write_bytes(b"1 1:1 2:2\n-1 1:3\n" * 20000)

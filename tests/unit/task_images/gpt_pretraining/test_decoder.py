@@ -35,6 +35,7 @@ def test_the_models_have_exactly_the_published_numbers_of_parameters(name: str) 
     assert sum(parameter.numel() for parameter in model.parameters()) == SHAPES[name].parameters == PUBLISHED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "billions"), [("124M", 0.854), ("1B", 10.636)])
 def test_the_formula_of_flops_is_what_torch_counts(name: str, billions: float) -> None:
     shape = SHAPES[name]
@@ -78,6 +79,7 @@ def split_fused(state: dict[str, torch.Tensor], shape: Shape) -> dict[str, torch
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bool) -> None:

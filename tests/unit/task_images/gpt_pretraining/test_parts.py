@@ -50,6 +50,7 @@ def test_rotations_are_products_of_complex_numbers() -> None:
 # --- options that change how, not what -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, replace(SMALL, multiple=64, tied=True)], ids=["llama", "padded"])
 @pytest.mark.parametrize("part", ["whole", "output"])
 def test_the_model_compiles_without_a_break_and_computes_the_same(shape: Shape, part: str) -> None:

@@ -132,6 +132,7 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "val").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_unpacking_is_named(tmp_path: Path) -> None:
     """A limit on the size of files takes the part of the disk."""
     contents = archives()
