@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev
 # Most tests wait for processes and sockets, so there are more workers than cores. Each collects all tests, which takes
 # 10 s of a core and 1 GB.
-JOBS   ?= $(shell expr 4 + $$(getconf _NPROCESSORS_ONLN))
+JOBS   ?= $(shell expr 3 + $$(getconf _NPROCESSORS_ONLN))
 # What needs no cluster. After each change the first line of defense runs, in CI also the second, and some tests at night.
 ALL     = not cluster and not nightly
 MARKS  ?= $(ALL) and not slow

@@ -70,6 +70,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "module"), WAYS if NIGHTLY else [("", True), ("{project}:", False)])
 def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) -> None:
     environment = {"PYTHONPATH": path.format(project=project)} if path else {}

@@ -62,6 +62,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     servers.close()
 
 
+@pytest.mark.slow
 def test_clusters_are_listed_and_planned(mac: Mac, google: Google, tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     mac.environment |= {"KIND_WORLD": str(world.path), "PATH": f"{world.bin}:/usr/bin:/bin"}
@@ -134,6 +135,7 @@ def test_a_local_run_works_as_far_as_the_system_allows(mac: Mac) -> None:
     mac.mlbench("doctor")
 
 
+@pytest.mark.slow
 def test_a_queue_of_runs_is_stopped(mac: Mac) -> None:
     command = f"{sys.executable} -c 'import time; time.sleep(200)'"
     mac.mlbench("run", "q", "1", "--repeat", "2", "--detach", "--command", command)

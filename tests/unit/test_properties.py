@@ -227,6 +227,7 @@ task_changes = st.one_of(
 )
 
 
+@pytest.mark.slow
 @many(1100)
 @given(task_changes)
 def test_tasks(changes: dict[str, Any]) -> None:
@@ -246,6 +247,7 @@ spec_changes = st.dictionaries(st.sampled_from(sorted(SPEC)) | texts, documents,
 option_changes = st.dictionaries(st.sampled_from(sorted(SPEC["kubernetes"])) | texts, documents, max_size=3)
 
 
+@pytest.mark.slow
 @many(900)
 @given(
     spec_changes.map(lambda changes: {**SPEC, **changes})

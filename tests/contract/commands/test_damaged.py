@@ -136,6 +136,7 @@ def test_reports_and_figures_have_the_others(home: Path, capsys: Captured) -> No
     assert run(["report", "out.md", "bad-2"]) == 2  # that was asked for by its name
 
 
+@pytest.mark.slow
 @SLOWLY
 def test_the_dashboard_shows_the_others(home: Path) -> None:
     with serve(home) as dashboard:

@@ -137,6 +137,7 @@ def test_a_file_is_left_to_a_process_of_its_own_and_tabulated_later(capsys: Capt
     assert [cell["workers"] for cell in table["rows"][0]["cells"]] == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_entry_that_contradicts_its_runs_is_refused_and_a_new_entry_is_added(capsys: Captured) -> None:
     path = Path("demo.yaml")
     path.write_text("num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'true'}]\n")

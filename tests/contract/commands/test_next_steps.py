@@ -75,6 +75,7 @@ def test_a_failed_run_names_a_log_that_can_be_shown(place: Path) -> None:
     mlbench(*shlex.split(logs[0])[1:])
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_where_its_archive_is_and_else_only_errors(place: Path) -> None:
     words = ("--quiet", "--share-machine", "--yes", "--command")
     done = mlbench("run", "still", "1", "2", *words, "python train.py")

@@ -109,6 +109,7 @@ def test_variants_of_a_command_are_one_comparison(
     assert {row["set.lr"] for row in csv.DictReader(Path("vary.csv").read_text().splitlines())} == {"0.1", "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("versions")
 def test_a_gate_on_a_metric_compares_two_versions_of_a_script(capsys: Captured) -> None:
     gate = ["gate", "b", "--baseline", "a", "--across", "conditions"]

@@ -239,6 +239,7 @@ def test_a_receipt_without_its_archives_is_not_derived(receipt: list[str], capsy
     assert (found["ok"], len(found["missing"])) == (False, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -203,6 +203,7 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert Path("results.zip").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
 def test_the_timeout_of_a_command_is_printed_with_what_the_machines_cost_until_then(
     capsys: Captured, detach: list[str]

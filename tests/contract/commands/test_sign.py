@@ -80,6 +80,7 @@ def test_a_signature_proves_the_origin(capsys: Captured, name: str) -> None:
     assert document["signer"]["principal"] == SIGNER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("-t", "ecdsa"), ("-t", "rsa", "-b", "2048"), ("-t", "rsa", "-m", "PEM")])
 def test_every_kind_of_key_that_ssh_has(capsys: Captured, kind: tuple[str, ...]) -> None:
     new_key("other", *kind)

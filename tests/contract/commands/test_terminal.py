@@ -184,6 +184,7 @@ def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> 
     assert "begun" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colors_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
     make_finished_runs(home, "a")

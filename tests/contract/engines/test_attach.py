@@ -41,6 +41,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my dir", "run%j"])
 def test_a_folder_that_slurm_cannot_name_is_refused_with_the_character(shell: Shell, name: str) -> None:
     said = shell("attach-slurm", "s", "--shared", f"/tmp/{name}", "--python", shell.python, "--no-probe", code=2)

@@ -128,6 +128,7 @@ def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     assert 1 <= stopped["until"] - stopped["at"] < 30
 
 
+@pytest.mark.slow
 def test_a_canceled_run_is_not_started_again(lab: EngineLab) -> None:
     run = lab.start(shell("sleep 60"), workers=2, faults="at 0.2s for 60s stop rank 1", on_failure="restart")
     until(lambda: any(is_stopped(pid) for pid in lab.processes(run)))

@@ -429,6 +429,7 @@ def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench
     assert mlbench(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs", [False, True])
 def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(mlbench: Any, api: Server, needs: bool) -> None:
     with KubeApi() as server:

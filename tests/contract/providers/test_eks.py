@@ -99,6 +99,7 @@ def test_what_is_asked_for(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     assert aws.list_left("whole-2") == []
 
 
+@pytest.mark.slow
 def test_every_create_call_says_whose_it_is(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=("arn:aws:iam::123456789012:role/ci",))
     provider = EksProvider()

@@ -172,6 +172,7 @@ def test_a_chart_comes_with_the_cluster_from_a_mac_too(place: Place) -> None:
     assert "hunter2" not in json.dumps(upgrade["argv"])
 
 
+@pytest.mark.slow
 def test_twice_nothing_is_done_and_other_values_are_an_upgrade(place: Place) -> None:
     place.create("image.tag=v2")
     place.create("image.tag=v2")

@@ -163,6 +163,7 @@ def _kills(world: World, work: Callable[[], object]) -> list[tuple[int, str]]:
     return [(numbers[0], "kill-before"), *((number, "kill-after") for number in numbers)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_change_of_making_nothing_leaks(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int

@@ -263,6 +263,7 @@ def test_killed_at_any_moment_the_same_command_completes_it_and_nothing_leaks(
         nodes.clear()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_cluster_to_its_run_and_delete_cluster_ends_both(world: World, nodes: KubeApi) -> None:
     words = [word.replace("echo hello", "sleep 600") for word in CREATE]
     client = start(*words, stderr=-1)

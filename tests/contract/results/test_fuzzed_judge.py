@@ -100,6 +100,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=some.data())
 def test_no_event_of_a_rank_keeps_a_run_from_being_sealed(tmp_path: Path, data: some.DataObject) -> None:

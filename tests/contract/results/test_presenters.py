@@ -122,6 +122,7 @@ def test_the_report_has_one_row_of_three_for_each() -> None:
         assert word in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["later", "shaped"])
 def test_compare_shows_the_difference_and_counts_three(capsys: Captured, dashboard: Dashboard, name: str) -> None:
     found = answer(capsys, "compare", "own-2", f"{name}-2")

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
 from tests.contract.local_runs import until
@@ -57,6 +59,7 @@ def test_a_follower_of_a_quick_program_is_told_how_many_lines_are_missing(acting
     assert len(lines) + sum(event["left_out"] for event in found["log"]) == 9000
 
 
+@pytest.mark.slow
 def test_clusters_show_the_nodes_processes_and_resources_of_running_runs(acting: Dashboard) -> None:
     idle = acting.ask("/clusters").body.decode()
     assert "no run in progress" in idle

@@ -103,6 +103,7 @@ def test_what_is_submitted_is_what_was_printed(server: KubeApi, tmp_path: Path) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(6))
 def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, step: int) -> None:
     run = a_run(tmp_path)

@@ -82,6 +82,7 @@ def test_connections_that_are_cut_are_made_again(server: KubeApi, store: Store, 
     assert (run.folder / "output/rank-0/f").stat().st_size == 3_000_000
 
 
+@pytest.mark.slow
 def test_results_outlive_the_workers_until_a_client_has_them(server: KubeApi, store: Store, tmp_path: Path) -> None:
     run = record(store, "echo kept; echo $RANK > $MLBENCH_OUTPUT_DIR/f")
     with Kubelet(server, tmp_path / "pods"):

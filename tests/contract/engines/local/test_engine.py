@@ -26,6 +26,7 @@ def seen_by(run: Run, rank: int) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_ranks_get_the_contract_and_their_command(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "99")
     monkeypatch.setenv("OF_THE_USER", "kept")

@@ -90,6 +90,7 @@ LAYOUTS: list[tuple[int, Mapping[str, Any]]] = [
 EVERY_TIME = [LAYOUTS[-3]]  # fsdp2; BERT is tried with ddp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "changes"),
     LAYOUTS if NIGHTLY else EVERY_TIME,

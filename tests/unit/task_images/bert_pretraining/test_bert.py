@@ -59,6 +59,7 @@ def make_bert(shape: Shape) -> Bert:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count", "tensors"), [("base", 110_111_042, 206), ("large", 336_232_258, 398)])
 def test_the_models_have_exactly_the_published_numbers_of_parameters(name: str, count: int, tensors: int) -> None:
     with torch.device("meta"):

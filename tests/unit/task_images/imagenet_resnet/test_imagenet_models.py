@@ -32,6 +32,7 @@ def count(model: nn.Module) -> int:
     return sum(item.numel() for item in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
