@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from mlbench_cli.config import settings
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError, did_you_mean
 from mlbench_cli.util.text import counted
-from providers.base import PlanLine, RightsError
+from providers.base import CloudOptions, PlanLine, RightsError
 from providers.doctor import Check, Checklist, Topic
 
 SHIPPED = Path(__file__).with_name("machines.csv")
@@ -315,11 +315,16 @@ def check_forced(gpus: int | None) -> None:
         raise UsageError(f"--gpus-per-node {gpus}: from 1 to 64.")
 
 
-def require_vcpus(machine: M, num_cpus: int | None) -> M:
-    """`machine`, if it has as many vCPUs, or its number is not known. Raises UsageError."""
-    if num_cpus is not None and machine.vcpus and num_cpus > machine.vcpus:
+def machine_of(options: CloudOptions, choose: Callable[[str | None, int | None, str | None], M]) -> M:
+    """The machine that the options name, by the `choose_machine` of their cloud.
+
+    Raises UsageError if it has other GPUs than requested, or fewer vCPUs, as far as their number is known.
+    """
+    machine = choose(options.machine_type, options.num_gpus, options.gpu_type)
+    if options.num_cpus is not None and machine.vcpus and options.num_cpus > machine.vcpus:
         raise UsageError(
-            f"{machine.name} has {machine.vcpus} vCPUs, not {num_cpus}.", hint="Choose a larger --machine-type."
+            f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.",
+            hint="Choose a larger --machine-type.",
         )
     return machine
 

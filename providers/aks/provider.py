@@ -66,8 +66,8 @@ from providers.kubernetes_calls import DevicePlugin, ReadyMachines
 from providers.machines import (
     check_forced,
     load_prices,
+    machine_of,
     make_version_error,
-    require_vcpus,
     settle_gpus,
     warn_slow_network,
     warn_unchecked,
@@ -104,7 +104,7 @@ class AksProvider(Provider):
         self.check_nodes(nodes)
         system = find_machine(options.system_machine_type)
         options = replace(options, system_machine_type=system.name)
-        machine = machine_of(options)
+        machine = machine_of(options, choose_machine)
         _check(options, system)
         # Reject several machines with InfiniBand, which would be unused although it is most of their price.
         fabric = FABRICS.get(machine.name)
@@ -128,7 +128,7 @@ class AksProvider(Provider):
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
             **({"tolerations": [SPOT_TOLERATION]} if options.spot else {}),
-            **fabric_details(machine.name),
+            **_fabric_details(machine.name),
             **registry_details(options.registry, registry_of(subscription, region, name)),
         }
         return Cluster(name, self.name, "creating", details=details, account=subscription, location=region)
@@ -241,16 +241,10 @@ class AksProvider(Provider):
             raise NotFoundError(error.message, hint=f"mlbench delete-cluster aks {cluster.name}") from None
 
 
-def fabric_details(machine_type: str | None) -> dict[str, object]:
+def _fabric_details(machine_type: str) -> dict[str, object]:
     """The machines' fast network, for the cluster's record; mlbench does not set it up."""
-    fabric = FABRICS.get(machine_type or "")
+    fabric = FABRICS.get(machine_type)
     return {"fabric": {"name": fabric.name, "gbits": fabric.gbits}} if fabric else {}
-
-
-def machine_of(options: AksOptions) -> Machine:
-    """The VM size selected by the options. Raises UsageError if it has fewer vCPUs or other GPUs than requested."""
-    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
-    return require_vcpus(machine, options.num_cpus)
 
 
 def _recorded_machine(cluster: Cluster) -> Machine:
@@ -340,8 +334,8 @@ def _price(
         first,
         prices.line(f"system machine {options.system_machine_type}", SYSTEM_NODES, options.system_machine_type, region),
         prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
-        prices.line(f"system disk of {SYSTEM_DISK} GB", SYSTEM_NODES, disk_of(SYSTEM_DISK), region),
-        prices.line(f"worker disk of {options.disk_size} GB", count, disk_of(options.disk_size), region),
+        prices.line(f"system disk of {SYSTEM_DISK} GB", SYSTEM_NODES, _disk_of(SYSTEM_DISK), region),
+        prices.line(f"worker disk of {options.disk_size} GB", count, _disk_of(options.disk_size), region),
         prices.line("load balancer (outgoing traffic)", 1, "load-balancer", region),
         prices.line("public address", 1, "public-address", region),
     ]
@@ -352,7 +346,7 @@ def _price(
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 
 
-def disk_of(gigabytes: int) -> str:
+def _disk_of(gigabytes: int) -> str:
     """The name of a premium disk of this size in the price table."""
     return next((name for size, name in DISKS if gigabytes <= size), LARGEST_DISK)
 

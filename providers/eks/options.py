@@ -118,15 +118,15 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     check_count(num_gpus)
     if machine_type is None:
         if not num_gpus and gpu_type is None:
-            return machine_of(CPU_DEFAULT)
+            return find_machine(CPU_DEFAULT)
         return CATALOG.choose_smallest(CATALOG.find_gpu(gpu_type or GPU_DEFAULT), num_gpus)
-    machine = machine_of(machine_type)
+    machine = find_machine(machine_type)
     if is_gpu_family(machine_type) and not machine.gpus:
         return replace(machine, gpu=gpu_type)  # looked up in EC2
     return CATALOG.require_gpus(machine, num_gpus, CATALOG.find_gpu(gpu_type) if gpu_type else None)
 
 
-def machine_of(name: str) -> Machine:
+def find_machine(name: str) -> Machine:
     """The machine with this name; without GPUs if it is not in the table and its family has none."""
     if name in GPU_MACHINES:
         return GPU_MACHINES[name]
@@ -180,7 +180,7 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
     Raises UsageError if one has other GPUs or another number of them.
     """
     for name in others:
-        other = machine_of(name)
+        other = find_machine(name)
         if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
             raise UsageError(
                 f"{name} ({describe_gpus(other)}) cannot replace {machine.name} ({describe_gpus(machine)}).",

@@ -43,8 +43,8 @@ from providers.eks.options import (
     choose_machine,
     describe_machine,
     equivalent_types,
+    find_machine,
     is_gpu_family,
-    machine_of,
     require_equivalent,
     require_supported,
     split_subnets,
@@ -75,7 +75,7 @@ from providers.eks.resources import (
 )
 from providers.gpu_probe import NONE, GpuProbe
 from providers.kubernetes_calls import DevicePlugin, ReadyMachines
-from providers.machines import check_forced, load_prices, require_vcpus, settle_gpus, warn_slow_network, warn_unchecked
+from providers.machines import check_forced, load_prices, machine_of, settle_gpus, warn_slow_network, warn_unchecked
 from providers.workloads import OrphanedResource, WorkloadObject
 
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
@@ -102,7 +102,7 @@ class EksProvider(Provider):
         networks.
         """
         self.check_nodes(nodes)
-        machine = _machine(options)
+        machine = machine_of(options, choose_machine)
         require_supported(machine)
         check_forced(options.gpus_per_node)
         if machine.name.startswith(NOT_ON_DEMAND) and not (options.spot or options.capacity_reservation):
@@ -321,7 +321,7 @@ def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]
         "gpus_per_node": machine.gpus,
         "gpu": machine.gpu,
         "machine_type": machine.name,
-        "arm": False,  # `machine_of` rejects such types
+        "arm": False,  # `find_machine` rejects such types
         "machine": asdict(machine),
     }
     if machine.fabric_gbits:
@@ -337,7 +337,11 @@ def _recorded_machine(cluster: Cluster, options: EksOptions) -> Machine:
     """The workers' machine as recorded when the cluster was planned; for older records, from today's table."""
     facts = EksDetails.of(cluster).machine
     known = {item.name for item in fields(Machine)}
-    return Machine(**{key: facts[key] for key in known & set(facts)}) if "name" in facts else _machine(options)
+    return (
+        Machine(**{key: facts[key] for key in known & set(facts)})
+        if "name" in facts
+        else machine_of(options, choose_machine)
+    )
 
 
 def _require_efa(options: EksOptions, machine: Machine) -> None:
@@ -346,11 +350,6 @@ def _require_efa(options: EksOptions, machine: Machine) -> None:
             f"{machine.name} has no EFA network interface.",
             hint="Remove --efa, or choose a larger machine, e.g. g5.8xlarge or p4d.24xlarge.",
         )
-
-
-def _machine(options: EksOptions) -> Machine:
-    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
-    return require_vcpus(machine, options.num_cpus)
 
 
 def _with_first_zone(options: EksOptions) -> EksOptions:
@@ -398,7 +397,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         raise UsageError("--efa needs machines of a single type.")
     if options.spot_type:
         require_equivalent(machine, options.spot_type)
-    if machine_of(options.system_machine_type).gpu:
+    if find_machine(options.system_machine_type).gpu:
         raise UsageError("--system-machine-type: system pods need no GPU.")
     for arn in options.admin:
         if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:(user|role)/.+", arn):

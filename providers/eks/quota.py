@@ -11,7 +11,7 @@ from typing import Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from providers.base import PlanLine, RightsError, TransientError
 from providers.eks.api import ELSEWHERE, MORE_QUOTA, Aws, aws_in
-from providers.eks.options import LIST_SUBNETS, Group, Machine, machine_of
+from providers.eks.options import LIST_SUBNETS, Group, Machine, find_machine
 from providers.machines import make_version_error
 from providers.pins import ends_soon
 
@@ -165,12 +165,12 @@ def check_vcpus(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list
     System machines are on demand, and count together with workers of the same quota.
     """
     system, workers = groups
-    vcpus = {kind: machine.vcpus if kind == machine.name else machine_of(kind).vcpus for kind in workers.types}
+    vcpus = {kind: machine.vcpus if kind == machine.name else find_machine(kind).vcpus for kind in workers.types}
     needs: Counter[str] = Counter()
     parts: dict[str, list[str]] = {}
     for code, group, each in (
         (_quota_code(workers), workers, vcpus[workers.types[0]]),
-        (_quota_code(system), system, machine_of(system.types[0]).vcpus),
+        (_quota_code(system), system, find_machine(system.types[0]).vcpus),
     ):
         if code and group.count * each:
             needs[code] += group.count * each

@@ -1045,7 +1045,7 @@ class EndTag(EndMark):
     def _describe(self) -> dict[str, Any]:
         found = find_raw_cluster(self.plane.aws, self.plane.name)
         if found is None:
-            raise UsageError(f"There is no EKS cluster {self.plane.name} in {self.plane.aws.region}.")
+            raise NotFoundError(f"There is no EKS cluster {self.plane.name} in {self.plane.aws.region}.")
         return found
 
 

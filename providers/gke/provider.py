@@ -72,8 +72,8 @@ from providers.kubernetes_calls import ReadyMachines
 from providers.machines import (
     check_forced,
     load_prices,
+    machine_of,
     make_version_error,
-    require_vcpus,
     settle_gpus,
     warn_slow_network,
     warn_unchecked,
@@ -106,7 +106,7 @@ class GkeProvider(Provider):
         """
         self.check_nodes(nodes)
         options = _with_first_zone(options)
-        machine = machine_of(options)
+        machine = machine_of(options, choose_machine)
         _check(options, machine)
         zones = len(options.worker_zone) or 1
         if nodes % zones:
@@ -311,15 +311,6 @@ def _flex_start_details(options: GkeOptions, nodes: int) -> dict[str, object]:
 def place_of(options: GkeOptions) -> str:
     """The cluster's zone or region."""
     return options.region or options.zone or DEFAULT_ZONE
-
-
-def machine_of(options: GkeOptions) -> Machine:
-    """The machine type selected by the options.
-
-    Raises UsageError if it has fewer vCPUs or other GPUs than requested.
-    """
-    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
-    return require_vcpus(machine, options.num_cpus)
 
 
 def _recorded_machine(cluster: Cluster) -> Machine:

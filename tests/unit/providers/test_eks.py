@@ -12,7 +12,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers.base import NoAnswerError, RightsError, TransientError
 from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
-from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, machine_of
+from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, find_machine
 from providers.eks.provider import EksProvider
 from providers.pins import require_pin
 
@@ -77,10 +77,10 @@ def test_wrong_machines(machine: str | None, gpus: int | None, gpu: str | None, 
 
 def test_what_stands_in_has_the_same_gpus() -> None:
     for name, machine in GPU_MACHINES.items():
-        others = [machine_of(other) for other in equivalent_types(machine)]
+        others = [find_machine(other) for other in equivalent_types(machine)]
         assert others[0].name == name
         assert {(other.gpu, other.gpus) for other in others} == {(machine.gpu, machine.gpus)}
-    assert set(equivalent_types(machine_of("g4dn.xlarge"))) >= {"g4dn.xlarge", "g4dn.2xlarge"}
+    assert set(equivalent_types(find_machine("g4dn.xlarge"))) >= {"g4dn.xlarge", "g4dn.2xlarge"}
 
 
 # --- options --------------------------------------------------------------------------------------------------------
