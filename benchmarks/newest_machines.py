@@ -1,8 +1,9 @@
 """Plans for machine types that are newer than the tables, and for those of MLBench 3: GPUs, price, number of warnings.
 
 The GPUs come from the answers of the fakes, which are recalled or read in public sources (docs/development).
-The fake clouds tell no prices, so "unknown" means that a user without an account sees none.
-Prints a table; the exit code is 1 if a plan has other GPUs than the type, or sees none.
+The fake clouds tell no prices, so a user without an account sees the same; the price is that of all parts of the plan.
+Prints a table; the exit code is 1 if a plan has other GPUs than the type, sees none, or tells neither a price nor why
+there is none.
 """
 
 import contextlib
@@ -37,11 +38,11 @@ def main() -> int:
     aks: list[Row] = [
         ("-t Standard_NC144lds_xl_RTXPRO6000BSE_v6 --gpu-type rtx-pro-6000", "rtx-pro-6000", 1),
         ("-t Standard_NC288ds_xl_RTXPRO6000BSE_v6 --gpu-type rtx-pro-6000", "rtx-pro-6000", 2),
-        ("-t Standard_ND128isr_NDR_GB200_v6 --gpu-type gb200", "gb200", 4),
+        ("-t Standard_ND128isr_NDR_GB200_v6 --gpu-type gb200 --region eastus2", "gb200", 4),
         ("-t Standard_ND128isr_GB300_v6 --gpu-type gb300", "gb300", 4),
     ]
     wrong = 0
-    print(f"{'cloud':<6}{'machine':<40}{'GPUs':<26}{'USD/h':>8}  warnings")
+    print(f"{'cloud':<6}{'machine':<40}{'GPUs':<26}{'USD/h':>8}{'warnings':>10}  price unknown, because")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLBENCH_HOME"] = str(Path(folder) / "home")
         aws, google, azure = AwsServer(), Google(Path(folder) / "google"), AzureDouble(Path(folder) / "azure")
@@ -81,8 +82,10 @@ def _plan(cloud: str, row: Row) -> bool:
     shown = "unknown" if price is None else f"{price:.2f}"
     warnings = len(planned["plan"]["warnings"])
     what = f"{found[1]} × {found[0]}" if found[1] else "none"
-    print(f"{cloud:<6}{machine:<40}{what:<26}{shown:>8}  {warnings}")
-    return found == (gpu, gpus)
+    unknown = [line for line in planned["plan"]["lines"] if line["price_per_hour"] is None]
+    reasons = "; ".join(f"{line['what']}: {line['why_unknown']}" for line in unknown)
+    print(f"{cloud:<6}{machine:<40}{what:<26}{shown:>8}{warnings:>10}  {reasons}")
+    return found == (gpu, gpus) and all(line["why_unknown"] for line in unknown)
 
 
 if __name__ == "__main__":

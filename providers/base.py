@@ -161,7 +161,7 @@ class PlanLine:
     """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None if it is unknown.
 
     `as_of` is the date of the price, if its table names one; `on_demand` the price on demand of what has no known spot
-    price.
+    price. `why_unknown` is the reason for a missing price, and `row` the beginning of the row that a table would need.
     """
 
     what: str
@@ -169,6 +169,13 @@ class PlanLine:
     price: float | None
     as_of: str | None = None
     on_demand: float | None = None
+    why_unknown: str | None = None
+    row: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The line as `create-cluster --dry-run -o json` prints it."""
+        told = {"what": self.what, "count": self.count, "price_per_hour": self.price, "as_of": self.as_of}
+        return told if self.price is not None else {**told, "why_unknown": self.why_unknown}
 
 
 @dataclass(frozen=True)
@@ -205,10 +212,7 @@ class Plan:
         """The plan as `create-cluster --dry-run -o json` prints it; prices per hour in `currency`, None if unknown."""
         return {
             "location": self.location,
-            "lines": [
-                {"what": line.what, "count": line.count, "price_per_hour": line.price, "as_of": line.as_of}
-                for line in self.lines
-            ],
+            "lines": [line.to_dict() for line in self.lines],
             "price_per_hour": self.total,
             "currency": self.currency,
             "price_source": self.source,

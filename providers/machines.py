@@ -2,9 +2,10 @@
 
 A row of the table is about a machine type, or another part of a cluster, in one region; "any" stands for all regions
 without a row. Prices are in USD per piece and hour, before tax and discounts, and of the dates beside them: an
-orientation, no offer. What is in no row is unknown, and never free. A table of the user's, machines.csv in mlbench's
-configuration directory, goes before this one, row by row; it needs the columns cloud, item, region, and on_demand or
-spot. When a cluster is planned, the clouds are asked about machines that no table has.
+orientation, no offer. What is in no row is unknown, and never free; `unlisted` says why a cloud lists no price. A table
+of the user's, machines.csv in mlbench's configuration directory, goes before this one, row by row; it needs the columns
+cloud, item, region, and on_demand or spot. When a cluster is planned, the clouds are asked about machines that no table
+has.
 """
 
 import csv
@@ -86,6 +87,8 @@ class PriceTable:
     source: str
     version: str
     layers: tuple[Mapping[_Offer, _Price], ...]  # the user's own first
+    cloud: str
+    unlisted: Mapping[str, str]  # why the cloud lists no price of an item
     currency: str = CURRENCY
 
     def price(self, item: str, region: str, *, spot: bool = False) -> float | None:
@@ -97,7 +100,14 @@ class PriceTable:
         """A part of a plan, with its price if it is known."""
         found = self._find(item, region, spot)
         if found is None:
-            return PlanLine(what, count, None, on_demand=self.price(item, region) if spot else None)
+            reasons = ["no table has a spot price of it"] if spot else []
+            reasons += filter(None, [self.unlisted.get(item)])
+            return PlanLine(
+                *(what, count, None),
+                on_demand=self.price(item, region) if spot else None,
+                why_unknown=" and ".join(reasons) or "it is in no table",
+                row=f"{self.cloud},{item},{region},{',' if spot else ''}PRICE",
+            )
         return PlanLine(what, count, found.amount, found.as_of)
 
     def _find(self, item: str, region: str, spot: bool) -> _Price | None:
@@ -133,12 +143,14 @@ def user_price_file() -> Path:
 
 def load_prices(cloud: str) -> PriceTable:
     """The prices of one cloud: the user's own, then the shipped. Raises UsageError for a malformed table."""
-    shipped, source = _prices(_read(SHIPPED), cloud), SOURCES.get(cloud, f"mlbench's {SHIPPED.name}")
+    rows = _read(SHIPPED)
+    shipped, source = _prices(rows, cloud), SOURCES.get(cloud, f"mlbench's {SHIPPED.name}")
+    unlisted = {row["item"]: row["unlisted"] for row in rows if row["cloud"] == cloud and row.get("unlisted")}
     if not user_price_file().exists():
-        return PriceTable(source, _digest(shipped), (shipped,))
+        return PriceTable(source, _digest(shipped), (shipped,), cloud, unlisted)
     own = _prices(_read(user_price_file()), cloud)
     version = f"{_digest(own)}, then {_digest(shipped)}"
-    return PriceTable(f"your {user_price_file().name}, then {source}", version, (own, shipped))
+    return PriceTable(f"your {user_price_file().name}, then {source}", version, (own, shipped), cloud, unlisted)
 
 
 def _prices(rows: Sequence[Mapping[str, str]], cloud: str) -> dict[_Offer, _Price]:

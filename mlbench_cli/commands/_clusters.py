@@ -1,7 +1,7 @@
 """Output of the cluster commands (steps, plans, prices, documents) and their common options."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers.base import THIS_MACHINE, Plan, PlanLine
 from providers.lifecycle import Step
+from providers.machines import user_price_file
 
 Project = Annotated[
     str | None,
@@ -110,16 +111,24 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     console.note(f"The cluster {cluster.name} {place}:\n{table}")
     if plan.source:
         console.note(f"Prices: {plan.source}.")
-    if missing := dict.fromkeys(_describe_unknown(line, plan.currency) for line in plan.lines if line.price is None):
+    if unknown := [line for line in plan.lines if line.price is None]:
         rest = f"; the rest costs {format_price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
-        console.note(f"mlbench does not know the price of {', '.join(missing)}{rest}.")
+        console.note(f"mlbench does not know the price of {_describe_unknown(unknown, plan.currency)}{rest}.")
+        rows = "\n".join(dict.fromkeys(f"  {line.row}" for line in unknown if line.row))
+        columns = "cloud,item,region,on_demand,spot"
+        console.note(f"To name a price, add a row below {columns} to {user_price_file()}:\n{rows}")
     for warning in plan.warnings:
         console.warn(warning)
 
 
-def _describe_unknown(line: PlanLine, currency: str) -> str:
-    on_demand = f" ({format_price(line.on_demand, currency)}/h on demand)" if line.on_demand is not None else ""
-    return f"{line.what}{on_demand}"
+def _describe_unknown(lines: Sequence[PlanLine], currency: str) -> str:
+    """The parts without a price, and why: "A, B, because ..."."""
+    parts: dict[str | None, list[str]] = {}
+    for line in lines:
+        on_demand = f" ({format_price(line.on_demand, currency)}/h on demand)" if line.on_demand is not None else ""
+        parts.setdefault(line.why_unknown, []).append(f"{line.what}{on_demand}")
+    reasons = (f"{', '.join(whats)}{f', because {why}' if why else ''}" for why, whats in parts.items())
+    return "; of ".join(reasons)
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:

@@ -7,7 +7,7 @@ versions can be read.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -21,12 +21,13 @@ GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
 
 
 class PlanLineRecord(TypedDict):
-    """One priced item. `price_per_hour` is the unit price, null if unknown; `as_of` is the date of the price."""
+    """One priced item. `price_per_hour` is the unit price, null if unknown (`why_unknown`); `as_of` is its date."""
 
     what: str
     count: int
     price_per_hour: float | None
     as_of: str | None
+    why_unknown: NotRequired[str | None]
 
 
 class PlanRecord(TypedDict, total=False):

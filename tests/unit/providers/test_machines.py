@@ -56,8 +56,20 @@ def test_what_is_not_listed_is_unknown() -> None:
     assert prices.price("g5.xlarge", "eu-west-1") is None
     assert prices.price("g5.xlarge", "us-east-1", spot=True) is None
     line = prices.line("worker g5.xlarge (spot)", 2, "g5.xlarge", "us-east-1", spot=True)
-    assert line == PlanLine("worker g5.xlarge (spot)", 2, None, on_demand=1.006)
+    assert (line.price, line.on_demand) == (None, 1.006)
     assert Plan((line, PlanLine("other", 1, 0.5)), "x").total is None
+
+
+def test_a_price_that_is_unknown_has_a_reason_and_a_row_to_add() -> None:
+    prices = load_prices("gke")
+    reserved = prices.line("worker", 1, "a4x-highgpu-4g", "us-central1")
+    assert "lists no price on demand" in (reserved.why_unknown or "")
+    spot = prices.line("worker", 1, "a4x-highgpu-4g", "us-central1", spot=True)
+    assert "no table has a spot price of it and Google sells it" in (spot.why_unknown or "")
+    user_price_file().write_text(f"cloud,item,region,on_demand,spot\n{spot.row.replace('PRICE', '40.5')}\n")
+    assert load_prices("gke").line("worker", 1, "a4x-highgpu-4g", "us-central1", spot=True).price == 40.5
+    assert load_prices("gke").price("a4x-highgpu-4g", "us-central1") is None
+    assert load_prices("eks").line("worker", 1, "new.large", "us-east-1").why_unknown == "it is in no table"
 
 
 def test_ones_own_table_goes_before() -> None:
