@@ -27,6 +27,7 @@ from mlbench_cli.agent.serve import MARKER
 from mlbench_cli.errors import CredentialError, MlbenchError, RemoteError, UnreachableError, UsageError
 
 CONNECT_SECONDS = 10
+ASK_SECONDS = 3.0  # in which ssh says which options it knows
 CALL_SECONDS = 40.0
 BLOCK = 1 << 20
 MAX_GREETING = 1 << 20  # bytes that a login may print before our program answers
@@ -40,6 +41,8 @@ SSH_OPTIONS = (
     # What a person's configuration has for sessions of their own, as scp and sftp switch it off.
     *("-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"),
 )
+# The same for what came with OpenSSH 8.7, which older ones reject.
+NEWER_SSH_OPTIONS = ("-o", "SessionType=default", "-o", "StdinNull=no", "-o", "ForkAfterAuthentication=no")
 BOOT = (
     "import sys; b = sys.stdin.buffer; "
     "exec(compile(b.read(int(b.readline())), 'mlbench-serve', 'exec'), {'__name__': '__main__'})"
@@ -85,7 +88,18 @@ class Target:
         if self.login is None:
             return words
         config = ["-F", self.ssh_config] if self.ssh_config else []
-        return ["ssh", *config, *SSH_OPTIONS, "-T", "--", self.login, "exec " + shlex.join(words)]
+        return ["ssh", *config, *_options_of(shutil.which("ssh")), "-T", "--", self.login, "exec " + shlex.join(words)]
+
+
+@cache
+def _options_of(ssh: str | None) -> tuple[str, ...]:
+    """The options of a connection that this program knows."""
+    silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    try:
+        knows = subprocess.run([ssh or "ssh", *NEWER_SSH_OPTIONS, "-V"], timeout=ASK_SECONDS, **silent).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        knows = False
+    return (*SSH_OPTIONS, *NEWER_SSH_OPTIONS) if knows else SSH_OPTIONS
 
 
 @cache

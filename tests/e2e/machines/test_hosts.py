@@ -77,6 +77,15 @@ def test_a_host_file_with_slots_places_workers_as_mpirun_does(client: Client, fl
     assert client.run("run", "five", "5", "--command", "true", "--yes").returncode == 5
 
 
+def test_a_configuration_for_tunnels_is_no_obstacle(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"{fleet.ssh_config.read_text()}\nHost *\n  SessionType none\n  StdinNull yes\n")
+    words = ["--ssh-config", str(config), "--hosts", "m1,m2", "--dir", str(tmp_path / "d")]
+    client.ok("attach-hosts", "tunnels", *words)
+    client.ok("run", "through", "2", "--command", "sh -c 'echo $RANK'", "--yes")
+    assert (client.folder("through-2") / "logs/rank-1.log").read_text() == "1\n"
+
+
 def test_a_run_outlives_its_client(hosts: Client) -> None:
     process = hosts.start("run", "alone", "2", "--command", "sleep 20", "--yes")
     until(lambda: len(ranks("alone-2")) >= 2)

@@ -25,10 +25,19 @@ def test_a_host_that_answers_anything_else_is_unreachable(
         Channel(Target("m1")).call("hello", seconds=3.0)
 
 
-def test_a_persons_session_settings_do_not_reach_the_transport() -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_persons_session_settings_do_not_reach_the_transport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    refuse = 'case " $* " in *SessionType*) echo "Bad configuration option: sessiontype" >&2; exit 255 ;; esac\n'
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{refuse if is_old else ''}")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     words = Target("m1", "python3", "/etc/my config").command()
     for option in ("RemoteCommand=none", "ClearAllForwardings=yes", "PermitLocalCommand=no"):
         assert option in words
+    for option in ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no"):  # since OpenSSH 8.7
+        assert (option in words) is not is_old
 
 
 @pytest.mark.parametrize(
