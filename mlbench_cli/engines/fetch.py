@@ -6,7 +6,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,14 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
                 unknown += [rank] if entry.get("phase") != Phase.PENDING else []
             elif size_of(path) != facts["size"] or (facts["size"] and _digest(path) != facts["sha256"]):
                 wrong.append(rank)
-    findings = []
-    if unknown:
-        findings.append(
-            Finding(
-                LOG_GAP,
-                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not verified: their agent "
-                "was killed before it could write digests.",
-                evidence={"ranks": unknown},
-            )
-        )
-    return wrong, findings
+    why = "not verified: their agent was killed before it could write digests"
+    return wrong, [explain_gap(unknown, why)] if unknown else []
+
+
+def explain_gap(ranks: Sequence[int], why: str) -> Finding:
+    """The finding that the ends of the ranks' logs are `why`."""
+    summary = f"The ends of the logs of ranks {', '.join(map(str, ranks[:20]))} are {why}."
+    return Finding(LOG_GAP, summary, evidence={"ranks": list(ranks)})
 
 
 def _read_marker(marker: Path) -> tuple[int, int] | None:

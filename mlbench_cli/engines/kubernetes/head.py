@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlbench_cli.engines import fetch
-from mlbench_cli.engines.base import LOG_GAP, Fetched
+from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel
 from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped
@@ -203,12 +203,7 @@ class KubernetesHead(RemoteHead):
         if snapshot.is_served:
             return super()._check_logs(snapshot)
         wrong, findings = fetch.check_logs(self.run, snapshot.nodes.values())
-        if wrong:
-            summary = (
-                f"The logs of ranks {', '.join(map(str, wrong[:20]))} are not whole: the head had the rest of them."
-            )
-            findings.append(Finding(LOG_GAP, summary))
-        return findings
+        return [*findings, fetch.explain_gap(wrong, "missing: the head that had them is gone")] if wrong else findings
 
     def _find_missing(self, snapshot: Snapshot, seen: Observation) -> list[int]:
         """The workers that have run, but of which nobody has anything any more."""
