@@ -87,9 +87,10 @@ class KindProvider(Provider):
         """The resources in the order of their creation: marker volume, nodes, registry, loaded images."""
         options = read_options(cluster, KindOptions)
         port = options.registry_port
-        mark = MarkerVolume(cluster, options.registry_name if port is not None else None)
+        kubeconfig = kubeconfig_of(cluster)
+        mark = MarkerVolume(cluster, kubeconfig.parent, options.registry_name if port is not None else None)
         reserved = (os.cpu_count() or 1) - options.num_cpus if options.num_cpus else 0
-        nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options), reserved)
+        nodes = KindCluster(cluster, mark, kubeconfig, image_of(options), reserved)
         found: list[Resource] = [mark, nodes]
         if port is not None:
             registry = Registry(cluster, mark, options.registry_name, port, options.registry_image)

@@ -28,14 +28,16 @@ REGISTRY_PORT = 5000  # inside the registry's container
 class MarkerVolume(Resource):
     """An empty Docker volume with our tags, because kind does not put labels of ours on nodes.
 
-    It is created first and deleted last: nodes without it belong to somebody else.
+    It is created first and deleted last: nodes without it belong to somebody else. With it goes `folder`, the cluster's
+    own in the data directory.
     """
 
     kind = "Docker volume"
     create_seconds = delete_seconds = 120.0
 
-    def __init__(self, cluster: Cluster, registry: str | None = None) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, registry: str | None = None) -> None:
         self.cluster = cluster
+        self.folder = folder
         self.name = volume_of(cluster.name)
         self.labels = {**ownership_tags(cluster), NODES_LABEL: str(nodes_in(cluster))}
         if registry:
@@ -66,7 +68,8 @@ class MarkerVolume(Resource):
         return Readiness(self.find() is not None)
 
     def delete(self) -> None:
-        """Remove the volume. Absent is success."""
+        """Remove the folder, then the volume. Absent is success."""
+        shutil.rmtree(self.folder, ignore_errors=True)
         call(["docker", "volume", "rm", "--force", self.name])
 
 
@@ -148,13 +151,12 @@ class KindCluster(Resource):
         return Readiness(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
 
     def delete(self) -> None:
-        """Run `kind delete cluster` and remove the kubeconfig. Nothing happens while another process works on it."""
+        """Run `kind delete cluster`. Nothing happens while another process works on it."""
         with creation_lock(self.name) as lock:
             if lock is None:
                 return  # find() calls it busy until it is not
             command = ["kind", "delete", "cluster", "--name", self.name, "--kubeconfig", str(self.kubeconfig)]
             call(command, keep_open=[lock])
-            shutil.rmtree(self.kubeconfig.parent, ignore_errors=True)
 
     def _missing(self, nodes: dict[str, str]) -> str | None:
         """Why this cluster will never be complete although no process works on it; None if it looks complete."""
@@ -293,8 +295,13 @@ class LoadedImage(Part):
         return ResourceStatus("there") if all(self._on(node, image["Id"]) for node in nodes) else None
 
     def create(self) -> None:
-        """Load an archive, because `kind load docker-image` fails if Docker keeps images in containerd's store."""
-        with tempfile.TemporaryDirectory(prefix="mlbench-image-") as folder:
+        """Load an archive, because `kind load docker-image` fails if Docker keeps images in containerd's store.
+
+        It lies in the cluster's folder: were this process killed, gigabytes would stay in that of temporary files.
+        """
+        parent = self.nodes.mark.folder
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(prefix="image-", dir=parent) as folder:
             archive = str(Path(folder) / "image.tar")
             save = ["docker", "save", "--output", archive]
             if keeps_images_in_containerd():
