@@ -3,6 +3,7 @@
 Most scripts need this machine only. Those of clusters use the cluster of KUBECONFIG; without that variable a KIND
 cluster with two workers is made for them, and deleted at the end. Their image (MLBENCH_BENCH_IMAGE) is loaded onto the
 nodes before the first of them starts, because a node without it would wait for it as long as the script lets it.
+Those that make their own KIND clusters load a task image (MLBENCH_BENCH_TASK_IMAGE; default: that of `make images`).
 A script whose needs cannot be met is skipped with the reason, and the others run.
 """
 
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from mlbench_cli import __version__
+
 ROOT = Path(__file__).parents[1]
 CLUSTER = "mlbench-bench"
 WORKERS = 2
@@ -31,10 +34,12 @@ class Need(StrEnum):
     CLUSTER = "a Kubernetes cluster with two workers, kubectl, and an image with sh, coreutils and python3"
     MACHINES = "a Slurm cluster and hosts that ssh reaches"
     INDEX = "a package index"
+    KIND = "Docker, kind, and a task image with torch"
     GPU = "a GPU"
 
 
 NEEDS = {
+    "create_kills": Need.KIND,
     "engines": Need.MACHINES,
     "extras": Need.INDEX,
     "fetch": Need.CLUSTER,
@@ -79,6 +84,8 @@ class Preparation:
             raise CannotPrepare("MACHINES_SHARED is not set; tests/e2e/machines/run.sh says how to start machines")
         if need is Need.GPU and not any(map(os.path.exists, GPU_DEVICES)):
             raise CannotPrepare("this machine has none")
+        if need is Need.KIND:
+            return self._require_task_image()
         if need is not Need.CLUSTER:
             return Setting({})
         if self._cluster is None:
@@ -111,6 +118,13 @@ class Preparation:
         if made.returncode:
             raise CannotPrepare(f"no KIND cluster could be made: {made.stderr.strip()}")
         return Setting({"KUBECONFIG": kubeconfig}, (self._image,))
+
+    def _require_task_image(self) -> Setting:
+        self._require("docker", "kind")
+        image = self._environ.get("MLBENCH_BENCH_TASK_IMAGE", f"localhost/mlbench/digits_resnet:{__version__}")
+        if self._call("docker", "image", "inspect", image).returncode:
+            raise CannotPrepare(f"Docker has no {image}: make images, or name another in MLBENCH_BENCH_TASK_IMAGE")
+        return Setting({}, (image,))
 
     def _load_image(self) -> None:
         """Load the image onto the nodes of a KIND cluster; those of other clusters pull it themselves."""
