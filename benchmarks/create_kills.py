@@ -74,14 +74,14 @@ class Trial:
         found = json.loads(self.ask("list-clusters", "--cloud", "-o", "json", home=empty).stdout)["clusters"]
         return all(CLUSTER in [item["name"] for item in clusters] for clusters in (known, found))
 
-    def list_left(self, networks: set[str]) -> list[str]:
-        """All that is left of the cluster, and runs that are not sealed."""
+    def list_left(self, before: set[str]) -> list[str]:
+        """All that is left of the cluster, and runs that are not sealed. `before` was in Docker before all trials."""
         end = time.monotonic() + 5
         while programs := list_programs():  # those that were killed with their containers take a moment
             if time.monotonic() > end:
                 break
             time.sleep(0.2)
-        left = [*list_in_docker(), *(f"network {name}" for name in list_networks() - networks), *programs]
+        left = [*sorted(list_in_docker() - before), *programs]
         left += [f"file {path.name}" for path in self.temporary.iterdir() if not path.name.startswith("mlbench-kind-")]
         if (self.home / "clusters" / CLUSTER).exists():
             left.append("folder of the cluster")
@@ -107,12 +107,12 @@ def main() -> int:
         words += ["--cluster-image", node_image]
     with tempfile.TemporaryDirectory(prefix="create-kills-") as folder:
         lasts = time_phases(Trial(Path(folder, "calm"), words))
-        networks = list_networks()  # kind's own is made with the first cluster, and stays
+        before = list_in_docker()  # among it kind's network, which is made with the first cluster and stays
         print(f"\n{'killed while':<12}{'after':>8}{'existed':>9}{'shown':>7}{'exit':>6}{'again':>8}  left", flush=True)
         trials = leaks = hidden = failed = 0
         for phase, after in spread(lasts, given.moments):
             trials += 1
-            row = kill(Trial(Path(folder, str(trials)), words), phase, after, networks)
+            row = kill(Trial(Path(folder, str(trials)), words), phase, after, before)
             leaks, hidden, failed = leaks + bool(row[0]), hidden + row[1], failed + row[2]
     print(f"{trials} moments: {leaks} left something, {hidden} were invisible, {failed} ended with an error")
     return 1 if leaks or hidden or failed else 0
@@ -146,7 +146,7 @@ def spread(lasts: dict[str, float], moments: int) -> Iterator[tuple[str, float]]
             yield phase, lasts[phase] * (number + 0.5) / each
 
 
-def kill(trial: Trial, phase: str, after: float, networks: set[str]) -> tuple[list[str], bool, bool]:
+def kill(trial: Trial, phase: str, after: float, before: set[str]) -> tuple[list[str], bool, bool]:
     """Kill the command, give it again, and print what was found: what is left, and whether anything was invisible, or
     failed."""
     client = trial.start()
@@ -154,34 +154,27 @@ def kill(trial: Trial, phase: str, after: float, networks: set[str]) -> tuple[li
         time.sleep(after)
     client.kill()
     was_running = client.wait() < 0
-    exists = bool(list_in_docker())
+    exists = bool(list_in_docker() - before)
     is_hidden = exists and not trial.lists()
     begun = time.monotonic()
     code = trial.start().wait(timeout=LIMIT)
     seconds = time.monotonic() - begun
-    left = trial.list_left(networks)
+    left = trial.list_left(before)
     shown = ("NO" if is_hidden else "yes") if exists else "-"
     killed = f"{after:6.1f} s" if was_running else "ended"
     there = "yes" if exists else "no"
     print(f"{phase:<12}{killed:>8}{there:>9}{shown:>7}{code:>6}{seconds:6.0f} s  {', '.join(left) or '-'}", flush=True)
     if code or left:
         print(trial.log.read_text(), file=sys.stderr, flush=True)
-    if list_in_docker():  # the next moment begins with nothing
+    if list_in_docker() - before:  # the next moment begins with nothing
         trial.ask("delete-cluster", "kind", CLUSTER, "--yes", "--force")
     return left, is_hidden, code != 0
 
 
-def list_in_docker() -> list[str]:
-    """Containers and volumes of the cluster."""
-    kinds = {
-        "container": ["docker", "ps", "-aq", "--filter", f"label=io.x-k8s.kind.cluster={CLUSTER}"],
-        "volume": ["docker", "volume", "ls", "-q", "--filter", f"label=mlbench-cluster={CLUSTER}"],
-    }
-    return [f"{kind} {line}" for kind, command in kinds.items() for line in read(*command).split()]
-
-
-def list_networks() -> set[str]:
-    return set(read("docker", "network", "ls", "--format", "{{.Name}}").split())
+def list_in_docker() -> set[str]:
+    """All containers, volumes and networks; the volumes of kind's nodes have no names of the cluster's."""
+    kinds = {"container": ["ps", "-aq"], "volume": ["volume", "ls", "-q"], "network": ["network", "ls", "-q"]}
+    return {f"{kind} {line}" for kind, words in kinds.items() for line in read("docker", *words).split()}
 
 
 def list_programs() -> list[str]:
