@@ -151,12 +151,13 @@ class KindCluster(Resource):
         return Readiness(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
 
     def delete(self) -> None:
-        """Run `kind delete cluster`. Nothing happens while another process works on it."""
+        """Run `kind delete cluster` and remove the kubeconfig. Nothing happens while another process works on it."""
         with creation_lock(self.name) as lock:
             if lock is None:
                 return  # find() calls it busy until it is not
             command = ["kind", "delete", "cluster", "--name", self.name, "--kubeconfig", str(self.kubeconfig)]
             call(command, keep_open=[lock])
+            self.kubeconfig.unlink(missing_ok=True)
 
     def _missing(self, nodes: dict[str, str]) -> str | None:
         """Why this cluster will never be complete although no process works on it; None if it looks complete."""

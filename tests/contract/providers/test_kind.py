@@ -88,7 +88,6 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
     _remove(cluster)
     assert world.left == []
     assert not kubeconfig.parent.exists()
-    assert [item for item in os.listdir(tempfile.gettempdir()) if item.startswith("mlbench-image")] == []
 
 
 @pytest.mark.slow
@@ -199,6 +198,25 @@ def test_killed_at_every_change_of_removing_it_goes_on(
         monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"empty-{number}-{when}"))
         _remove_from_nothing()
         assert world.left == []
+
+
+@pytest.mark.parametrize("call", ["docker save", "kind delete"])
+def test_a_client_killed_with_files_of_a_cluster_leaves_none(world: World, tmp_path: Path, call: str) -> None:
+    """The archive of an image may have gigabytes, and the kubeconfig gives access."""
+
+    def make_and_remove() -> None:
+        _make(_cluster())
+        _remove(_cluster())
+
+    make_and_remove()
+    number = next(number for number, line in enumerate(world.state["log"]) if line.startswith(call))
+    world.change(log=[], trouble={str(number): "kill-after"})
+    assert _in_child(make_and_remove) == signal.SIGKILL
+    world.change(trouble={})
+    _remove(_cluster())
+    assert world.left == []
+    assert not kubeconfig_of(_cluster()).parent.exists()
+    assert [name for name in os.listdir(tempfile.gettempdir()) if not name.startswith("mlbench-kind-")] == []
 
 
 @pytest.mark.slow
