@@ -1,9 +1,9 @@
 """`mlbench run --create kind`, killed with -9 at moments spread over all of it, then given again: nothing may be left.
 
-usage: python benchmarks/create_kills.py [--moments N] [--task TASK] IMAGE
+usage: python benchmarks/create_kills.py [--moments N] IMAGE [OPTION OF RUN]...
 
-Needs Docker and kind. IMAGE, of this machine's Docker, has torch and is loaded onto the nodes. MLBENCH_TEST_NODE_IMAGE
-is the node image, if not kind's own. A first run without a kill shows how long each phase takes: a cluster is made,
+Needs Docker and kind. IMAGE, of this machine's Docker, is loaded onto the nodes and runs there what the options say; it
+has torch for those that are used without any. MLBENCH_TEST_NODE_IMAGE is the node image, if not kind's own. A first run without a kill shows how long each phase takes: a cluster is made,
 gets the image, runs, its results are fetched and sealed, it is deleted. In each phase the same number of clients is
 killed. What then exists in Docker has to be listed in this data directory and, with --cloud, from an empty one. At the
 end nothing may be left: containers, volumes and networks of Docker, temporary files, programs that work on the cluster,
@@ -25,6 +25,7 @@ from providers import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME, CLUSTER = "killed", "killed-1"
+TASK = ["--task", "digits_resnet", "--preset", "tiny", "--backend", "gloo"]
 PHASES = ("making", "image", "running", "fetching", "deleting")
 LIMIT = 900.0  # seconds for one command
 
@@ -99,9 +100,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", metavar="IMAGE")
     parser.add_argument("--moments", type=int, default=30, metavar="N")
-    parser.add_argument("--task", default="digits_resnet")
-    given = parser.parse_args()
-    words = ["run", NAME, "1", "--task", given.task, "--preset", "tiny", "--backend", "gloo", "--yes"]
+    given, options = parser.parse_known_args()
+    words = ["run", NAME, "1", *(options or TASK), "--yes"]
     words += ["--create", "kind", "--image", given.image, "--load", given.image]
     if node_image := os.environ.get("MLBENCH_TEST_NODE_IMAGE"):
         words += ["--cluster-image", node_image]
