@@ -3,11 +3,11 @@
 usage: python benchmarks/create_kills.py [--moments N] IMAGE [OPTION OF RUN]...
 
 Needs Docker and kind. IMAGE, of this machine's Docker, is loaded onto the nodes and runs there what the options say; it
-has torch for those that are used without any. MLBENCH_TEST_NODE_IMAGE is the node image, if not kind's own. A first run without a kill shows how long each phase takes: a cluster is made,
-gets the image, runs, its results are fetched and sealed, it is deleted. In each phase the same number of clients is
-killed. What then exists in Docker has to be listed in this data directory and, with --cloud, from an empty one. At the
-end nothing may be left: containers, volumes and networks of Docker, temporary files, programs that work on the cluster,
-its record, runs without a sealed archive.
+has torch for those that are used without any. MLBENCH_TEST_NODE_IMAGE is the node image, if not kind's own. A first
+run without a kill shows how long each phase takes: a cluster is made, gets the image, runs, its results are fetched and
+sealed, it is deleted. In each phase the same number of clients is killed. What then exists in Docker has to be listed
+in this data directory and, with --cloud, from an empty one. At the end nothing may be left: containers, volumes and
+networks of Docker, temporary files, programs that work on the cluster, its record, runs without a sealed archive.
 """
 
 import argparse

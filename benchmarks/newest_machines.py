@@ -1,7 +1,7 @@
 """Plans for machine types that are newer than the tables, and for those of MLBench 3: GPUs, price, number of warnings.
 
 The GPUs come from the answers of the fakes, which are recalled or read in public sources (docs/development).
-The fake clouds tell no prices, so a user without an account sees the same; the price is that of all parts of the plan.
+The fake clouds tell no prices, so a user without an account sees the same. The price is that of one worker.
 Prints a table; the exit code is 1 if a plan has other GPUs than the type, sees none, or tells neither a price nor why
 there is none.
 """
@@ -77,12 +77,13 @@ def _plan(cloud: str, row: Row) -> bool:
         print(f"{cloud:<6}{machine:<40}{'refused':<26}{'':>8}  {said}")
         return False
     planned = json.loads(out.getvalue())
-    details, price = planned["cluster"]["details"], planned["plan"]["price_per_hour"]
+    details, plan = planned["cluster"]["details"], planned["plan"]
     found = (details["gpu"], details["gpus_per_node"])
-    shown = "unknown" if price is None else f"{price:.2f}"
-    warnings = len(planned["plan"]["warnings"])
+    lines = [line for line in plan["lines"] if line["what"].startswith((f"worker {machine}", "GPU "))]
+    unknown = [line for line in lines if line["price_per_hour"] is None]
+    shown = "unknown" if unknown else f"{sum(line['price_per_hour'] for line in lines):.2f}"
+    warnings = len(plan["warnings"])
     what = f"{found[1]} × {found[0]}" if found[1] else "none"
-    unknown = [line for line in planned["plan"]["lines"] if line["price_per_hour"] is None]
     reasons = "; ".join(f"{line['what']}: {line['why_unknown']}" for line in unknown)
     print(f"{cloud:<6}{machine:<40}{what:<26}{shown:>8}{warnings:>10}  {reasons}")
     return found == (gpu, gpus) and all(line["why_unknown"] for line in unknown)

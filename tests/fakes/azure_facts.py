@@ -7,7 +7,7 @@ Message = Object
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 TENANT = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 REGION, OTHER_REGION = "eastus", "westeurope"
-REGIONS = (REGION, OTHER_REGION)
+REGIONS = (REGION, OTHER_REGION, "eastus2")
 PATCHES = {"1.36": ("1.36.2", "1.36.1"), "1.35": ("1.35.5",)}
 # Size: family (name of its quota), vCPUs, GPUs, whether it is sold as spot. Spelling of families: Microsoft's page on
 # quotas; capitals differ between services, so that names are compared without them.
