@@ -114,9 +114,9 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     if unknown := [line for line in plan.lines if line.price is None]:
         rest = f"; the rest costs {format_price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
         console.note(f"mlbench does not know the price of {_describe_unknown(unknown, plan.currency)}{rest}.")
-        rows = "\n".join(dict.fromkeys(f"  {line.row}" for line in unknown if line.row))
+        lacking = "\n".join(dict.fromkeys(f"  {line.row}" for line in unknown if line.row))
         columns = "cloud,item,region,on_demand,spot"
-        console.note(f"To name a price, add a row below {columns} to {user_price_file()}:\n{rows}")
+        console.note(f"To name a price, add a row below {columns} to {user_price_file()}:\n{lacking}")
     for warning in plan.warnings:
         console.warn(warning)
 
