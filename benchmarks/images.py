@@ -182,10 +182,9 @@ def task(world: World, precision: str) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)
         method.begin(batch.size, batch.total)
-        with method.last_pass():
-            with mixed.autocast():
-                loss = cross_entropy(model(images), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+        with mixed.autocast():
+            loss = cross_entropy(model(images), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
         method.step(SGD["lr"])
 
     return step

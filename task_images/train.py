@@ -643,14 +643,15 @@ class Trainer(Loop[P], Generic[P]):
                 seed_device(self.world.device, self.world.contract.seed, *path)
             if self.graphs is not None:
                 self.graphs.begin_pass()
-            with self.method.last_pass() if number == update.count - 1 else contextlib.nullcontext():
-                with self.number_format.autocast():
-                    enter("forward")
-                    outputs = self.work.forward(self._trained, data)
-                    enter("loss")
-                    loss = self.work.loss(outputs, data)
-                enter("backward")
-                loss.backward(self.number_format.factor)
+            if number and number == update.count - 1:
+                self.method.begin_last_pass()
+            with self.number_format.autocast():
+                enter("forward")
+                outputs = self.work.forward(self._trained, data)
+                enter("loss")
+                loss = self.work.loss(outputs, data)
+            enter("backward")
+            loss.backward(self.number_format.factor)
             if self._observe is not None:
                 enter("metrics")
                 self._observe(outputs, data)

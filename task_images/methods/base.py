@@ -2,7 +2,7 @@
 
     module = method.attach(world, model, make_optimizer, tracker)
     each update:    method.begin(weight, total, passes, scale)
-                    forward and backward passes, the last ones in `with method.last_pass()`
+                    forward and backward passes; before the last of several: method.begin_last_pass()
                     method.step(rate, clip)
     validation:     with method.consensus(): ...
 
@@ -454,7 +454,7 @@ class Method:
         return wrapped
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Call before the first forward pass of an update that has `passes` passes.
+        """Call before the first forward pass of an update that has `passes` passes. A single one is the last one.
 
         `weight` is the weight of this rank's gradients (the number of samples that they average), `total` the sum of
         all ranks' weights. If gradients are sums: weight 1, and `total` the number of terms of all ranks. `scale` is
@@ -464,10 +464,11 @@ class Method:
         self.share, self._scale = weight / total, scale
         self.divisor = 1.0 if scale is None else scale.value
         self.overflowed = False
+        self.is_last_pass = passes == 1
 
-    def last_pass(self) -> AbstractContextManager[object]:
-        """A context for forward and backward of an update's last pass: gradients may be sent while it runs."""
-        return NOTHING
+    def begin_last_pass(self) -> None:
+        """Call before the last of several passes: gradients may be sent while it runs."""
+        self.is_last_pass = True
 
     def step(self, rate: float, clip: float | None = None) -> bool:
         """Exchange, unscale, clip and update, at learning rate `rate`. False if gradients were not finite: the model is

@@ -14,12 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from task_images.methods import plans, torch
-from task_images.methods.base import NOTHING, Method
+from task_images.methods.base import Method
 from task_images.methods.plans import Groups
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch import Tensor, nn
 
 
@@ -95,7 +93,7 @@ class Bucketed(Method):
 
     def start(self) -> None:
         """Make the plan and hook the parameters."""
-        self._armed = self._open = False
+        self.is_last_pass = self._open = False
         self._next = 0  # message to be sent next
         named = [(name, item) for name, item in self.model.named_parameters() if item.requires_grad]
         self._named = named[::-1]  # about the order in which gradients become ready
@@ -137,11 +135,6 @@ class Bucketed(Method):
 
     # --- an update ----------------------------------------------------------------------------------------------------
 
-    def last_pass(self) -> AbstractContextManager[object]:
-        """From now on the hooks take gradients, and messages start when the first one is ready."""
-        self._armed = True
-        return NOTHING
-
     def open_update(self) -> None:
         """Begin to fill the buckets; the sums of the last update are no longer needed."""
         self._open, self._next = True, 0
@@ -151,7 +144,7 @@ class Bucketed(Method):
                 slot.has_arrived = False
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        if not self._armed:
+        if not self.is_last_pass:
             return
         if not self._open:
             self.open_update()
@@ -177,7 +170,7 @@ class Bucketed(Method):
 
     def end_backward(self) -> None:
         """Take what has no gradient, or had none of its own, and send the rest."""
-        self._armed = False
+        self.is_last_pass = False
         if not self._open:
             self.open_update()
         self._open = False

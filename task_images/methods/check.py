@@ -150,8 +150,7 @@ def _update(
     method: Method, module: nn.Module, gradients: dict[str, Tensor], total: float, scale: LossScale | None = None
 ) -> bool:
     method.begin(1.0, total, scale=scale)
-    with method.last_pass():
-        (module(gradients) * (scale.value if scale else 1.0)).backward()
+    (module(gradients) * (scale.value if scale else 1.0)).backward()
     return method.step(1.0)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from task_images.methods import Lazy, dist
@@ -68,16 +65,12 @@ class Ddp(Method):
         """Begin an update; only its last pass exchanges gradients."""
         super().begin(weight, total, passes, scale)
         if self.world.size > 1:
-            self._wrapped.require_backward_grad_sync = passes == 1
+            self._wrapped.require_backward_grad_sync = self.is_last_pass
 
-    def last_pass(self) -> AbstractContextManager[object]:
-        """A context in which the buckets are sent."""
-        return self._synchronize() if self.world.size > 1 else super().last_pass()
-
-    @contextlib.contextmanager
-    def _synchronize(self) -> Iterator[None]:
-        self._wrapped.require_backward_grad_sync = True
-        yield
+    def begin_last_pass(self) -> None:
+        """From now on the buckets are sent."""
+        if self.world.size > 1:
+            self._wrapped.require_backward_grad_sync = True
 
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         flat = bucket.buffer().mul_(self.share)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from task_images.methods import Lazy, nn, torch
@@ -72,13 +70,11 @@ class Fsdp2(Method):
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update; only its last pass reduces gradients."""
         super().begin(weight, total, passes, scale)
-        self._set_last(passes == 1)
+        self._set_last(self.is_last_pass)
 
-    @contextlib.contextmanager
-    def last_pass(self) -> Iterator[None]:
-        """A context in which gradients are reduced."""
+    def begin_last_pass(self) -> None:
+        """From now on gradients are reduced."""
         self._set_last(True)
-        yield
 
     def _set_last(self, is_last: bool) -> None:
         if isinstance(self.model, fsdp.FSDPModule):

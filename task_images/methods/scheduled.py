@@ -78,7 +78,7 @@ class Measured(Bucketed):
             self._times, self._started = {}, self._now()
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        if self._armed and self.is_measuring:
+        if self.is_last_pass and self.is_measuring:
             if not self._open:
                 self.open_update()
             self._times[name] = self._now()

@@ -143,8 +143,7 @@ def train(world: World, method: Method, case: Case) -> tuple[Tensors, list[bool]
         method.begin(case.weights[world.rank], sum(case.weights), scale=scale)
         gradients = case.gradients(update)[world.rank]
         factor = 1.0 if scale is None else scale.value
-        with method.last_pass():
-            module([torch.from_numpy(part * factor) for part in gradients]).backward()
+        module([torch.from_numpy(part * factor) for part in gradients]).backward()
         made.append(method.step(rate, setting.clip))
     if method.gates:
         with method.consensus():

@@ -49,8 +49,7 @@ def main(contract: Contract) -> None:
         ready.clear()
         counter.done = 0
         method.begin(1.0, float(world.size))
-        with method.last_pass():
-            module(torch.randn(2, WIDTH)).sum().backward()
+        module(torch.randn(2, WIDTH)).sum().backward()
         method.step(0.1)
     print("READY", compiled, ready[0] / counter.done, flush=True)
     method.close()

@@ -57,8 +57,7 @@ def measure(world: World, method: Method) -> tuple[float, float | None]:
     before, counted = count_sent(), method.stats().get("wire_bytes")
     for _ in range(UPDATES):
         method.begin(1.0, float(world.size))
-        with method.last_pass():
-            module(ones(2, 300)).backward()
+        module(ones(2, 300)).backward()
         method.step(0.001)
     if method.gates:  # the last update is under way
         with method.consensus():
