@@ -68,8 +68,6 @@ def make_step(tracker: Tracker | None) -> Callable[[], None]:
 
     def step() -> None:
         enter("data_wait")
-        if tracker:
-            tracker.begin_step()
         enter("preprocessing")
         inputs = images.clone()
         enter("forward")
@@ -95,8 +93,7 @@ def borders_cost(repeats: int = 20000) -> float:
     """Seconds of all the tracker's calls in one step, with nothing between them."""
     tracker = Tracker()
     begin = time.perf_counter()
-    for _ in tracker.waiting(range(repeats)):
-        tracker.begin_step()
+    for _ in tracker.steps(range(repeats)):
         for name in CATEGORIES_OF_A_STEP:
             tracker.enter(name)
         tracker.end_step(BATCH)

@@ -2,15 +2,14 @@
 
     tracker = Tracker(world.device)
     tracker.restart()
-    for batch in tracker.waiting(loader):
-        tracker.begin_step()
+    for batch in tracker.steps(loader):
         tracker.enter("forward")
         ...
         tracker.end_step(batch.total)
 
-On a GPU, boundaries are events in its queue, read a few hundred at a time: work counts
-for the category that launched it, and waiting for data only while the device was idle. The host waits for the device
-once per RESOLVE_EVERY boundaries and at every snapshot.
+Boundaries between categories are noted, and summed a few hundred at a time. On a GPU they are events in its queue: work
+counts for the category that launched it, and waiting for data only while the device was idle. The host waits for the
+device once per SUM_EVERY boundaries and at every snapshot.
 
 Time in no other category is `other`. Nothing inside `validation` enters another one, because a forward pass there is
 not training.
@@ -27,7 +26,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,8 +39,7 @@ _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
 Item = TypeVar("Item")
 
-# Boundaries read together, each an event of the device: about 25 steps.
-RESOLVE_EVERY = 256
+SUM_EVERY = 256  # boundaries: about 25 steps
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,10 @@ class Tracker:
     """Measures one rank, by events of its GPU or the host's clock. Not thread-safe."""
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
         self._gpu = device if device is not None and device.type == "cuda" else None
-        self._pending: list[tuple[torch.cuda.Event, str, bool]] = []  # category before it, whether inside a step
+        # A moment is a time of the host's clock, or an event behind all work launched so far.
+        self._now: Callable[[], Any] = clock if self._gpu is None else partial(_record, self._gpu)
+        self._boundaries: list[tuple[Any, str, bool]] = []  # moment, category before it, whether that was training
         self._counted = {name: name for name in CATEGORIES}  # as entered -> as counted
         self._category, self._in_step = "other", False
         self.restart()
@@ -82,12 +82,12 @@ class Tracker:
         self.samples = earlier.samples if earlier else 0
         self.epoch = earlier.epoch if earlier else 0
         self._wall = earlier.wall if earlier else 0.0
-        self._pending.clear()
         self._start_anew()
 
     def mix(self, phases: Collection[str]) -> None:
         """Count `phases` as mixed with communication from now on: its messages are sent inside them."""
         if phases:
+            self._sum()
             self._counted |= {name: MIXED_CATEGORIES[name] for name in phases} | {"communication": "other"}
             self._seconds = self._zeros() | {name: value for name, value in self._seconds.items() if value}
 
@@ -97,16 +97,16 @@ class Tracker:
     def enter(self, category: str) -> str:
         """Count the time from now on as `category`, one of contract.CATEGORIES (else KeyError). Returns the one before,
         for whoever interrupts it."""
-        before = self._category
-        self._book(self._counted[before])
         self._counted[category]  # fails for another word now, not at the next boundary
-        self._category = category
+        before, self._category = self._category, category
+        self._note(before)
         return before
 
-    def begin_step(self) -> None:
-        """Begin a training step, in the category `other`."""
-        self.enter("other")
-        self._in_step = True
+    def steps(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Like `waiting`; with each item a training step begins."""
+        for item in self.waiting(items):
+            self._in_step = True
+            yield item
 
     def end_step(self, samples: int = 0, updates: int = 1) -> None:
         """End a step on `samples` samples of all ranks, which made so many updates."""
@@ -140,47 +140,38 @@ class Tracker:
 
     def snapshot(self) -> Snapshot:
         """The figures so far. The clock continues."""
-        self._book(self._counted[self._category])
-        self._resolve()
+        self._note(self._category)
+        self._sum()
         return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
 
     def _start_anew(self) -> None:
-        self._last: float | torch.cuda.Event = self._clock() if self._gpu is None else self._record(self._gpu)
+        self._boundaries.clear()
+        self._last = self._now()
 
-    def _record(self, gpu: torch.device) -> torch.cuda.Event:
-        """An event behind all work launched so far, without waiting."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(gpu))
-        return event
-
-    def _book(self, category: str) -> None:
+    def _note(self, category: str) -> None:
         """A boundary: the time since the last one belongs to `category`."""
         is_training = self._in_step and category not in _OUTSIDE_TRAINING
-        if isinstance(self._last, float):
-            now = self._clock()
-            self._add(category, now - self._last, is_training)
-            self._last = now
-            return
-        assert self._gpu is not None
-        self._pending.append((self._record(self._gpu), category, is_training))
-        if len(self._pending) >= RESOLVE_EVERY:
-            self._resolve()
+        self._boundaries.append((self._now(), self._counted[category], is_training))
+        if len(self._boundaries) >= SUM_EVERY:
+            self._sum()
 
-    def _resolve(self) -> None:
-        """Read all pending events with a single wait."""
-        if not self._pending:
-            return
-        self._pending[-1][0].synchronize()
-        for event, category, is_training in self._pending:
-            assert isinstance(self._last, torch.cuda.Event)
-            self._add(category, float(self._last.elapsed_time(event)) / 1e3, is_training)
-            self._last = event
-        self._pending.clear()
+    def _sum(self) -> None:
+        """Add up the time between all noted boundaries; on a GPU with a single wait."""
+        if self._gpu is not None and self._boundaries:
+            self._boundaries[-1][0].synchronize()
+        for moment, category, is_training in self._boundaries:
+            seconds = moment - self._last if self._gpu is None else self._last.elapsed_time(moment) / 1e3
+            self._seconds[category] += seconds
+            self._wall += seconds
+            self._training += seconds if is_training else 0.0
+            self._last = moment
+        self._boundaries.clear()
 
-    def _add(self, category: str, seconds: float, is_training: bool) -> None:
-        self._seconds[category] += seconds
-        self._wall += seconds
-        self._training += seconds if is_training else 0.0
+
+def _record(gpu: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(gpu))
+    return event
 
 
 def gather_timings(world: World, snapshot: Snapshot) -> dict[str, dict[str, float]]:

@@ -251,7 +251,7 @@ class Loop(Generic[P]):
         tracker.epoch = epoch
         steps = self.batches.count(epoch)
         self._begin_training(epoch)
-        for update in tracker.waiting(self.batches.updates(epoch, position.in_epoch)):
+        for update in tracker.steps(self.batches.updates(epoch, position.in_epoch)):
             step = self._step(update, steps)
             self.report.step(step, steps, epoch=epoch, epochs=plan.epochs)
             is_over = self._is_over()
@@ -268,7 +268,6 @@ class Loop(Generic[P]):
         """Make one update; returns its number in this epoch, from 1. Losses are reported if the epoch's `steps` are
         given."""
         tracker, position = self.tracker, self.position
-        tracker.begin_step()
         rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
         applied = self._update(update, rate)
         if self.after_update is not None:
@@ -299,7 +298,7 @@ class Loop(Generic[P]):
         self.report.phase("training")  # the number of epochs is unknown, so steps are counted in total
         while not meter.is_over:
             tracker.epoch = position.epoch
-            for update in tracker.waiting(self.batches.updates(position.epoch, position.in_epoch)):
+            for update in tracker.steps(self.batches.updates(position.epoch, position.in_epoch)):
                 self._step(update)
                 self.report.step(position.total, protocol.total)
                 if meter.after_update(update.samples * self.unit.per_sample):

@@ -35,12 +35,12 @@ def tracker(clock: Clock) -> Tracker:
 
 
 def test_eight_half_seconds_as_the_original_tracker_was_tested(tracker: Tracker, clock: Clock) -> None:
-    tracker.begin_step()
-    clock.work(0.5)
-    for name in ("preprocessing", "forward", "loss", "backward", "communication", "optimizer", "metrics"):
-        tracker.enter(name)
+    for _ in tracker.steps(range(1)):
         clock.work(0.5)
-    tracker.end_step(32)
+        for name in ("preprocessing", "forward", "loss", "backward", "communication", "optimizer", "metrics"):
+            tracker.enter(name)
+            clock.work(0.5)
+        tracker.end_step(32)
     after = tracker.snapshot()
 
     compute = sum(after.seconds[name] for name in ("forward", "loss", "backward", "optimizer"))
@@ -57,8 +57,7 @@ def test_waiting_for_data_is_measured_and_is_no_training(tracker: Tracker, clock
         clock.work(1.0)
 
     seen = []
-    for item in tracker.waiting(loader()):
-        tracker.begin_step()
+    for item in tracker.steps(loader()):
         clock.work(0.25)
         seen.append(item)
         tracker.end_step(1)
@@ -70,12 +69,12 @@ def test_waiting_for_data_is_measured_and_is_no_training(tracker: Tracker, clock
 
 
 def test_waiting_and_validation_inside_a_step_are_no_training(tracker: Tracker, clock: Clock) -> None:
-    tracker.begin_step()
-    clock.work(1.0)
-    for name in ("data_wait", "validation"):
-        tracker.enter(name)
-        clock.work(10.0)
-    tracker.end_step()
+    for _ in tracker.steps(range(1)):
+        clock.work(1.0)
+        for name in ("data_wait", "validation"):
+            tracker.enter(name)
+            clock.work(10.0)
+        tracker.end_step()
 
     assert tracker.snapshot().training == 1.0
 
@@ -104,10 +103,10 @@ def test_what_is_paused_counts_nowhere(tracker: Tracker, clock: Clock) -> None:
 
 def test_restart_forgets_what_was_before(tracker: Tracker, clock: Clock) -> None:
     clock.work(5.0)
-    tracker.begin_step()
-    tracker.enter("loss")
-    clock.work(5.0)
-    tracker.end_step(3)
+    for _ in tracker.steps(range(1)):
+        tracker.enter("loss")
+        clock.work(5.0)
+        tracker.end_step(3)
     tracker.restart()
     clock.work(1.0)
 
