@@ -281,50 +281,64 @@ class Link:
         booked = self.book(whole, (self.size - 1) / self.size)
         return self._follow(dist.all_gather_into_tensor(whole, own, async_op=True), booked)
 
-    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Each rank's `own`, of the same size on all ranks, by rank."""
+    # --- messages of several tensors, of any types and one dimension --------------------------------------------------
+
+    def sum(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The sums of tensors of one type over ranks, in one message."""
+        flat = self.all_reduce(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Each rank's tensors, by rank. They are of the same sizes on all ranks."""
+        own = _join(tensors)
         whole = own.new_empty(self.size * own.numel())
         booked = self.book(own, self.size - 1)
         self._follow(dist.all_gather_into_tensor(whole, own, async_op=True), booked).wait()
-        return list(whole.chunk(self.size))
+        return [_split(row, tensors) for row in whole.chunk(self.size)]
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite `tensor` with rank 0's, and return it. Uses a binomial tree: a rank sends once in each round after
-        the one in which it received the tensor."""
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Rank 0's tensors, of the same sizes on all ranks. Uses a binomial tree: a rank sends once in each round after
+        the one in which it received them."""
+        message = _join(tensors)
         rounds = range(self.rank.bit_length(), (self.size - 1).bit_length())
         if count := sum(self.rank + 2**number < self.size for number in rounds):
-            self.book(tensor, count)
-        dist.broadcast(tensor, 0)
-        return tensor
+            self.book(message, count)
+        dist.broadcast(message, 0)
+        return _split(message, tensors)
 
-    def send(self, tensor: torch.Tensor, peer: int) -> None:
-        """Send `tensor` to the rank `peer`; returns when the tensor may be changed."""
-        self.book(tensor, 1)
-        dist.send(tensor.cpu() if self._host_pairs else tensor, peer)
+    def send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
+        """Send tensors to the rank `peer`."""
+        message = _join(tensors)
+        self.book(message, 1)
+        dist.send(message.cpu() if self._host_pairs else message, peer)
 
-    def receive(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-        """Receive `tensor` from the rank `peer`, and return it."""
-        place = tensor.cpu() if self._host_pairs else tensor
-        dist.recv(place, peer)
-        return tensor.copy_(place)
+    def receive(self, like: Sequence[torch.Tensor], peer: int) -> list[torch.Tensor]:
+        """The tensors that the rank `peer` sends, of the sizes and types of `like`."""
+        message = torch.empty_like(_join(like), device="cpu" if self._host_pairs else None)
+        dist.recv(message, peer)
+        return _split(message.to(self.device), like)
 
-    def start_swap(self, tensor: torch.Tensor, peers: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
-        """Start sending `tensor`, which must not change, to all `peers`. Returns a function that waits for theirs and
-        returns them in the order of `peers`."""
-        sent = tensor.cpu() if self._host_pairs else tensor
+    def start_swap(
+        self, tensors: Sequence[torch.Tensor], peers: Sequence[int]
+    ) -> Callable[[], list[list[torch.Tensor]]]:
+        """Start sending tensors, which must not change, to all `peers`. Returns a function that waits for theirs, of
+        the same sizes, and returns them in the order of `peers`."""
+        message = _join(tensors)
+        sent = message.cpu() if self._host_pairs else message
         received = [torch.empty_like(sent) for _ in peers]
         # Receives first: gloo sends data only after the peer's "ready", on the same connection. If that queues behind
         # data, the two directions take turns.
         operations = [dist.P2POp(dist.irecv, place, peer) for peer, place in zip(peers, received, strict=True)]
         operations += [dist.P2POp(dist.isend, sent, peer) for peer in peers]
-        booked = [self.book(tensor, 1) for _ in peers]
+        booked = [self.book(message, 1) for _ in peers]
         last = Booked(booked[0].begun, booked[-1].due)
         pending = [Pending(self, work, last) for work in dist.batch_isend_irecv(operations)]
 
-        def finish() -> list[torch.Tensor]:
+        def finish() -> list[list[torch.Tensor]]:
             for each in pending:
                 each.wait()
-            return [place.to(tensor.device) for place in received]
+            return [_split(place.to(self.device), tensors) for place in received]
 
         return finish
 
@@ -344,6 +358,22 @@ class Link:
             return Booked(now, 0.0)
         self._free = max(self._free, now) + self._delay[0] + self._delay[1] * size
         return Booked(now, self._free)
+
+
+def _join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The bytes of all tensors."""
+    parts = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _split(message: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inverse of `_join`, for tensors of the sizes and types of `like`."""
+    pieces = torch.split(message, [part.numel() * part.element_size() for part in like])
+    # Viewing bytes as another type requires aligned addresses.
+    return [
+        (piece.clone() if piece.storage_offset() % part.element_size() else piece).view(part.dtype)
+        for piece, part in zip(pieces, like, strict=True)
+    ]
 
 
 # --- methods ---

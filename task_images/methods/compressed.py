@@ -35,7 +35,7 @@ class Compressed(Bucketed):
     overflows_apart = True
 
     def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The sums over ranks of what each sends of `tensors`, and what this one sends, in the same shapes.
+        """The sums over ranks of what each sends of `tensors` over `link`, and what this one sends, in the same shapes.
 
         tensors   [n] each, the flat gradients of the parameters `names` plus their residuals: not to be changed
         seed      differs for each update and message, and is the same on all ranks
@@ -45,19 +45,6 @@ class Compressed(Bucketed):
     def accumulate(self, name: str, gradient: Tensor) -> Tensor:
         """Add a gradient to what was not sent so far; returns the sum, whose memory is that of the residual."""
         return self.state["residual"][name].add_(gradient)
-
-    # --- what `exchange` uses -----------------------------------------------------------------------------------------
-
-    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over ranks, in one message."""
-        flat = self.link.all_reduce(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-
-    def gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Each rank's tensors, of any types and one dimension, by rank. One message."""
-        rows = self.link.all_gather(join(tensors))
-        return [split(row, tensors) for row in rows]
 
     # --- the machinery ------------------------------------------------------------------------------------------------
 
@@ -144,22 +131,6 @@ class Compressed(Bucketed):
         """End the thread."""
         if self.world.size > 1:
             self._thread.shutdown()
-
-
-def join(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all tensors, of any types and one dimension."""
-    parts = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def split(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse of `join`, for tensors of the sizes and types of `like`."""
-    pieces = torch.split(message, [part.numel() * part.element_size() for part in like])
-    # Viewing bytes as another type requires aligned addresses.
-    return [
-        (piece.clone() if piece.storage_offset() % part.element_size() else piece).view(part.dtype)
-        for piece, part in zip(pieces, like, strict=True)
-    ]
 
 
 def pack_bits(bits: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from task_images.methods import torch
 from task_images.methods.base import LossScale, Option
-from task_images.methods.compressed import join, split
 from task_images.methods.local import Drifting
 from task_images.methods.topk import find_largest
 
@@ -50,12 +49,12 @@ class DPsgd(Gossip):
         super().begin(weight, total, passes, scale)
         if self.world.size > 1:
             self._sent = self.read_weights()
-            self._receive: Callable[[], list[Tensor]] = self.link.start_swap(self._sent, self.peers)
+            self._receive: Callable[[], list[list[Tensor]]] = self.link.start_swap([self._sent], self.peers)
 
     def mix(self, rate: float) -> None:
         """The neighbors' mean, and this rank's step."""
         step = self.read_weights().sub_(self._sent)
-        received = self._receive()
+        received = [theirs for [theirs] in self._receive()]
         self.write_weights(torch.stack([self._sent, *received]).sum(0).mul_(self.mixing).add_(step))
 
 
@@ -85,7 +84,7 @@ class Choco(Gossip):
             places.append(find_largest(part, density) + start)
             start += part.numel()
         entries = [torch.cat(places), error[torch.cat(places).long()]]
-        others = [split(row, entries) for row in self.link.start_swap(join(entries), self.peers)()]
+        others = self.link.start_swap(entries, self.peers)()
         self._believed.index_add_(0, entries[0].long(), entries[1])
         for place, change in (entries, *others):
             self._mixed.index_add_(0, place.long(), change * self.mixing)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from task_images.methods import torch
-from task_images.methods.compressed import Compressed, join, split
+from task_images.methods.compressed import Compressed
 from task_images.methods.topk import DENSITY, find_largest
 
 if TYPE_CHECKING:
@@ -34,13 +34,12 @@ class GTopK(Compressed):
         rank, distance = self.world.rank, 1
         while distance < self.world.size:
             if rank % (2 * distance) == distance:
-                self.link.send(join(entries), rank - distance)
+                self.link.send(entries, rank - distance)
                 break
             if rank + distance < self.world.size:
-                received = self.link.receive(torch.empty_like(join(entries)), rank + distance)
-                entries = self._merge(entries, split(received, entries), own)
+                entries = self._merge(entries, self.link.receive(entries, rank + distance), own)
             distance *= 2
-        final = split(self.link.broadcast(join(entries)), entries)
+        final = self.link.broadcast(entries)
         total = torch.zeros_like(flat).index_add_(0, final[0].long(), final[1])
         sizes = [tensor.numel() for tensor in tensors]
         return list(torch.split(total, sizes)), list(torch.split(own, sizes))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from task_images.methods import torch
 from task_images.methods.base import Method, Option, Round, Sent
-from task_images.methods.compressed import join, pack_bits, split, unpack_signs
+from task_images.methods.compressed import pack_bits, unpack_signs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,10 +72,8 @@ class OneBitAdam(Method):
         """The mean over ranks of signs times the mean magnitude of each tensor, and this rank's own."""
         sizes = [parameter.numel() for parameter in self.parameters]
         scales = torch.stack([part.abs().mean(dtype=torch.float32) for part in torch.split(flat, sizes)])
-        payload = [pack_bits(flat < 0), scales]
         decoded = []
-        for row in self.link.all_gather(join(payload)):
-            bits, scale = split(row, payload)
+        for bits, scale in self.link.gather([pack_bits(flat < 0), scales]):
             parts = torch.split(unpack_signs(bits, flat), sizes)
             decoded.append(torch.cat([part * one for part, one in zip(parts, scale.to(flat.dtype), strict=True)]))
         return torch.stack(decoded).mean(0), decoded[self.world.rank]

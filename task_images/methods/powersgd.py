@@ -46,10 +46,10 @@ class PowerSgd(Compressed):
             start += tensor.numel()
         plain = zip(names, tensors, strict=True)
         sent = [matrices[name] @ right[name] if name in matrices else tensor for name, tensor in plain]
-        sums, own = self.sum(sent), list(tensors)
+        sums, own = self.link.sum(sent), list(tensors)
         left = {name: orthogonalize(part) for name, part in zip(names, sums, strict=True) if name in matrices}
         mine = {name: matrices[name].T @ basis for name, basis in left.items()}
-        for name, factor in zip(mine, self.sum(list(mine.values())) if mine else (), strict=True):
+        for name, factor in zip(mine, self.link.sum(list(mine.values())) if mine else (), strict=True):
             right[name] = factor
         for number, name in enumerate(names):
             if name in left:

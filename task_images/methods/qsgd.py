@@ -35,6 +35,6 @@ class Qsgd(Compressed):
         noise = torch.rand(flat.shape, generator=generator, device=flat.device)
         steps = (flat.abs() * scale + noise).floor().clamp_(max=levels)
         total = torch.zeros_like(flat)
-        for signed, norm in self.gather([(steps * flat.sign()).to(torch.int8), norms]):
+        for signed, norm in self.link.gather([(steps * flat.sign()).to(torch.int8), norms]):
             total += (signed * (norm / levels).repeat_interleave(NUMBERS)[: flat.numel()]).to(flat.dtype)
         return list(torch.split(total, [tensor.numel() for tensor in tensors])), list(tensors)

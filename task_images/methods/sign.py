@@ -26,7 +26,7 @@ class EfSignSgd(Compressed):
         sizes, flat = [tensor.numel() for tensor in tensors], torch.cat(list(tensors))
         scales = torch.stack([tensor.abs().mean(dtype=torch.float32) for tensor in tensors])
         everyone = []
-        for bits, scale in self.gather([pack_bits(flat < 0), scales]):
+        for bits, scale in self.link.gather([pack_bits(flat < 0), scales]):
             parts = torch.split(unpack_signs(bits, flat), sizes)
             everyone.append([part.mul_(one) for part, one in zip(parts, scale.to(flat.dtype), strict=True)])
         own = everyone[self.world.rank]
@@ -52,7 +52,7 @@ class SignSgd(Compressed):
         """Gather bits and count them."""
         flat = torch.cat(list(tensors))
         votes = torch.zeros_like(flat)
-        for [bits] in self.gather([pack_bits(flat < 0)]):
+        for [bits] in self.link.gather([pack_bits(flat < 0)]):
             votes += unpack_signs(bits, flat)
         coins = torch.Generator(flat.device).manual_seed(seed)
         lost = torch.randint(2, flat.shape, generator=coins, device=flat.device, dtype=torch.uint8) > 0

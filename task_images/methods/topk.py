@@ -34,7 +34,7 @@ class EfTopK(Compressed):
         places = [find_largest(tensor, self.density) for tensor in tensors]
         values = [tensor[place.long()] for tensor, place in zip(tensors, places, strict=True)]
         sums, own = [torch.zeros_like(tensor) for tensor in tensors], [torch.zeros_like(tensor) for tensor in tensors]
-        for row in self.gather([*places, *values]):
+        for row in self.link.gather([*places, *values]):
             for total, place, value in zip(sums, row[: len(places)], row[len(places) :], strict=True):
                 total.index_add_(0, place.long(), value)
         for sent, place, value in zip(own, places, values, strict=True):
