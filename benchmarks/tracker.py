@@ -23,7 +23,7 @@ from task_images.methods.base import Bsp
 from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
-from task_images.train import Plan, SampleBatches, Samples, Trainer
+from task_images.train import Plan, Samples, Trainer
 from task_images.world import open_world
 
 BATCH = 32
@@ -118,8 +118,8 @@ def loop_cost(samples: int = 32_000, rounds: int = 5) -> float:
         times["bare"].append(time.perf_counter() - begin)
         model, _ = make_small()
         trainer = Trainer(
-            world, Reporter(world, "numbers", synthetic=True), SampleBatches(data), PerUpdate(Constant(0.1)), Plan(1),
-            work=Samples(world, data, model, cross_entropy), model=model, make_optimizer=make_optimizer, method=Bsp(),
+            world, Reporter(world, "numbers", synthetic=True), Samples(data, world, model, cross_entropy),
+            PerUpdate(Constant(0.1)), Plan(1), make_optimizer=make_optimizer, method=Bsp(),
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             begin = time.perf_counter()

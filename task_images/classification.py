@@ -24,7 +24,6 @@ from task_images.schedules import Schedule
 from task_images.train import (
     Loss,
     Plan,
-    SampleBatches,
     Samples,
     Trainer,
     Unit,
@@ -82,8 +81,8 @@ def train_classifier(
         speed.apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
     samples = Samples(
-        world,
         data,
+        world,
         model,
         loss,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
@@ -96,7 +95,7 @@ def train_classifier(
     Trainer(
         world,
         report,
-        SampleBatches(data),
+        samples,
         schedule,
         Plan.of(settings),
         name=name,
@@ -105,8 +104,6 @@ def train_classifier(
         details={**facts, **(details or {})},
         identity={**(identity or {}), **same},
         unit=Unit("images"),
-        work=samples,
-        model=model,
         make_optimizer=lambda model: torch.optim.SGD(
             groups(model, settings.weight_decay) if groups else model.parameters(),
             lr=0.0,  # set by the schedule before every update

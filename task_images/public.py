@@ -4,9 +4,9 @@ run, Contract, emit          entry point of a rank; the contract's variables; ev
 training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
 TrainingSettings, CudaSettings, CheckpointSettings   shared parameters; a Settings class imports them from parameters,
                              without torch
-ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
-Trainer, Work, PassLoss      the trainer, and what a pass computes
-Samples, SampleBatches       passes on batches of inputs and targets, with their validation
+ArrayData, Batch, Data       data as batches of inputs and targets
+Trainer, Samples             the trainer, and its work on such batches, with their validation
+Work, Update, PassLoss       any other work: its updates of one or several passes, and what a pass computes
 Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
 GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
 corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
@@ -30,6 +30,6 @@ from task_images.prepare import load_validation
 from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run
 from task_images.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
-from task_images.train import Batches, PassLoss, Plan, Precision, SampleBatches, Samples, Trainer, Unit, Update, Work
+from task_images.train import PassLoss, Plan, Precision, Samples, Trainer, Unit, Update, Work
 from task_images.translation.bleu import Bleu, corpus_bleu
 from task_images.world import World

@@ -1,8 +1,8 @@
 """The training loop of all tasks. Start reading at `Loop.run`: epochs, validation, goal, budget, reports.
 `Trainer`, below it, computes updates with torch and a communication method.
 
-The data of a task come as updates of one or more passes, whose gradients are averaged exactly (`Batches`). A task
-supplies them, a work (`Work`: what a pass computes) and a validator.
+A task supplies a work: its data as updates of one or more passes, whose gradients are averaged exactly (`Batches`), and
+the model and what a pass computes (`Work`); and a validator.
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ class Batches(Protocol[P]):
         ...
 
 
+@dataclass
 class SampleBatches:
-    """Batches as updates of one pass each."""
+    """The batches of `data` as updates of one pass each."""
 
-    def __init__(self, data: Data) -> None:
-        self._data = data
+    data: Data
 
     def count(self, epoch: int) -> int:
         """Number of updates in an epoch."""
-        return self._data.steps
+        return self.data.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
         """The updates of an epoch, starting with number `begin`."""
-        for number, batch in enumerate(self._data.training(epoch)):
+        for number, batch in enumerate(self.data.training(epoch)):
             if number >= begin:
                 yield Update([batch], 1, batch.size, batch.total, batch.total)
 
@@ -189,7 +189,7 @@ class Loop(Generic[P]):
 
     world: World
     report: Reporter
-    batches: Batches[P]
+    work: Batches[P]
     schedule: Schedule
     plan: Plan
     name: str = ""
@@ -243,15 +243,14 @@ class Loop(Generic[P]):
         if self._checkpoints is not None:
             self._checkpoints.wait()
         self.report.result(self.tracker, goal, details, self.plan.budget_seconds if self._spent else None, end)
-        self._close()
 
     def _train(self, epoch: int) -> None:
         """Train one epoch, or the rest of it."""
         tracker, position, plan = self.tracker, self.position, self.plan
         tracker.epoch = epoch
-        steps = self.batches.count(epoch)
+        steps = self.work.count(epoch)
         self._begin_training(epoch)
-        for update in tracker.steps(self.batches.updates(epoch, position.in_epoch)):
+        for update in tracker.steps(self.work.updates(epoch, position.in_epoch)):
             step = self._step(update, steps)
             self.report.step(step, steps, epoch=epoch, epochs=plan.epochs)
             is_over = self._is_over()
@@ -298,7 +297,7 @@ class Loop(Generic[P]):
         self.report.phase("training")  # the number of epochs is unknown, so steps are counted in total
         while not meter.is_over:
             tracker.epoch = position.epoch
-            for update in tracker.steps(self.batches.updates(position.epoch, position.in_epoch)):
+            for update in tracker.steps(self.work.updates(position.epoch, position.in_epoch)):
                 self._step(update)
                 self.report.step(position.total, protocol.total)
                 if meter.after_update(update.samples * self.unit.per_sample):
@@ -436,9 +435,6 @@ class Loop(Generic[P]):
         """Entries of the result about computation and communication, with their speed if anything was trained."""
         return {}
 
-    def _close(self) -> None:
-        """Called after the result."""
-
 
 # --- in torch ---------------------------------------------------------------------------------------------------------
 
@@ -461,7 +457,6 @@ def split_decay(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
     ]
 
 
-W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 NOT_FINITE = "the norm of the gradients is not finite"
@@ -479,15 +474,18 @@ class PassLoss(NamedTuple):
         torch.autograd.backward(self.value if factor == 1 else self.value * factor)
 
 
-class Work(Protocol[W]):
-    """What a pass computes. The tracker counts each method in its own category.
+class Work(Batches[P], Protocol[P]):
+    """The data, the model and what a pass computes. The tracker counts each method in its own category.
 
-    A work with metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last call.
+    `model` is unwrapped, on world.device; the method broadcasts it from rank 0 before the first step. A work with metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last call.
     `observe(outputs, data)`, if present, is called after each backward pass. `read_sums` and `load_sums` save them in
     checkpoints.
     """
 
-    def prepare(self, part: W) -> Any:
+    @property
+    def model(self) -> nn.Module: ...
+
+    def prepare(self, part: P) -> Any:
         """The pass's data for the model, on its device."""
         ...
 
@@ -501,11 +499,10 @@ class Work(Protocol[W]):
 
 
 @dataclass
-class Samples:
+class Samples(SampleBatches):
     """A work whose passes map a batch of inputs to outputs and a loss, with the validation of the whole validation set,
     each rank on its shard, which may be empty.
 
-    model              unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch to validate
     loss_of            (outputs, targets) -> mean over the batch; validation_loss: None: the same
     metrics            of the validation set, including the goal's
     training_metrics   of the training samples, as augmented, by the model that trained on them
@@ -515,7 +512,6 @@ class Samples:
     """
 
     world: World
-    data: Data
     model: nn.Module
     loss_of: Loss
     metrics: Sequence[Metric] = ()
@@ -591,7 +587,6 @@ def run_eagerly(needed: bool) -> AbstractContextManager[object]:
 class Trainer(Loop[P], Generic[P]):
     """A training in torch.
 
-    model           on world.device; the method broadcasts it from rank 0 before the first step
     make_optimizer  from the model; its groups' rates are set before every update
     method          owns the optimizer and the update
     precision       None: fp32
@@ -603,8 +598,7 @@ class Trainer(Loop[P], Generic[P]):
 
     is_saved = True
 
-    work: Work[P] = field(kw_only=True)
-    model: nn.Module = field(kw_only=True)
+    work: Work[P]
     make_optimizer: MakeOptimizer = field(kw_only=True)
     method: Method = field(kw_only=True)
     precision: Precision | None = field(default=None, kw_only=True)
@@ -613,9 +607,15 @@ class Trainer(Loop[P], Generic[P]):
     graphs: speed.Graphs | None = field(default=None, kw_only=True)
     flops: tuple[float, str] | None = field(default=None, kw_only=True)
 
+    @property
+    def model(self) -> nn.Module:
+        """The unwrapped model."""
+        return self.work.model
+
     def run(self) -> None:
         with sample_gpu(self.world) as self._gpu:
             super().run()
+        self.method.close()
 
     def _attach(self) -> None:
         set_arithmetic(self.arithmetic)
@@ -665,7 +665,7 @@ class Trainer(Loop[P], Generic[P]):
 
     def _count_flops(self) -> tuple[float, str] | None:
         """Count one pass of the first update; None if torch knows none of its operations."""
-        update = next(self.batches.updates(1))
+        update = next(self.work.updates(1))
         data = self.work.prepare(next(iter(update.passes)))
 
         def compute_loss() -> Tensor:
@@ -723,9 +723,6 @@ class Trainer(Loop[P], Generic[P]):
             highest = peak.find_peak(self.world.device, self.number_format.used)
             facts |= peak.Utilization(flops, formula, highest, updates_per_second, self.world.size).to_dict()
         return facts
-
-    def _close(self) -> None:
-        self.method.close()
 
 
 # --- number formats: fp32, or mixed precision with fp32 parameters (bf16; fp16 with a dynamic loss scale) -------------

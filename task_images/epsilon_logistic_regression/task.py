@@ -25,7 +25,7 @@ from task_images.parameters import (
 )
 from task_images.report import made_up, make_accuracy_goal, training_session
 from task_images.schedules import PerUpdate, Schedule, follow_plateaus
-from task_images.train import Plan, SampleBatches, Samples, Trainer, Unit
+from task_images.train import Plan, Samples, Trainer, Unit
 
 
 @dataclass(frozen=True)
@@ -181,19 +181,17 @@ def main(contract: Contract) -> None:
         loss = RegularizedLoss(model, settings.l1, settings.l2)
         rows = ArrayData(world, training, validation, settings.batch_size, contract.seed, loaders=settings.loaders)
         samples = Samples(
-            world, rows, model, loss, [TopK(1), F1(), Dice()], training_metrics=[TopK(1)], scores=torch.sigmoid
+            rows, world, model, loss, [TopK(1), F1(), Dice()], training_metrics=[TopK(1)], scores=torch.sigmoid
         )
         Trainer(
             world,
             report,
-            SampleBatches(rows),
+            samples,
             make_schedule(settings, world.size),
             Plan.of(settings),
             validate=samples.validate,
             goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
             unit=Unit("rows"),
-            work=samples,
-            model=model,
             make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=settings.learning_rate, fused=True),
             method=prepare_method(world, lambda: _own_method(settings)),
             arithmetic=settings,

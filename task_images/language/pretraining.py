@@ -149,8 +149,8 @@ B = TypeVar("B", bound=Batch)
 
 
 class Pretraining(ABC, Generic[S, B]):
-    """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`train.Batches`,
-    `train.Work` and the validator). Subclasses say what is special.
+    """A pretraining on one rank: the task's data, model and loss, as the training loop sees them (`train.Work` and
+    the validator). Subclasses say what is special.
 
     name           name of the task; what: description of the model in the log
     settings_type  class of its parameters
@@ -303,8 +303,6 @@ class Pretraining(ABC, Generic[S, B]):
             details=details,
             identity={"shape": asdict(self.plan.shape), "seed": self.contract.seed, **parameters},
             unit=self.unit(),
-            work=self,
-            model=self.model,
             make_optimizer=self.make_optimizer,
             method=method,
             precision=self._precision,

@@ -310,7 +310,7 @@ class Streams:
     each with its own hidden state, which a checkpoint saves for all streams."""
 
     def __init__(self, world: World, p: Settings, model: AwdLstm, text: Tensor, average: Average) -> None:
-        self._world, self._p, self._model, self._average = world, p, model, average
+        self._world, self._p, self.model, self._average = world, p, model, average
         self._shares = world.size * p.accumulation
         self.number = p.batch_size * self._shares
         words = streams(text, self.number)
@@ -334,7 +334,7 @@ class Streams:
         """The updates of an epoch from number `begin` on; rates are scaled by the sequence's length."""
         p, lengths = self._p, self._lengths(epoch)
         if not begin:
-            self._states = [self._model.initial_state(p.batch_size) for _ in self._groups]
+            self._states = [self.model.initial_state(p.batch_size) for _ in self._groups]
         start = sum(lengths[:begin])
         for step, length in enumerate(lengths[begin:], begin):
             stop = start + length
@@ -355,7 +355,7 @@ class Streams:
     def loss(self, outputs: tuple[Tensor, Tensor], data: Part) -> PassLoss:
         """Cross-entropy with the penalties of activations; the report has the cross-entropy alone."""
         raw, dropped = outputs
-        entropy = self._model.score(dropped, data.targets)
+        entropy = self.model.score(dropped, data.targets)
         penalty = regularization(raw, dropped, self._p.activation_penalty, self._p.temporal_penalty)
         return PassLoss(entropy + penalty, entropy.detach(), len(data.words))
 
@@ -493,8 +493,6 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
         },
         after_update=average.update,
         after_validation=average.observe,
-        work=streams,
-        model=model,
         make_optimizer=lambda model: torch.optim.SGD(
             model.parameters(), lr=0.0, weight_decay=p.weight_decay, fused=True
         ),

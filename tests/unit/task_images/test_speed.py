@@ -15,7 +15,7 @@ from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
-from task_images.train import Plan, SampleBatches, Samples, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
+from task_images.train import Plan, Samples, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
 CPU = torch.device("cpu")
@@ -43,10 +43,10 @@ def train_images(word: str, method: Method, backend: object = None) -> tuple[nn.
         model.compile(backend=backend)
     samples = (np.random.default_rng(1).normal(size=(22, 3, 8, 8)).astype(np.float32), np.arange(22) % 10)
     data = ArrayData(world, samples, samples, 8, 1)
-    work = Samples(world, data, model, nn.functional.cross_entropy, [TopK(1)], compiled=word != "no")
+    work = Samples(data, world, model, nn.functional.cross_entropy, [TopK(1)], compiled=word != "no")
     trainer = Trainer(
-        world, Reporter(world, "noise", synthetic=True), SampleBatches(data), PerUpdate(Constant(0.1)), Plan(2),
-        validate=work.validate, work=work, model=model, method=method,
+        world, Reporter(world, "noise", synthetic=True), work, PerUpdate(Constant(0.1)), Plan(2),
+        validate=work.validate, method=method,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
         graphs=Graphs() if word == "graphs" else None,
     )  # fmt: skip

@@ -31,7 +31,18 @@ def world() -> Iterator[World]:
 
 
 class Sums:
-    """A work on rows whose loss is the sum of the model's outputs: its gradient is the sum of the rows."""
+    """A work on rows whose loss is the sum of the model's outputs: its gradient is the sum of the rows. Every list of
+    passes is an update."""
+
+    def __init__(self, model: nn.Module, *updates: list[Tensor]) -> None:
+        self.model, self._updates = model, updates
+
+    def count(self, epoch: int) -> int:
+        return len(self._updates)
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
+        for passes in self._updates[begin:]:
+            yield Update(passes, len(passes), 1.0, 3.0, 3)
 
     def prepare(self, part: Tensor) -> Tensor:
         return part
@@ -42,20 +53,6 @@ class Sums:
 
     def loss(self, outputs: Tensor, data: Tensor) -> PassLoss:
         return PassLoss(outputs.sum(), outputs.detach().mean(), len(data))
-
-
-class Given:
-    """Batches that are given: every list of passes is an update."""
-
-    def __init__(self, *updates: list[Tensor]) -> None:
-        self._updates = updates
-
-    def count(self, epoch: int) -> int:
-        return len(self._updates)
-
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
-        for passes in self._updates[begin:]:
-            yield Update(passes, len(passes), 1.0, 3.0, 3)
 
 
 def train(
@@ -75,12 +72,10 @@ def train(
     trainer = Trainer(
         world,
         Reporter(world, "rows", synthetic=True),
-        Given(*updates),
+        Sums(model, *updates),
         PerUpdate(Constant(rate)),
         plan or Plan(1),
         after_update=(lambda: note(model.weight.detach())) if note else None,
-        work=Sums(),
-        model=model,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum),
         method=Bsp(),
         precision=precision,
