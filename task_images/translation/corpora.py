@@ -264,14 +264,13 @@ W = TypeVar("W", bound=Words)
 class Corpus(Generic[W]):
     """Pairs with their words.
 
-    texts        the test targets, decoded; references: as written, if there is such a file, which `reference` names
+    references   of the test pairs: as written in a file, which `reference` names, or else their targets, decoded
     read         numbers of pairs before any was left out for its length; official: those that were published
     """
 
     words: W
     train: Pairs
     test: Pairs
-    texts: list[str]
     references: list[str]
     reference: str
     read: Mapping[str, int]
@@ -298,21 +297,20 @@ def read_corpus(
     train.check(words.size, f"the training data in {place}")
     test.check(words.size, f"the test data in {place}")
     read = {"training pairs": len(train) + sum(train.left_out.values()), "test pairs": len(test)}
-    texts = [words.decode(test.target.sentence(index)) for index in range(len(test))]
-    references, source = texts, "decoded from the test pairs"
     if (place / reference).is_file():
         references, source = list(lines(place / reference)), reference
         if len(references) != len(test):
             raise EnvironmentUnfitError(
                 f"{reference} has {len(references)} lines, but there are {len(test)} test pairs"
             )
+    else:
+        references = [words.decode(test.target.sentence(index)) for index in range(len(test))]
+        source = "decoded from the test pairs"
     if longest_test:
         kept = [max(pair) <= longest_test for pair in zip(test.source.lengths, test.target.lengths, strict=True)]
-        texts, references = (
-            [one for one, keep in zip(some, kept, strict=True) if keep] for some in (texts, references)
-        )
+        references = [one for one, keep in zip(references, kept, strict=True) if keep]
         test = test.within(longest_test)
-    return Corpus(words, train, test, texts, references, source, read, official)
+    return Corpus(words, train, test, references, source, read, official)
 
 
 def find_folder(folder: Path, name: str) -> Path:

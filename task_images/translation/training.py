@@ -34,8 +34,7 @@ from task_images.world import World
 # Notes of both tasks.
 BLEU_NOTE = (
     "Goal: corpus BLEU (sacrebleu, 13a) of lowercased text, because the thresholds were set on lowercased BLEU; "
-    "the original averaged the BLEU of batches. goal_bleu=cased uses cased BLEU instead. The result contains all "
-    "three."
+    "the original averaged the BLEU of batches. goal_bleu=cased uses cased BLEU instead. The result contains both."
 )
 WIRE_NOTE = (
     "Deviations: parameters stay in fp32 and are sent once, at the start. On CPUs, gradients are fp32, so twice as "
@@ -141,8 +140,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Translation:
-    """A translation training of one rank, as the training loop sees it (`train.Batches`, `train.Work` and the
-    validator): cross-entropy with label smoothing, summed over words; validation translates the test set.
+    """A translation training of one rank, as the training loop sees it (`train.Work` and the validator): cross-entropy with label smoothing, summed over words; validation translates the test set.
 
     learning_rate   learning rate of the n-th update that was not skipped, from 0
     divide_by       divisor of the summed gradient: tokens or sentences of all ranks, or own_sentences, those of one
@@ -150,7 +148,6 @@ class Translation:
     limit           maximum length of a translation, including its end, by source length
     text            word numbers of a translation, without marks -> the text to score
     references      reference translations of the test pairs, in order; `reference` names their source
-    legacy_bleu     the original's score of translations, in the order of the test pairs
     """
 
     world: World
@@ -169,7 +166,6 @@ class Translation:
     text: Callable[[list[int]], str]
     references: Sequence[str]
     reference: str
-    legacy_bleu: Callable[[Sequence[list[int]]], float]
     clip: float | None
     loss_scale: LossScale
     identity: Mapping[str, object]
@@ -207,8 +203,6 @@ class Translation:
             },
             closing=lambda: self.latest,
             identity={**self.identity, "global_batch": p.global_batch, "seed": self.world.contract.seed},
-            work=self,
-            model=self.model,
             make_optimizer=self.make_optimizer,
             method=prepare_method(self.world, lambda: Bsp(wire=wire)),
             precision=self.precision,
@@ -260,7 +254,7 @@ class Translation:
         loss = collect(self.world, [mean])["loss"]
         everything = gather_sentences(self.world, found, len(self.test))
         scores = self.score(everything) if self.world.is_first else {}
-        names = ("BLEU-Score", "bleu_cased", "bleu_lowercased", "legacy_bleu")
+        names = ("BLEU-Score", "bleu_cased", "bleu_lowercased")
         return {"loss": loss, **{name: self.world.agree(scores.get(name, 0.0)) for name in names}}
 
     def score(self, found: list[list[int]]) -> Values:
@@ -268,19 +262,17 @@ class Translation:
         texts = [self.text(words) for words in found]
         scores = {kind: corpus_bleu(texts, self.references, kind == "lowercased") for kind in ("cased", "lowercased")}
         gated = scores[self.settings.goal_bleu]
-        legacy = self.legacy_bleu(found)
         self.latest = {
             "bleu_signature": gated.signature,
             "bleu_cased": scores["cased"].score,
             "bleu_lowercased": scores["lowercased"].score,
-            "legacy_bleu": legacy,
             "samples": [
                 {"translation": text, "reference": reference}
                 for text, reference in zip(texts[:5], self.references[:5], strict=True)
             ],
         }
         values = {f"bleu_{kind}": score.score for kind, score in scores.items()}
-        return {"BLEU-Score": gated.score, **values, "legacy_bleu": legacy}
+        return {"BLEU-Score": gated.score, **values}
 
     def _sum_loss(self, features: Tensor, batch: Batch, smoothing: float) -> Tensor:
         """features [B, T, width] of the batch -> cross-entropy summed over non-padding words."""

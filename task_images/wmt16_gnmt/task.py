@@ -6,7 +6,6 @@ outside, time first inside the LSTM layers. Sources: Wu et al. 2016 (arXiv 1609.
 (arXiv 1409.0473), normalized as in Luong, Brevdo, Zhao 2017; the layers' wiring is that of the MLPerf reference.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from task_images.parameters import Task, parameter, read_parameters
 from task_images.train import refuse_bf16_lstm
 from task_images.translation.batches import SentenceBatches, plan_passes
 from task_images.translation.beam import Search
-from task_images.translation.bleu import international_bleu, mean_of_batches
 from task_images.translation.sample import write_sample
 from task_images.translation.training import (
     BLEU_NOTE,
@@ -358,11 +356,6 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
     batches = SentenceBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
-    def legacy_bleu(found: Sequence[list[int]]) -> float:
-        return mean_of_batches(
-            international_bleu, [vocabulary.decode(words) for words in found], corpus.texts, p.evaluation_batch
-        )
-
     def limit(lengths: Tensor) -> Tensor:
         return torch.full_like(lengths, p.longest_translation)
 
@@ -385,7 +378,6 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
         text=vocabulary.decode,
         references=corpus.references,
         reference=corpus.reference,
-        legacy_bleu=legacy_bleu,
         clip=p.clip,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window, largest=p.largest_loss_scale),
         identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers]},

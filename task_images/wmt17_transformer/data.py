@@ -82,17 +82,8 @@ class Subtokens:
 
     def decode(self, numbers: Iterable[int]) -> str:
         """The text of `numbers` without marks; unused numbers count as nothing."""
-        return _join([_unescape(piece) for piece in self._join_pieces(numbers).split("_") if piece])
-
-    def decode_as_original(self, numbers: Iterable[int]) -> str:
-        """The original's rougher way: every end mark a blank, some punctuation put back on."""
-        text = " ".join(self._join_pieces(numbers).split("_"))
-        for mark in (",", ".", "!", "?"):
-            text = text.replace(f" {mark}", mark)
-        return text.replace(" ' ", "'").replace(" - ", "-").strip()
-
-    def _join_pieces(self, numbers: Iterable[int]) -> str:
-        return "".join(self._subtokens[number] for number in numbers if 2 < number < len(self._subtokens))
+        text = "".join(self._subtokens[number] for number in numbers if 2 < number < len(self._subtokens))
+        return _join([_unescape(piece) for piece in text.split("_") if piece])
 
     def _encode_new_piece(self, piece: str) -> tuple[int, ...]:
         text = piece.replace("\\", "\\\\").replace("_", "\\u")

@@ -6,7 +6,7 @@ Sources: Vaswani et al. 2017 (arXiv 1706.03762); pre-norm and packed projections
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
 from task_images.translation.batches import TokenBatches, plan_passes
 from task_images.translation.beam import Search
-from task_images.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.translation.sample import write_sample
 from task_images.translation.training import (
     BLEU_NOTE,
@@ -382,14 +381,6 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
     batches = TokenBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
-    def legacy_text(numbers: list[int]) -> str:
-        return split_punctuation(corpus.words.decode_as_original(numbers).lower())
-
-    def legacy_bleu(found: Sequence[list[int]]) -> float:
-        hypotheses = [legacy_text(numbers) for numbers in found]
-        references = [legacy_text(corpus.test.target.sentence(index)) for index in range(len(corpus.test))]
-        return mean_of_batches(tokenized_bleu, hypotheses, references, p.evaluation_batch)
-
     def limit(lengths: Tensor) -> Tensor:
         """Words of a translation, its end included. The source's length counts its end too."""
         most = lengths + p.translation_extra
@@ -414,7 +405,6 @@ def make_task(p: Settings, world: World, corpus: Corpus) -> Translation:
         text=corpus.words.decode,
         references=corpus.references,
         reference=corpus.reference,
-        legacy_bleu=legacy_bleu,
         clip=None,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window),
         identity={

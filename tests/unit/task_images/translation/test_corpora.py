@@ -2,18 +2,14 @@
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
 from task_images.contract import EnvironmentUnfitError
-from task_images.translation.bleu import (
-    corpus_bleu,
-    international_bleu,
-    mean_of_batches,
-)
+from task_images.translation.bleu import corpus_bleu
 from task_images.translation.corpora import Part, join_parts
 
 
@@ -64,18 +60,3 @@ def test_scores_are_those_of_sacrebleus_functions() -> None:
         found = corpus_bleu(HYPOTHESES, REFERENCES, lowercase)
         assert found.score == pytest.approx(wanted.score)
         assert f"case:{'lc' if lowercase else 'mixed'}" in found.signature
-    wanted = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], lowercase=True, tokenize="intl")
-    assert international_bleu(HYPOTHESES, REFERENCES) == pytest.approx(wanted.score)
-
-
-def test_a_mean_of_batches_weighs_the_last_batch_by_its_sentences() -> None:
-    sizes: list[int] = []
-
-    def score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-        assert [int(one) + 10 for one in hypotheses] == [int(one) for one in references]
-        sizes.append(len(hypotheses))
-        return float(hypotheses[0])
-
-    found = mean_of_batches(score, ["0", "1", "2", "3", "4"], ["10", "11", "12", "13", "14"], 2)
-    assert sizes == [2, 2, 1]
-    assert found == pytest.approx((0 * 2 + 2 * 2 + 4 * 1) / 5)

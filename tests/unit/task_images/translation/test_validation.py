@@ -18,13 +18,11 @@ def test_the_goal_is_held_against_the_bleu_that_it_was_set_on(goal_bleu: str) ->
         settings=SimpleNamespace(goal_bleu=goal_bleu),
         text=lambda words: SENTENCES[words[0]].lower(),
         references=SENTENCES,
-        legacy_bleu=lambda found: 12.5,
     )
     values = Translation.score(task, [[0], [1]])
     assert values["bleu_lowercased"] == pytest.approx(100.0)
     assert values["bleu_cased"] < 90.0
     assert values["BLEU-Score"] == values[f"bleu_{goal_bleu}"]
-    assert values["legacy_bleu"] == 12.5
     assert f"case:{'lc' if goal_bleu == 'lowercased' else 'mixed'}" in str(task.latest["bleu_signature"])
 
 
