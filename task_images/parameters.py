@@ -52,7 +52,7 @@ class Task:
     files        what the data folder must hold (mlbench_cli/tasks/datafiles.py)
     free         parameters that do not change the mathematics (results/archive/division.py)
     workers      sensible: largest number of ranks at which the goal is meaningful; reason
-    preflight    module whose `check` refuses runs that cannot work (runs/preflight.py)
+    preflight    module whose `make_plan` refuses runs that cannot work (runs/preflight.py)
     packages     what pip installs in its image (task_images/Dockerfile)
     image        repository below the registry prefix, or a whole reference; empty: the task's name
     command      empty: python -m PACKAGE

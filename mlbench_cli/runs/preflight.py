@@ -3,18 +3,17 @@ parameters.
 
 A task may name a module (`preflight`) with one function:
 
-    check(parameters, ranks, per_machine) -> None
+    make_plan(parameters, ranks)
 
-`parameters` are the run's, `ranks` the number of its ranks, `per_machine` of them on each machine. What cannot work
-raises ValueError with a message and, as `hint`, what to change. The module imports the standard library only.
+`parameters` are the run's, `ranks` the number of its ranks. What cannot work raises ValueError with a message and, as
+`hint`, what to change. The module imports the standard library only.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -26,7 +25,6 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task
 from mlbench_cli.util.text import shorten
 
-Check = Callable[[Mapping[str, Any], int, int], None]
 NETWORKED_BACKENDS = ("gloo", "grpc")  # that use the network even between ranks on one machine
 
 
@@ -40,10 +38,8 @@ def check_run(task: Task, spec: RunSpec) -> None:
         )
     if task.preflight is None:
         return
-    check = cast("Check", import_module(task.preflight).check)
-    per_machine = spec.world_size if spec.engine == "local" else spec.processes_per_worker
     try:
-        check(spec.parameters, spec.world_size, per_machine)
+        import_module(task.preflight).make_plan(spec.parameters, spec.world_size)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
 

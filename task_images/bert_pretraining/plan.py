@@ -64,8 +64,3 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
         raise PlanError("data=legacy trains on one fixed batch, so it is only for throughput", "--set blocks=10")
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
     return PretrainingPlan(shape, *plan_batch(ranks, parameters), scored)
-
-
-def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:
-    """Raise PlanError if `ranks` ranks cannot run this."""
-    make_plan(parameters, ranks)

@@ -114,8 +114,3 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
 def make_plan(parameters: Mapping[str, Any], ranks: int) -> PretrainingPlan:
     """Raises PlanError, with what to change, if the batch does not fit."""
     return PretrainingPlan(choose_shape(parameters), *plan_batch(ranks, parameters))
-
-
-def check(parameters: Mapping[str, Any], ranks: int, per_machine: int) -> None:
-    """Raise PlanError if `ranks` ranks cannot run this."""
-    make_plan(parameters, ranks)
