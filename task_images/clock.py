@@ -23,7 +23,7 @@ backward_and_communication, and there is no communication of its own.
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,7 @@ _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 Item = TypeVar("Item")
 
 SUM_EVERY = 256  # boundaries: about 25 steps
+SPREAD = 1.96
 
 
 @dataclass(frozen=True)
@@ -185,35 +186,13 @@ def gather_timings(world: World, snapshot: Snapshot) -> dict[str, dict[str, floa
     }
 
 
-# Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond, the normal one is close.
-STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-NORMAL = 1.96
-
-
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of the rates of blocks, in units per second. `interval` is None for a single block."""
+    """Statistics of the rates of blocks, in units per second; `spread` is 1.96 population standard deviations."""
 
     mean: float
-    deviation: float
-    spread: float
     median: float
-    interval: tuple[float, float] | None
-
-
-def summarize(rates: Sequence[float]) -> Summary:
-    """Mean, population standard deviation, 1.96 of it, median, and Student's 95 % interval of the mean."""
-    mean, deviation = statistics.fmean(rates), statistics.pstdev(rates)
-    interval = None
-    if len(rates) > 1:
-        quantile = STUDENT[len(rates) - 2] if len(rates) - 2 < len(STUDENT) else NORMAL
-        margin = quantile * statistics.stdev(rates) / math.sqrt(len(rates))
-        interval = (mean - margin, mean + margin)
-    return Summary(mean, deviation, NORMAL * deviation, statistics.median(rates), interval)
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -249,7 +228,7 @@ class Throughput:
     At each block boundary, ranks wait for their devices and for each other, so a block starts at the same time
     everywhere. The rate of a block is the work of all ranks divided by the *longest* time of any rank. The times of all
     ranks go into the result. The spread is mean +- 1.96 standard deviations of the blocks, as in the 2020 survey of
-    communication methods: it says how much blocks differ. The interval is Student's 95 % interval of their mean.
+    communication methods: it says how much blocks differ.
 
     `on_start` is called after the warm-up, for example to reset a tracker.
     """
@@ -303,7 +282,7 @@ class Throughput:
             ranks=self._world.size,
             seconds=by_block,
             rates=rates,
-            summary=summarize(rates),
+            summary=Summary(statistics.fmean(rates), statistics.median(rates), SPREAD * statistics.pstdev(rates)),
             peak_memory_bytes=self._world.peak_memory(),
         )
 

@@ -1,14 +1,11 @@
-"""The throughput protocol: the slowest rank counts, every sample is kept, the interval is Student's."""
-
-import statistics
+"""The throughput protocol: the slowest rank counts, and every sample is kept."""
 
 import pytest
 import torch
 
-from mlbench_cli.results.analysis.stats import student_quantile
-from task_images.clock import STUDENT, Throughput, summarize
+from task_images.clock import Throughput
 from task_images.contract import Contract
-from task_images.parameters import Protocol
+from task_images.parameters import ThroughputProtocol
 from task_images.world import World
 
 
@@ -34,7 +31,7 @@ class TwoRanks(World):
         return [list(values), [2 * value for value in values]]
 
 
-def measure(world: World, protocol: Protocol, seconds: list[float]) -> Throughput:
+def measure(world: World, protocol: ThroughputProtocol, seconds: list[float]) -> Throughput:
     clock = Clock()
     meter = Throughput(world, protocol, unit="images", clock=clock)
     for second in seconds:
@@ -45,7 +42,7 @@ def measure(world: World, protocol: Protocol, seconds: list[float]) -> Throughpu
 
 
 def test_the_warm_up_is_not_timed_and_blocks_follow_each_other() -> None:
-    meter = measure(a_world(), Protocol(2, 2, 3), [9, 9, 1, 1, 1, 2, 2, 2])
+    meter = measure(a_world(), ThroughputProtocol(2, 2, 3), [9, 9, 1, 1, 1, 2, 2, 2])
     assert meter.is_over
     found = meter.measurement()
     assert found.seconds == ((3.0,), (6.0,))
@@ -55,16 +52,6 @@ def test_the_warm_up_is_not_timed_and_blocks_follow_each_other() -> None:
 
 
 def test_the_slowest_rank_decides_and_the_times_of_all_are_kept() -> None:
-    found = measure(TwoRanks(), Protocol(0, 1, 2), [1, 1]).measurement()
+    found = measure(TwoRanks(), ThroughputProtocol(0, 1, 2), [1, 1]).measurement()
     assert found.seconds == ((2.0, 4.0),)
     assert found.rates == (50.0,)
-    assert found.summary.interval is None
-
-
-def test_the_interval_is_the_tools_own() -> None:
-    rates = [10.0, 12.0, 11.0, 9.5]
-    interval = summarize(rates).interval
-    mean, reach = statistics.fmean(rates), student_quantile(3) * statistics.stdev(rates) / 2
-    assert interval == pytest.approx((mean - reach, mean + reach), rel=1e-3)
-    assert summarize(rates).deviation == statistics.pstdev(rates)
-    assert pytest.approx([student_quantile(freedom) for freedom in range(1, 31)], abs=6e-4) == STUDENT
