@@ -24,11 +24,11 @@ from task_images.schedules import Schedule
 from task_images.train import (
     Loss,
     Plan,
+    Precision,
     Samples,
     Trainer,
     Unit,
     count_parameters,
-    make_precision,
 )
 from task_images.world import World
 
@@ -74,7 +74,7 @@ def train_classifier(
     long = settings if isinstance(settings, LongClassifierSettings) else None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
-    precision = make_precision(long.precision if long else "fp32", world.device)
+    precision = Precision(long.precision if long else "fp32", world.device)
     chosen = prepare_method(world, lambda: method or Bsp())
     if long:
         long = replace(long, compile=speed.choose_compile(long.compile, world.contract))

@@ -325,7 +325,8 @@ class Loop(Generic[P]):
         """Validate, record the figures, and decide whether training ends here."""
         tracker, position = self.tracker, self.position
         training_loss = self.losses.collect_whole(self.world)
-        trained = {TRAINING + name: value for name, value in self._collect_training_values().items()}
+        collect_metrics = getattr(self.work, "collect_metrics", dict)
+        trained = {TRAINING + name: value for name, value in collect_metrics().items()}
         rate = self._samples_per_second()
         values: Values = {}
         with self.consensus():
@@ -419,10 +420,6 @@ class Loop(Generic[P]):
     def _set_mode(self, training: bool) -> None:
         """Switch the model between training and evaluation."""
 
-    def _collect_training_values(self) -> Values:
-        """Metrics of the training passes since the last call, over all ranks, by name without prefix. Collective."""
-        return {}
-
     def consensus(self) -> AbstractContextManager[object]:
         """A context in which all ranks have the same model."""
         return nullcontext()
@@ -477,7 +474,7 @@ class PassLoss(NamedTuple):
 class Work(Batches[P], Protocol[P]):
     """The data, the model and what a pass computes. The tracker counts each method in its own category.
 
-    `model` is unwrapped, on world.device; the method broadcasts it from rank 0 before the first step. A work with metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last call.
+    `model` is unwrapped, on world.device; the method broadcasts it from rank 0 before the first step. A work with metrics of its passes has `collect_metrics() -> {name: value}`, over all ranks since the last call.
     `observe(outputs, data)`, if present, is called after each backward pass. `read_sums` and `load_sums` save them in
     checkpoints.
     """
@@ -559,9 +556,9 @@ class Samples(SampleBatches):
             metric.take()
             metric.add(*own)
 
-    def collect_metrics(self, world: World) -> Values:
+    def collect_metrics(self) -> Values:
         """The metrics since the last call, over all ranks. Collective."""
-        return collect(world, self.training_metrics) if self.training_metrics else {}
+        return collect(self.world, self.training_metrics) if self.training_metrics else {}
 
     def validate(self, epoch: int) -> Values:
         """Loss and metrics over the whole validation set. Collective."""
@@ -680,10 +677,6 @@ class Trainer(Loop[P], Generic[P]):
     def _set_mode(self, training: bool) -> None:
         self._trained.train(training)
 
-    def _collect_training_values(self) -> Values:
-        collect_metrics = getattr(self.work, "collect_metrics", None)
-        return {} if collect_metrics is None else collect_metrics(self.world)
-
     def consensus(self) -> AbstractContextManager[object]:
         if not self.method.is_finite():
             raise make_divergence_error(NOT_FINITE)
@@ -769,7 +762,7 @@ class Precision:
         if asked not in FORMATS:
             raise ValueError(f"the precision {asked!r} is not one of {', '.join(FORMATS)}")
         self.used = "fp32" if asked == "fp16" and device.type == "cpu" else asked
-        self.scale = (scale or LossScale()) if self.used == "fp16" else None
+        self.scale = (scale or LossScale(FIRST_LOSS_SCALE)) if self.used == "fp16" else None
         self._device = device
         self._casts = casts
 
@@ -783,8 +776,3 @@ class Precision:
         if self.used == "fp32" or not self._casts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16 if self.used == "bf16" else torch.float16)
-
-
-def make_precision(precision: str, device: torch.device) -> Precision:
-    """The precision on a device, with a fresh loss scale for float16."""
-    return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))

@@ -15,7 +15,7 @@ from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
 from task_images.speed import Graphs, apply_speed, require_compiler
-from task_images.train import Plan, Samples, Trainer, make_precision, refuse_bf16_lstm, set_arithmetic
+from task_images.train import Plan, Precision, Samples, Trainer, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_channels_last_and_fp16_on_a_cpu() -> None:
     apply_speed(options, model)
     assert model.get_parameter("stem.0.weight").is_contiguous(memory_format=torch.channels_last)
     # fp16 is for GPUs: what was used is reported, not what was asked for.
-    assert make_precision("fp16", CPU).used == "fp32"
+    assert Precision("fp16", CPU).used == "fp32"
 
 
 @pytest.mark.parametrize(("tf32", "kind"), [(False, "ieee"), (True, "tf32")])
