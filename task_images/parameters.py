@@ -88,11 +88,10 @@ def parameter(
     max: float | None = None,
     choices: tuple[str, ...] = (),
     kind: str | None = None,
-    formerly: str | None = None,
 ) -> Any:
     """A field of a Settings class. `min` and `max` apply to numbers, `choices` to strings and lists; `kind` is the type
-    if it differs from the annotation ("sizes": a list of bytes); `formerly` is the name in earlier versions."""
-    limits = {"min": min, "max": max, "choices": choices or None, "type": kind, "formerly": formerly}
+    if it differs from the annotation ("sizes": a list of bytes)."""
+    limits = {"min": min, "max": max, "choices": choices or None, "type": kind}
     metadata = {**{key: value for key, value in limits.items() if value is not None}, "help": help}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)

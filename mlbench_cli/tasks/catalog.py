@@ -46,7 +46,6 @@ class Parameter(NamedTuple):
     min: float | None = None
     max: float | None = None
     choices: tuple[str, ...] = ()
-    formerly: str = ""  # former name, still accepted in --set and archives
 
     def check(self, value: Any) -> Any:
         """`value` converted to this parameter's type; strings are parsed. Raises UsageError with the allowed values."""
@@ -145,7 +144,7 @@ class Task(Struct, frozen=True):
                 hint=f"mlbench tasks {self.name}",
             )
         values = {**self.presets["spec"], **self.presets[preset]}
-        for key, value in self.rename(changes or {}).items():
+        for key, value in (changes or {}).items():
             if key not in self.parameters:
                 raise UsageError(
                     f'The task "{self.name}" has no parameter "{key}".{did_you_mean(key, list(self.parameters))}',
@@ -156,14 +155,6 @@ class Task(Struct, frozen=True):
             except UsageError as error:
                 raise UsageError(error.message, hint=error.hint or f"mlbench tasks {self.name}") from None
         return values
-
-    def rename(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with renamed parameters under their current names. Raises UsageError if both names are given."""
-        names = {entry.formerly: entry.name for entry in self.parameters.values() if entry.formerly}
-        for former, name in names.items():
-            if former in values and name in values:
-                raise UsageError(f'"{former}" and "{name}" are the same parameter.', hint=f"--set {name}=VALUE")
-        return {names.get(key, key): value for key, value in values.items()}
 
 
 class TaskRules(Struct, frozen=True):
@@ -221,17 +212,6 @@ def packages_of(task: str) -> tuple[str, ...]:
     """What pip installs for a task besides torch; nothing for an unknown one."""
     found = _load_one(task)
     return () if found is None else found.packages
-
-
-def rename_parameters(task: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of a run of any version under their current names; unchanged for unknown tasks."""
-    found = _load_one(task)
-    if found is None:
-        return values
-    try:
-        return found.rename(values)
-    except UsageError:  # a run by others with both names
-        return values
 
 
 def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
@@ -360,13 +340,13 @@ def _parameter(file: str, name: str, entry: Any) -> Parameter:
             hint=f"{name}: int = parameter(1, 'what it means')",
         )
     least, most = entry.get("min"), entry.get("max")
-    choices, formerly = entry.get("choices", []), entry.get("formerly", "")
+    choices = entry.get("choices", [])
     if not all(limit is None or _read_float(limit) == limit for limit in (least, most)):
         raise UsageError(f'{file}: a limit of the parameter "{name}" is not a number.')
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in [*choices, formerly]):
-        raise UsageError(f'{file}: the choices and the former name of the parameter "{name}" are texts.')
+    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+        raise UsageError(f'{file}: the choices of the parameter "{name}" are not a list of texts.')
     low, high = (None if limit is None else float(limit) for limit in (least, most))
-    return Parameter(name, entry["type"], entry["help"], low, high, tuple(choices), formerly)
+    return Parameter(name, entry["type"], entry["help"], low, high, tuple(choices))
 
 
 def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> Entries:

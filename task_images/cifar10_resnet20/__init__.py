@@ -21,7 +21,7 @@ class CifarSettings(PlateauSettings):
     validation_images: int = parameter(10000, "generated validation images", min=1, max=1000000)
     depth: int = parameter(20, "layers of the ResNet, 6n+2: 20, 32, 44, 56, 110", min=8, max=1202)
     schedule: str = parameter("plateau", "what follows the warm-up", choices=("plateau", "multistep"))
-    learning_rate: float = parameter(0.02, "learning rate of one worker", min=0, max=100, formerly="rate")
+    learning_rate: float = parameter(0.02, "learning rate of one worker", min=0, max=100)
     scale_rate: bool = parameter(True, "warm up to learning_rate x workers")
     warmup_epochs: int = parameter(
         -1, "epochs of linear warm-up; -1: log2 of the workers, rounded down", min=-1, max=100000

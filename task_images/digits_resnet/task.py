@@ -42,7 +42,6 @@ class Settings(PlateauSettings, ClassifierSettings, HoldOutSettings):
         "learning rate of one worker; k workers warm up to k times this rate in log2 k epochs",
         min=0,
         max=100,
-        formerly="rate",
     )
     plateau_patience: int = 4
     plateau_threshold: float = 0.001

@@ -45,7 +45,7 @@ class Settings(PlateauSettings, AccuracySettings, AccuracyOnSettings, HoldOutSet
         choices=("plateau", "sqrt"),
     )
     learning_rate: float = parameter(
-        4.0, "learning rate of one worker, and the minimum rate", min=0, max=10000, formerly="rate"
+        4.0, "learning rate of one worker, and the minimum rate", min=0, max=10000,
     )
     scale_limit: int = parameter(0, "number of workers up to which the rate grows; 0: no limit", min=0, max=4096)
     plateau_factor: float = 0.75

@@ -61,7 +61,7 @@ class Settings(LongClassifierSettings):
     epochs: int = 90
     schedule: str = parameter("cosine", "what follows the warm-up", choices=("cosine", "multistep"))
     learning_rate: float = parameter(
-        0.1, "learning rate per 256 images of a step, all ranks together", min=0, max=100, formerly="rate"
+        0.1, "learning rate per 256 images of a step, all ranks together", min=0, max=100,
     )
     warmup_epochs: float = parameter(
         5.0,

@@ -29,7 +29,7 @@ class Settings(ClassifierSettings):
     batch_size: int = parameter(128, "images per step, shared among the ranks", min=1, max=65536)
     epochs: int = 10
     learning_rate: float = parameter(
-        0.01, "learning rate, the same for any number of ranks", min=0, max=100, formerly="rate"
+        0.01, "learning rate, the same for any number of ranks", min=0, max=100,
     )
     loaders: int = parameter(2, "threads that load ahead", min=0, max=64)
     momentum: float = 0.5

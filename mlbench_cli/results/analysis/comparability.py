@@ -24,7 +24,6 @@ from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, find_loader_variables
 from mlbench_cli.results.archive.documents import LABELS
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.tasks.catalog import rename_parameters
 from mlbench_cli.util.text import counted, shorten
 
 UNKNOWN = "unknown"
@@ -202,7 +201,7 @@ def check_words(words: Collection[str]) -> frozenset[str]:
 
 
 def _parameters(spec: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    values = rename_parameters(str(spec["task"]), spec.get("parameters") or {})
+    values = spec.get("parameters") or {}
     return tuple((name, _parameter(value)) for name, value in sorted(values.items()))
 
 

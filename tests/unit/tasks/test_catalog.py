@@ -125,13 +125,6 @@ def test_presets_change_spec() -> None:
     assert task.resolve("tiny", {"rate": "0.5"})["rate"] == 0.5
 
 
-def test_a_parameter_is_found_by_its_former_name() -> None:
-    task = load_task("mnist")
-    assert task.resolve("spec", {"rate": "0.5"}) == task.resolve("spec", {"learning_rate": "0.5"})
-    with pytest.raises(UsageError, match='"rate" and "learning_rate" are the same parameter'):
-        task.resolve("spec", {"rate": "0.5", "learning_rate": "0.5"})
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -172,7 +165,7 @@ def test_wrong_tasks(changes: dict[str, object], words: str) -> None:
         ({"type": "str", "help": "h", "choices": ["y"], "default": "x"}, "The parameter \"a\" is 'x', not one of y"),
         (
             {"type": "str", "help": "h", "choices": [3], "default": "x"},
-            "the choices and the former name of the parameter",
+            "the choices of the parameter",
         ),
         ({"type": "int", "help": "h"}, 'The parameter "a" is None, which is not of type int'),
         (3, 'the parameter "a" needs a type'),
@@ -187,13 +180,13 @@ def test_a_wrong_parameter_is_refused(entry: object, words: str) -> None:
 def test_a_subclass_changes_a_default_and_keeps_help_and_range() -> None:
     @dataclass(frozen=True)
     class Changed(SgdSettings):
-        steps: list[int] = parameter([1, 2], "own", formerly="marks")
+        steps: list[int] = parameter([1, 2], "own")
         momentum: float = 0.5
         weight_decay: float = parameter(0.0, "another meaning")
 
     found = describe(Changed)
     assert list(found) == ["steps", "momentum", "weight_decay", "nesterov"]
-    assert found["steps"] == {"type": "list", "help": "own", "default": [1, 2], "formerly": "marks"}
+    assert found["steps"] == {"type": "list", "help": "own", "default": [1, 2]}
     assert found["momentum"] == {**describe(SgdSettings)["momentum"], "default": 0.5}
     assert found["weight_decay"] == {"type": "float", "help": "another meaning", "default": 0.0}
     assert Changed().steps is not Changed().steps
