@@ -92,7 +92,7 @@ class _BlockV1(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = relu(self.norm1(self.convolution1(x)), inplace=True)
         y = self.norm2(self.convolution2(y))
-        return relu(y + self.shortcut(x))
+        return relu(torch.add(y, self.shortcut(x)), inplace=True)
 
 
 class _ResNetV2(nn.Module):
