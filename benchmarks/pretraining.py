@@ -35,13 +35,16 @@ from task_images.contract import Contract, parse_event
 from task_images.gpt_pretraining.model import Decoder, initial_deviation
 from task_images.gpt_pretraining.plan import SHAPES
 from task_images.language.model import fill_parameters
-from task_images.parameters import Protocol
+from task_images.parameters import ThroughputProtocol
 from task_images.world import open_world
 
 ROOT = Path(__file__).parents[1]
 SEQUENCES, TOKENS = 32, 64  # an update of the tiny decoder
 RATE, BETAS, DECAY = 1e-3, (0.9, 0.95), 0.1
-PROTOCOLS = {"gpt": Protocol(warmup=10, blocks=5, updates=20), "bert": Protocol(warmup=2, blocks=3, updates=4)}
+PROTOCOLS = {
+    "gpt": ThroughputProtocol(warmup=10, blocks=5, updates=20),
+    "bert": ThroughputProtocol(warmup=2, blocks=3, updates=4),
+}
 PARAMETERS: dict[str, dict[str, object]] = {
     "gpt": {"preset": "tiny", "data": "synthetic", "synthetic_tokens": 65_536},
     "bert": {
@@ -106,7 +109,7 @@ def run_other(name: str) -> list[float]:
     return [float(value) for value in json.loads(done.stdout.splitlines()[-1])]
 
 
-def time_blocks(step: Step, protocol: Protocol) -> list[float]:
+def time_blocks(step: Step, protocol: ThroughputProtocol) -> list[float]:
     """Seconds of an update in each block."""
     for _ in range(protocol.warmup):
         step()

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import torch
 
 from task_images.contract import ALL_CATEGORIES, CATEGORIES, MIXED_CATEGORIES
-from task_images.parameters import Protocol as ThroughputProtocol
+from task_images.parameters import ThroughputProtocol
 from task_images.world import World
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})

@@ -19,7 +19,7 @@ CUDNN = ("default", "deterministic", "benchmark")
 
 
 @dataclass(frozen=True)
-class Protocol:
+class ThroughputProtocol:
     """Untimed warm-up updates, number of blocks, updates per block. blocks = 0: no measurement."""
 
     warmup: int = 10
@@ -129,8 +129,8 @@ class TrainingSettings:
     block_updates: int = parameter(10, "throughput: updates of a block", min=1, max=1000000)
 
     @property
-    def protocol(self) -> Protocol:
-        return Protocol(self.blocks_after, self.blocks, self.block_updates)
+    def protocol(self) -> ThroughputProtocol:
+        return ThroughputProtocol(self.blocks_after, self.blocks, self.block_updates)
 
 
 @dataclass(frozen=True)

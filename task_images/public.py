@@ -7,7 +7,7 @@ TrainingSettings, CudaSettings, CheckpointSettings   shared parameters; a Settin
 ArrayData, Batch, Data       data as batches of inputs and targets
 Trainer, Samples             the trainer, and its work on such batches, with their validation
 Work, Update, PassLoss       any other work: its updates of one or several passes, and what a pass computes
-Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
+Plan, Unit                   how long to train; the unit of throughput
 GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
 corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
 load_validation              the official validation set of a catalog task
@@ -25,7 +25,7 @@ from task_images.contract import Contract, DivergedError, EnvironmentUnfitError,
 from task_images.data import ArrayData, Batch, Data, generator, seed_all
 from task_images.methods.base import Bsp, prepare_method
 from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
-from task_images.parameters import CheckpointSettings, CudaSettings, Protocol, TrainingSettings, read_parameters
+from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, read_parameters
 from task_images.prepare import load_validation
 from task_images.report import DataIdentity, GoalWatch, Reporter, compare_data, made_up, training_session
 from task_images.run import run

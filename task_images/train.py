@@ -32,8 +32,7 @@ from task_images.metrics import (
     collect,
     make_divergence_error,
 )
-from task_images.parameters import CUDNN, CudaSettings
-from task_images.parameters import Protocol as ThroughputProtocol
+from task_images.parameters import CUDNN, CudaSettings, ThroughputProtocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Schedule
 from task_images.world import World, average_buffers, sample_gpu
@@ -472,9 +471,11 @@ class PassLoss(NamedTuple):
 
 
 class Work(Batches[P], Protocol[P]):
-    """The data, the model and what a pass computes. The tracker counts each method in its own category.
+    """The data, the model, and what a pass computes. The tracker counts each method in its own category.
 
-    `model` is unwrapped, on world.device; the method broadcasts it from rank 0 before the first step. A work with metrics of its passes has `collect_metrics() -> {name: value}`, over all ranks since the last call.
+    `model` is unwrapped, on world.device; the method broadcasts it from rank 0 before the first step.
+
+    A work with metrics of its passes has `collect_metrics() -> {name: value}`, over all ranks since the last call.
     `observe(outputs, data)`, if present, is called after each backward pass. `read_sums` and `load_sums` save them in
     checkpoints.
     """

@@ -44,9 +44,7 @@ class Settings(PlateauSettings, AccuracySettings, AccuracyOnSettings, HoldOutSet
         "plateau: learning_rate x workers, reduced on a plateau; sqrt: alpha / sqrt(t)",
         choices=("plateau", "sqrt"),
     )
-    learning_rate: float = parameter(
-        4.0, "learning rate of one worker, and the minimum rate", min=0, max=10000,
-    )
+    learning_rate: float = parameter(4.0, "learning rate of one worker, and the minimum rate", min=0, max=10000)
     scale_limit: int = parameter(0, "number of workers up to which the rate grows; 0: no limit", min=0, max=4096)
     plateau_factor: float = 0.75
     alpha: float = parameter(

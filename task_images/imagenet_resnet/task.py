@@ -60,9 +60,7 @@ class Settings(LongClassifierSettings):
     batch_size: int = 64
     epochs: int = 90
     schedule: str = parameter("cosine", "what follows the warm-up", choices=("cosine", "multistep"))
-    learning_rate: float = parameter(
-        0.1, "learning rate per 256 images of a step, all ranks together", min=0, max=100,
-    )
+    learning_rate: float = parameter(0.1, "learning rate per 256 images of a step, all ranks together", min=0, max=100)
     warmup_epochs: float = parameter(
         5.0,
         "epochs of linear warm-up from learning_rate to learning_rate x images / 256, update by update",

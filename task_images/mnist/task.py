@@ -28,9 +28,7 @@ class Settings(ClassifierSettings):
     validation_images: int = parameter(10000, "generated validation images", min=1, max=1000000)
     batch_size: int = parameter(128, "images per step, shared among the ranks", min=1, max=65536)
     epochs: int = 10
-    learning_rate: float = parameter(
-        0.01, "learning rate, the same for any number of ranks", min=0, max=100,
-    )
+    learning_rate: float = parameter(0.01, "learning rate, the same for any number of ranks", min=0, max=100)
     loaders: int = parameter(2, "threads that load ahead", min=0, max=64)
     momentum: float = 0.5
     nesterov: bool = False

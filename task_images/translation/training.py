@@ -140,7 +140,8 @@ class Batch(NamedTuple):
 
 @dataclass
 class Translation:
-    """A translation training of one rank, as the training loop sees it (`train.Work` and the validator): cross-entropy with label smoothing, summed over words; validation translates the test set.
+    """A translation training of one rank, as the training loop sees it (`train.Work` and the validator): cross-entropy
+    with label smoothing, summed over words; validation translates the test set.
 
     learning_rate   learning rate of the n-th update that was not skipped, from 0
     divide_by       divisor of the summed gradient: tokens or sentences of all ranks, or own_sentences, those of one

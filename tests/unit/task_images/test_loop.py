@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from task_images.contract import Contract, DivergedError, parse_event
-from task_images.parameters import Protocol
+from task_images.parameters import ThroughputProtocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
 from task_images.train import Loop, Plan, Unit, Update
@@ -135,7 +135,7 @@ def test_ranks_whose_clocks_differ_look_at_the_budget_after_the_same_updates(
 
 
 def test_speed_is_measured_in_blocks(tmp_path: Path) -> None:
-    _, result = train(tmp_path, Plan(1, protocol=Protocol(1, 2, 3)))
+    _, result = train(tmp_path, Plan(1, protocol=ThroughputProtocol(1, 2, 3)))
     assert (result["outcome"], result["updates"]) == ("completed", 6)
     measured = result["details"]["throughput_protocol"]
     assert (measured["unit"], measured["per_update"], len(measured["rates"])) == ("numbers", 2.0, 2)
