@@ -1,6 +1,7 @@
 """What surrounds the code agrees with it: workflows, hooks, pinned versions, the changelog."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -113,3 +114,15 @@ def test_folders_of_tests_are_folders_of_the_source() -> None:
         for kind, folder in sorted(set(folders))
         if not (ROOT / "mlbench_cli" / folder).is_dir() and not (ROOT / folder).is_dir()
     ] == []
+
+
+def test_each_bug_of_the_bank_still_applies_and_names_tests_that_exist() -> None:
+    useless = []
+    for diff in (ROOT / "tests" / "bugs").glob("*.diff"):
+        _, header, *_ = diff.read_text("utf-8").splitlines()
+        for file, _, test in (name.partition("::") for name in header.removeprefix("Tests: ").split()):
+            if not (ROOT / file).exists() or (test and f"def {test}(" not in (ROOT / file).read_text("utf-8")):
+                useless.append(f"{diff.name}: there is no {file}::{test}")
+        done = subprocess.run(["git", "apply", "--check", str(diff)], cwd=ROOT, capture_output=True, text=True)
+        useless += [f"{diff.name}: {done.stderr}"] if done.returncode else []
+    assert useless == []
