@@ -139,10 +139,10 @@ def time_phases(calm: Trial) -> dict[str, float]:
 
 
 def spread(lasts: dict[str, float], moments: int) -> Iterator[tuple[str, float]]:
-    """Moments, as a phase and seconds after its begin: in each phase the same number, evenly."""
+    """Moments, as a phase and seconds after its begin: in each phase the same number, evenly, in turns."""
     each = -(-moments // len(PHASES))
-    for phase in PHASES:
-        for number in range(each):
+    for number in range(each):
+        for phase in PHASES:
             yield phase, lasts[phase] * (number + 0.5) / each
 
 
