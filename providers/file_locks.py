@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +22,4 @@ def inheritable_lock(program: str, name: str, *, shared: bool = False, patience:
     if folder.stat().st_uid != os.getuid():
         raise UsageError(f"{folder} belongs to another user.", hint="Set TMPDIR to a folder that belongs to you.")
     with open(folder / f"{name}.lock", "w") as file:
-        deadline = time.monotonic() + patience
-        while not try_lock(file.fileno(), shared=shared):
-            if time.monotonic() >= deadline:
-                yield None
-                return
-            time.sleep(0.05)
-        yield file.fileno()
+        yield file.fileno() if try_lock(file.fileno(), shared=shared, patience=patience) else None

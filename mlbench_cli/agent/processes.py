@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+LOCK_POLL = 0.05  # seconds between two attempts to get a lock
+
 
 class Origin(TypedDict):
     """Where a process runs."""
@@ -87,13 +89,17 @@ def is_alive(note: object, lock: str | os.PathLike[str] | None = None) -> bool |
     return fields is not None and fields[0] not in "ZX" and int(fields[19]) == note["start_time"]
 
 
-def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting, for as long as a process has it open; whether that succeeded."""
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def try_lock(descriptor: int, *, shared: bool = False, patience: float = 0.0) -> bool:
+    """Lock an open file within `patience` seconds, for as long as a process has it open; whether that succeeded."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+        time.sleep(LOCK_POLL)
 
 
 def lock_file(path: str | os.PathLike[str], *, shared: bool = False) -> int:

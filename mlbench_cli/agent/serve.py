@@ -238,12 +238,9 @@ def lock(path: str, patience: float = 60.0) -> Answer:
     path = expand(path)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    end = time.monotonic() + patience
-    while not processes.try_lock(held):
-        if time.monotonic() >= end:
-            os.close(held)
-            raise Refused(f"another client holds {path}")
-        time.sleep(0.05)
+    if not processes.try_lock(held, patience=patience):
+        os.close(held)
+        raise Refused(f"another client holds {path}")
     LOCKS[path] = held
     return {}, b""
 

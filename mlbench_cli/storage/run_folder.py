@@ -10,7 +10,6 @@ SHA256SUMS.sig                                                          signatur
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +40,6 @@ STATE_FOLDER = ".state"
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
 LOCK_SECONDS = 600.0  # seconds in which another command can complete even a large archive
-_LOCK_POLL = 0.05
 _NOTICE_SECONDS = 1.0
 
 
@@ -128,15 +126,12 @@ def is_sealed(run: Run) -> bool:
 
 
 def _wait_for_lock(descriptor: int, path: Path, notice: Callable[[str], None] | None) -> None:
-    begun, noticed = time.monotonic(), False
-    while not try_lock(descriptor):
-        waited = time.monotonic() - begun
-        if waited >= LOCK_SECONDS:
-            raise DeadlineError(
-                f"Another mlbench command has been working on {path} for {LOCK_SECONDS:g} s.",
-                hint="Wait for it to end, then run the command again.",
-            )
-        if waited >= _NOTICE_SECONDS and notice is not None and not noticed:
-            noticed = True
-            notice(f"Another mlbench command is completing this run; waiting for it at most {LOCK_SECONDS:g} s.")
-        time.sleep(_LOCK_POLL)
+    if try_lock(descriptor, patience=min(_NOTICE_SECONDS, LOCK_SECONDS)):
+        return
+    if notice is not None:
+        notice(f"Another mlbench command is completing this run; waiting for it at most {LOCK_SECONDS:g} s.")
+    if not try_lock(descriptor, patience=LOCK_SECONDS - _NOTICE_SECONDS):
+        raise DeadlineError(
+            f"Another mlbench command has been working on {path} for {LOCK_SECONDS:g} s.",
+            hint="Wait for it to end, then run the command again.",
+        )
