@@ -105,7 +105,9 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
         ]
         for line in plan.lines
     ]
-    rows.append(["", "total", "", format_price(plan.total, plan.currency), ""])
+    total = format_price(plan.limit, plan.currency)
+    is_limit = plan.total is None and plan.limit is not None
+    rows.append(["", "total", "", f"at most {total} (on demand)" if is_limit else total, ""])
     table = console.format_table(["COUNT", "WHAT", "EACH/H", "ALL/H", "AS OF"], rows)
     place = "on this machine" if plan.location == THIS_MACHINE else f"in {plan.location}"
     console.note(f"The cluster {cluster.name} {place}:\n{table}")

@@ -318,6 +318,8 @@ def test_where_a_spot_price_is_unknown_the_price_on_demand_is_the_limit(command:
     (cost,) = [line for line in on_demand.splitlines() if line.startswith("Cost: ")]
     per_hour = cost.partition(", and ")[2].partition(" USD")[0]
     assert f"and at most {per_hour} USD per hour of the runs, as on demand" in spot
+    (total,) = [line for line in spot.splitlines() if line.split()[:1] == ["total"]]
+    assert total.split()[1:] == ["at", "most", per_hour, "USD", "(on", "demand)"]
     assert [line for line in spot.splitlines() if line.startswith("Limit: ")] == [
         line for line in on_demand.splitlines() if line.startswith("Limit: ")
     ]
