@@ -176,6 +176,9 @@ def test_the_steps_run_report_comment_and_gate(world: Path, forked_ranks: Path) 
     assert any("repos/me/here/issues/comments/42" in call for call in calls)
     assert (world / "mlbench-results" / "comment.md").read_text().startswith("<!-- mlbench report -->\n")
 
+    first = run_step(world, "Gate", {**INPUTS, "baseline": "benchmarks/baseline"})  # the first pull request has none
+    assert (first.returncode, outputs(world)["verdict"]) == (0, "no_baseline")
+    assert "commit the archives of this run there: mlbench-results/archives" in first.stdout
     gate = {**INPUTS, "baseline": found["archives"]}  # the same run is no earlier one: nothing can be decided
     assert run_step(world, "Gate", gate).returncode == 9
     assert outputs(world)["verdict"] == "cannot_tell"
@@ -183,12 +186,18 @@ def test_the_steps_run_report_comment_and_gate(world: Path, forked_ranks: Path) 
     ElementTree.parse(world / "mlbench-results" / "gate.xml")
     script = read_gitlab()["mlbench"]["script"]
     values = {"REQUIREMENT": "", "NAME": "ci", "TASK": "digits_resnet", "PRESET": "tiny", "WORKERS": "1"}
-    values |= {"REPEAT": "1", "BASELINE": found["archives"], "CHECK": "seconds=1.1"}
+    values |= {"REPEAT": "1", "CHECK": "seconds=1.1"}
     whole = world / "gitlab.sh"
     whole.write_text("set -e\n" + "\n".join(script))
-    command, environment = ["bash", str(whole)], environment_of(world, **values)
-    done = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode in read_gitlab()["mlbench"]["allow_failure"]["exit_codes"], done.stderr
+    for baseline, codes in (
+        ("none-yet", [0]),
+        (found["archives"], read_gitlab()["mlbench"]["allow_failure"]["exit_codes"]),
+    ):
+        environment = environment_of(world, **values, BASELINE=baseline)
+        done = subprocess.run(
+            ["bash", str(whole)], cwd=world, env=environment, capture_output=True, text=True, check=False, timeout=280
+        )
+        assert done.returncode in codes, done.stderr
 
 
 # --- the template for GitLab ----------------------------------------------------------------------------------------
