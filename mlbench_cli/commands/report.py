@@ -35,7 +35,7 @@ def report(
     The HTML report is one self-contained file that needs no network. mlbench verifies the archives first, and writes
     the data of each figure as CSV into OUT-data/.
     """
-    check_target(target)
+    check_target(target, sources or [])
     client = api.Client(notice=console.warn)
     paths = client.find_archives(sources or [])
     with ExitStack() as stack:

@@ -6,6 +6,8 @@ The page is one self-contained file: the style is inlined, and a policy blocks e
 import base64
 import hashlib
 import re
+import shlex
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,15 +50,16 @@ def read_asset(name: str) -> str:
     return (FOLDER / name).read_text("utf-8")
 
 
-def check_target(path: Path) -> None:
-    """Raise UsageError if a report cannot be written there."""
-    if path.suffix.lower() not in SUFFIXES:
+def check_target(path: Path, sources: Sequence[str] = ()) -> None:
+    """Raise UsageError if a report about `sources` cannot be written there."""
+    is_folder = path.is_dir()
+    if is_folder or path.suffix.lower() not in SUFFIXES:
+        problem = "is a folder" if is_folder else "is not a report name"
+        target = path / "report.html" if is_folder and sources else f"{path}.html"
         raise UsageError(
-            f'"{path}" is not a report name: it must end in .html or .md.',
-            hint=f"mlbench report {path}.html {path}",
+            f'"{path}" {problem}: the name of a report must end in .html or .md.',
+            hint=shlex.join(["mlbench", "report", str(target), *(sources or [str(path)])]),
         )
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder.", hint=f"mlbench report {path / 'report.html'}")
 
 
 def write_report(report: Facts, path: Path) -> list[Path]:

@@ -270,10 +270,22 @@ def test_a_cell_is_never_a_formula() -> None:
     assert "'=HYPERLINK" in to_csv([chart])
 
 
-@pytest.mark.parametrize("name", ["report.pdf", "report"])
-def test_a_name_that_is_no_page_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="must end in"):
-        check_target(Path(name))
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["report.pdf", "demo"], "mlbench report report.pdf.html demo"),
+        (["demo"], "mlbench report demo.html demo"),
+        (["there", "demo-1", "demo-2"], "mlbench report there/report.html demo-1 demo-2"),
+    ],
+)
+def test_a_name_that_is_no_page_is_refused_with_the_command_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    with pytest.raises(UsageError, match="must end in") as caught:
+        check_target(Path(words[0]), words[1:])
+    assert caught.value.hint == hint
 
 
 def test_a_comment_is_cut_between_sections(archives: Callable[..., list[Archive]]) -> None:
