@@ -35,18 +35,18 @@ def check_archive(path: Path | str) -> Verification:
 
 def metrics_of(archive: Archive) -> MetricTable:
     """All metrics in an archive."""
-    name, workers = str(archive.run["name"]), int(archive.result["workers"])
+    name, workers = archive.name, int(archive.result["workers"])
     points = (MetricPoint.parse(name, workers, row) for row in archive.metrics())
     return MetricTable((point for point in points if point is not None), {name: settings_of(archive)})
 
 
 def resources_of(archive: Archive) -> ResourceTable:
     """All resource samples in an archive."""
-    return ResourceTable.parse(str(archive.run["name"]), archive.resources())
+    return ResourceTable.parse(archive.name, archive.resources())
 
 
 def series(archives: Iterable[Archive]) -> Series:
-    """Group archives by comparable settings, average repeats, and compute speed-ups."""
+    """Group archives by comparable settings, average repeats, and compute speedups."""
     return collect(archives)
 
 

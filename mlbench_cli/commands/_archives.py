@@ -72,20 +72,18 @@ def _name_bundle(error: MlbenchError, path: Path) -> None:
 
 
 def tell_apart(archives: Sequence[Archive]) -> Sequence[Archive]:
-    """The archives, with the place of each behind the names of runs that several of them have: "first-1 (anna.zip)" of
-    ten people who named their runs alike."""
+    """The archives, called by name and place where several runs have one name: "first-1 (anna.zip)" of ten people who
+    named their runs alike."""
     places: dict[str, dict[str, Path]] = {}  # name -> id -> file or folder
     for archive in archives:
         whole = Path(name_archive(Path(archive.path)))
         place = next((parent for parent in whole.parents if parent.suffix == ".zip"), whole)
-        places.setdefault(str(archive.run["name"]), {})[str(archive.run["id"])] = place
+        places.setdefault(archive.run["name"], {})[archive.run["id"]] = place
     for archive in archives:
-        name = str(archive.run["name"])
-        same = places.get(name, {})
+        same = places[archive.run["name"]]
         if len(same) > 1:
-            place, names = same[str(archive.run["id"])], [path.name for path in same.values()]
-            word = place.name if names.count(place.name) == 1 else place
-            archive.run = {**archive.run, "name": f"{name} ({word})"}
+            place, names = same[archive.run["id"]], [path.name for path in same.values()]
+            archive.name += f" ({place.name if names.count(place.name) == 1 else place})"
     return archives
 
 
@@ -94,7 +92,7 @@ def _warn_of_missing_repeats(archives: Iterable[Archive]) -> None:
     asked: dict[str, int] = {}
     there: dict[str, set[str]] = {}
     for archive in archives:
-        name = str(archive.run["name"])
+        name = archive.run["name"]
         base = common_name(name) or name
         asked[base] = max(asked.get(base, 0), int(archive.run.get("repeats") or 0))
         there.setdefault(base, set()).add(name)

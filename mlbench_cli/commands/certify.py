@@ -110,8 +110,8 @@ def certify(
 
     It is an ordinary run of the task certify: no root, controller or MPI. Suspects are measured again beside healthy
     nodes, over a time that outlasts disturbances. The archive has all samples, and mlbench verify derives the same
-    verdict from them. Commands that take nodes out are printed, never run. On the cluster "local", workers
-    on this machine stand for nodes.
+    verdict from them. Commands that take nodes out are printed, never run. On the cluster "local", workers on this
+    machine stand for nodes.
 
     Exit code 0: accepted; 7: nodes are named, or the cluster is rejected; 9: cannot tell; 6: no node could start.
     """
@@ -294,7 +294,7 @@ def _present(
     if earlier is not None and (other := find_other_hardware(earlier, certificate)):
         console.warn(f"The earlier certificate is of other hardware: {other}. Nodes are not compared with it.")
         earlier = None
-    name = str(certificate.run["name"])
+    name = certificate.name
     folder = to or Path(f"certificate-{name}")
     write_files(certificate, source, folder, key, earlier)
     document = certificate.document

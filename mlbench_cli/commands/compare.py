@@ -128,7 +128,7 @@ def _archives(word: str) -> list[Path]:
 
 
 def _name(word: str, archives: Sequence[Archive]) -> str:
-    return word if len(archives) > 1 else str(archives[0].run["name"])
+    return word if len(archives) > 1 else archives[0].name
 
 
 def _format_setting(value: object) -> str | None:

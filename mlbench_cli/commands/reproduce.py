@@ -241,7 +241,7 @@ def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> lis
 
 def _title(original: Sequence[Archive]) -> str:
     """ "demo-2" of the repeats demo-2-r1 and demo-2-r2."""
-    name = str(original[0].run["name"])
+    name = original[0].name
     return common_name(name) or name
 
 

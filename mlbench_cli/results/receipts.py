@@ -164,7 +164,7 @@ def _describe_runs(archives: Sequence[Archive]) -> list[JsonObject]:
     return [
         {
             "digest": archive_digest(archive),
-            "name": str(archive.run["name"]),
+            "name": archive.name,
             "id": str(archive.run["id"]),
             "created": str(archive.run["created"]),
         }

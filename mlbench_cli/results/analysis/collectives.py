@@ -65,7 +65,7 @@ def read(archive: Archive) -> list[Curve]:
         facts = _facts(archive, int(document["ranks"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedArchive(archive.path, name, f"it is not as the task writes it: {error!r}") from None
-    machine, run, spec = _machine(archive), str(archive.run["name"]), archive.run["spec"]
+    machine, run, spec = _machine(archive), archive.name, archive.run["spec"]
     functional = bool(spec.get("functional_only"))
     keys = dict.fromkeys(key for key, _ in rows)
     return [

@@ -343,18 +343,18 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
     for archive in judged:
         if archive.result["label"]["word"] == "functional":
             reason = archive.result["label"]["reason"]
-            yield Obstacle("label", f"{archive.run['name']} is functional, not a performance measurement: {reason}.")
+            yield Obstacle("label", f"{archive.name} is functional, not a performance measurement: {reason}.")
     if (differ := describe_condition_difference(one, other)) is not None:
         yield Obstacle(CONDITIONS, differ)
     both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
     for archive in one:
         if archive.run["id"] in both:
-            yield Obstacle("", f"{archive.run['name']} is on both sides.", "on both sides")
+            yield Obstacle("", f"{archive.name} is on both sides.", "on both sides")
 
 
 def describe_doubt(archive: Archive) -> str:
     """Why an archive has no figures, in a sentence."""
-    return f"The evidence of {archive.run['name']} is in doubt ({', '.join(archive.result['doubts'])})."
+    return f"The evidence of {archive.name} is in doubt ({', '.join(archive.result['doubts'])})."
 
 
 # --- several sizes or settings --------------------------------------------------------------------------------------

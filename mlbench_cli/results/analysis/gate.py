@@ -275,7 +275,7 @@ def _find_name(wanted: Wanted, known: dict[str, bool | None], direction: Directi
 
 
 def _name_of(archives: Sequence[Archive]) -> str:
-    first = str(archives[0].run["name"])
+    first = archives[0].name
     return first if len(archives) == 1 else f"{first} and {len(archives) - 1} more"
 
 

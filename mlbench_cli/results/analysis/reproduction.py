@@ -117,7 +117,7 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
     original = in_order(archives)
     first = original[0]
     for archive in original:
-        name = archive.run["name"]
+        name = archive.name
         if doubts := archive.result.get("doubts"):
             raise UsageError(
                 f"The evidence of {name} is in doubt ({', '.join(doubts)}): it has no result to reproduce.",
@@ -190,7 +190,7 @@ def judge_reproduction(
     original = check_original(original)
     known = {archive.run["id"] for archive in original}
     reproduction = in_order(reproduction)
-    if both := [archive.run["name"] for archive in reproduction if archive.run["id"] in known]:
+    if both := [archive.name for archive in reproduction if archive.run["id"] in known]:
         raise UsageError(
             f"{both[0]} is one of the original runs, so it cannot reproduce the original.", hint="Leave it out."
         )
@@ -262,9 +262,9 @@ def _judge_ends(original: Sequence[Archive], reproduction: Sequence[Archive]) ->
     for archive in (*original, *reproduction):
         label = archive.result["label"]
         if label["word"] == "functional":
-            name = archive.run["name"]
+            name = archive.name
             return Verdict.CANNOT_TELL, f"{name} is functional, not a performance measurement: {label['reason']}."
-    outcomes = [(str(archive.run["name"]), outcome_of(archive.result)) for archive in reproduction]
+    outcomes = [(archive.name, outcome_of(archive.result)) for archive in reproduction]
     bad = [(name, outcome) for name, outcome in outcomes if outcome not in SUCCESSFUL]
     if not bad:
         return None

@@ -1,11 +1,11 @@
-"""Numbers for charts: runs grouped by what they measured, repeats put together, and speed-up against a named baseline.
+"""Numbers for charts: runs grouped by what they measured, repeats put together, and speedup against a named baseline.
 
-Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the successful runs;
+Speedup S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the successful runs;
 efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2, so that below 1
-more workers pay. Runs with a time budget have no speed-up: what counts is the metric that they reached. Means and
-intervals are those of stats.py, and a speed-up is the row of `mlbench compare` turned around.
+more workers pay. Runs with a time budget have no speedup: what counts is the metric that they reached. Means and
+intervals are those of stats.py, and a speedup is the row of `mlbench compare` turned around.
 
-The runs of an experiment's file are grouped by the settings that the file varies instead (`make_rows`). A speed-up is
+The runs of an experiment's file are grouped by the settings that the file varies instead (`make_rows`). A speedup is
 only given beside a baseline of one worker that was measured in the same experiment, by the same settings, or by the
 same settings but for the method if a method has none of its own.
 """
@@ -166,16 +166,6 @@ class Point:
         return self.estimates.get(UNCOMPILED)
 
     @property
-    def goodput(self) -> Estimate | None:
-        """The network's bits per second."""
-        return self.estimates.get(BANDWIDTH)
-
-    @property
-    def round_trip(self) -> Estimate | None:
-        """The network's round trip in seconds."""
-        return self.estimates.get(ROUND_TRIP)
-
-    @property
     def parts(self) -> dict[str, float]:
         """Mean seconds by category, which add up to the mean time."""
         runs = [[run.get(name) or 0.0 for name in ALL_CATEGORIES] for run in self.shown]
@@ -212,7 +202,7 @@ class Group:
     label: str
     key: ComparisonKey
     points: tuple[Point, ...]
-    min_runs: int = 1  # minimum number of successful runs of a size for a speed-up
+    min_runs: int = 1  # minimum number of successful runs of a size for a speedup
 
     @cached_property
     def facts(self) -> dict[str, str]:
@@ -256,7 +246,7 @@ class Group:
 
     @property
     def has_speedup(self) -> bool:
-        """Whether at least two points have a speed-up, so that a line can be drawn."""
+        """Whether at least two points have a speedup, so that a line can be drawn."""
         return sum(self.speedup(point) is not None for point in self.points) > 1
 
 
@@ -328,7 +318,7 @@ def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:
         earlier = found.setdefault(archive.run["id"], archive)
         if earlier is not archive and (earlier.run, earlier.result) != (archive.run, archive.result):
             raise UsageError(
-                f"{earlier.path} and {archive.path} are archives of one run, {archive.run['name']}, but differ.",
+                f"{earlier.path} and {archive.path} are archives of one run, {archive.name}, but differ.",
                 hint="Keep the one you trust; a signature shows who made it (mlbench verify --signers).",
             )
     return list(found.values())
@@ -338,7 +328,7 @@ def measure(archive: Archive) -> Measurement:
     """The numbers of one archive."""
     result = archive.result
     return Measurement(
-        archive.run["name"],
+        archive.name,
         str(archive.path),
         result["workers"],
         outcome_of(result),
@@ -432,8 +422,8 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
         "yes" if facts["synthetic"] else "no",
         "yes" if facts["label"] else "no",
         facts["network"],
-        _figures(point.goodput)[0],
-        _figures(point.round_trip)[0],
+        _figures(point.estimates.get(BANDWIDTH))[0],
+        _figures(point.estimates.get(ROUND_TRIP))[0],
         " ".join(point.labels),
         point.workers,
         len(point.good),
@@ -480,7 +470,7 @@ class Row:
     """One combination of an experiment's settings, by number of workers, and the `figure` that it shows of its runs.
 
     `source` is None for the experiment's own rows, else who published it. `baseline` is the point of one worker that
-    speed-ups are relative to; `exposed` the share of the time that communication takes, by number of workers.
+    speedups are relative to; `exposed` the share of the time that communication takes, by number of workers.
     """
 
     settings: Mapping[str, str]
@@ -525,7 +515,7 @@ class Row:
         return None if found is None else found.inverse if self.unit == SECONDS else found
 
     def efficiency(self, workers: int) -> float | None:
-        """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
+        """Speedup by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
         found = self.speedup(workers)
         return None if found is None else found.mean / workers
 

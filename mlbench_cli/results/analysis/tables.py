@@ -270,14 +270,13 @@ def load_library(name: str, extra: str = "tables") -> Any:
 
 def list_settings(archives: Sequence["Archive"]) -> dict[str, dict[str, str | int]]:
     """The settings of several runs by their names, with each parameter in which they differ as "set.NAME"."""
-    parameters = {str(archive.run["name"]): archive.run["spec"].get("parameters") or {} for archive in archives}
+    parameters = {archive.name: archive.run["spec"].get("parameters") or {} for archive in archives}
     names = dict.fromkeys(name for values in parameters.values() for name in values)
     texts = {run: {name: _as_text(values.get(name)) for name in names} for run, values in parameters.items()}
     varied = [name for name in names if len({each[name] for each in texts.values()}) > 1]
     return {
-        run: {**settings_of(archive), **{f"set.{name}": texts[run][name] for name in varied}}
+        archive.name: {**settings_of(archive), **{f"set.{name}": texts[archive.name][name] for name in varied}}
         for archive in archives
-        if (run := str(archive.run["name"]))
     }
 
 

@@ -297,6 +297,11 @@ class Archive(ABC):
         return document
 
     @cached_property
+    def name(self) -> str:
+        """What the run is called where it is shown: its name, which `tell_apart` completes where several have it."""
+        return self.run["name"]
+
+    @cached_property
     def result(self) -> ResultDocument:
         """result.json, derived by the judge."""
         document = cast(ResultDocument, self._show(self.document(run_folder.RESULT)))

@@ -56,7 +56,7 @@ def read_facts(archive: "Archive") -> RunFacts:
     """The facts of a verified archive."""
     run, result = archive.run, archive.result
     return RunFacts(
-        str(run["name"]),
+        archive.name,
         str(run["id"]),
         str(result["task"]),
         int(result["workers"]),

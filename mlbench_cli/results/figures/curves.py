@@ -97,7 +97,7 @@ class RunData:
     @property
     def name(self) -> str:
         """The run's name."""
-        return str(self.archive.run["name"])
+        return self.archive.name
 
     @property
     def workers(self) -> int:

@@ -418,7 +418,7 @@ def _faults(archive: Archive) -> Facts:
     facts = archive.result["faults"]
     times = [each["seconds"] for each in facts["recoveries"]]
     return {
-        "run": str(archive.result["run"]),
+        "run": archive.name,
         "injected": facts["injected"],
         "restarts": facts["attempts"] - 1,
         "goodput": facts["goodput"],

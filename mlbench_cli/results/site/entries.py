@@ -192,7 +192,7 @@ def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
 
 def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Entry:
     run, result = archive.run, archive.result
-    digest, name = archive_digest(archive), str(run["name"])
+    digest, name = archive_digest(archive), archive.name
     with open(copy, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     signer, origin = _find_signer(archive, signers)
