@@ -119,10 +119,8 @@ class Client(Workspace):
         without a question).
         """
         if request.create and new_cluster is None:
-            raise UsageError(
-                "A cluster is created only by a command that stays to delete it.",
-                hint="mlbench run --create PROVIDER, or mlbench create-cluster",
-            )
+            problem = "A cluster is created only by a command that stays to delete it."
+            raise UsageError(problem, hint=equivalent_command(request))
         request, cluster = self.complete(request, new_cluster)
         candidates = expand(
             request,
@@ -189,10 +187,9 @@ class Client(Workspace):
     ) -> "Launch":
         """Prepare `repeats` further runs of verified archives with new seeds. Nothing is started.
 
-        They run on this machine, or on `cluster`; `data_dir` is where the data are there. Nothing chosen by an
-        archive's author is executed, unless this machine started that run, or `agree`, which is called with it, returns
-        without raising. Judge them with
-        `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError if they cannot be repeated here.
+        They run on this machine, or on `cluster`; `data_dir` is where the data are there. `agree` is as for
+        `prepare_repetition`. Judge them with `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError
+        if they cannot be repeated here.
         """
         from mlbench_cli.api.repetition import Place, reproduce_archives
 
@@ -333,8 +330,7 @@ class Client(Workspace):
         """The named runs (by run, experiment, or common name of repeats), or all of them, that pass a filter.
 
         With `repeats`, a run whose name stands for its repeats, too, means all of them. Raises NotFoundError with the
-        nearest name; UsageError if nothing says which runs are meant or, with `readable`,
-        for a run that a newer mlbench wrote.
+        nearest name; UsageError without names and filters and, with `readable`, for a run that a newer mlbench wrote.
         """
         found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats)
         return Chosen(
@@ -350,12 +346,6 @@ class Client(Workspace):
         from mlbench_cli.api.sources import find_archives
 
         return find_archives(words, self.store, self.notice)
-
-    def find_archives_below(self, folder: Path) -> list[Path]:
-        """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
-        from mlbench_cli.api.sources import find_archives_below
-
-        return find_archives_below(folder)
 
     # --- how things stand -------------------------------------------------------------------------------------------
 

@@ -75,17 +75,14 @@ LEAVES: Mapping[str, Leaf] = {
     **_leaves(Leaf.CHOICE, "data_dir env include_files nodes kubernetes.runtime_class"),
     **_leaves(
         Leaf.VALUE,
-        "kubernetes.memory kubernetes.shm kubernetes.start_timeout "
-        "kubernetes.keep_seconds kubernetes.collect kubernetes.spread kubernetes.share_nodes",
+        "kubernetes.memory kubernetes.shm kubernetes.start_timeout kubernetes.keep_seconds kubernetes.collect "
+        "kubernetes.spread kubernetes.share_nodes",
     ),
     **_leaves(
         Leaf.CHOICE,
-        "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret "
-        "kubernetes.queue "
-        "kubernetes.data_claim kubernetes.registry "
-        "kubernetes.gpu_resource kubernetes.devices kubernetes.pod_patch "
-        "kubernetes.provisioning_class kubernetes.fabric "
-        "kubernetes.network_policy",
+        "kubernetes.namespace kubernetes.node_selector kubernetes.tolerations kubernetes.pull_secret kubernetes.queue "
+        "kubernetes.data_claim kubernetes.registry kubernetes.gpu_resource kubernetes.devices kubernetes.pod_patch "
+        "kubernetes.provisioning_class kubernetes.fabric kubernetes.network_policy",
     ),
 }
 

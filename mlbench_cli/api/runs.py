@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
+from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
 from mlbench_cli.runs import supervise
@@ -330,6 +330,16 @@ class RunHandle(Struct, frozen=True):
         with self.archive(verify=False) as archive:
             return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
 
+    def figures(self) -> dict[str, float]:
+        """The numbers of a run that has ended, by name, as in `mlbench compare`: times, throughput, cost, metrics.
+        Empty without an archive that is complete and not in doubt."""
+        from mlbench_cli.results.analysis.figures import IN_DOUBT, figures, outcome_of
+
+        with suppress(DamagedArchive, UsageError), self.archive(verify=False) as archive:
+            if outcome_of(archive.result) != IN_DOUBT:
+                return {name: found.value for name, found in figures(archive).items()}
+        return {}
+
     def archive(self, *, verify: bool = True, unproven: bool = False) -> "Archive":
         """The run's archive, as `open_archive` opens it. Raises UsageError as long as it is not complete."""
         from mlbench_cli.api.archives import open_archive
@@ -373,8 +383,9 @@ class Runs(list[RunHandle]):
     """A list of runs."""
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row per run, as `mlbench status -o json` describes it. Raises UsageError without pandas."""
+        """One row per run: as in `mlbench status -o json`, then its figures. Raises UsageError without pandas."""
         from mlbench_cli.results.analysis.tables import load_library
 
-        frame: pandas.DataFrame = load_library("pandas").DataFrame([run.describe() for run in self])
+        rows = [{**(row := run.describe()), **run.figures(), **row} for run in self]
+        frame: pandas.DataFrame = load_library("pandas").DataFrame(rows)
         return frame

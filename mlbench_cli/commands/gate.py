@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.sources import find_archives_below
 from mlbench_cli.commands._archives import Across, Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
@@ -70,8 +71,10 @@ def gate(
 
     The baseline needs the same task, goal, data, parameters, machine and workers; of your own command, another version
     of its files is compared. The 95 % interval of the ratio decides, as in mlbench compare: of at least 3 runs on each
-    side, or of 1 or 2 results against at least 5 earlier ones. Exit code 0: passed; 7: failed; 9: cannot
-    tell. On GitHub, the verdict is also an annotation and a step summary.
+    side, or of 1 or 2 results against at least 5 earlier ones. On GitHub, the verdict is also an annotation and a step
+    summary.
+
+    Exit code 0: passed; 7: failed; 9: cannot tell; 4: there is no baseline yet.
     """
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
     accepted = check_words(across or ())
@@ -108,9 +111,7 @@ def gate(
 def _find_baseline(client: api.Client, baseline: str, result: str) -> list[Path]:
     """The archives of the baseline. Raises NotFoundError that says how to begin one."""
     try:
-        return (
-            client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
-        )
+        return find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
     except NotFoundError as error:
         error.message = f"There is no baseline yet: {error.message[0].lower()}{error.message[1:]}"
         error.hint = f"To begin one with these results: mlbench download {result} --to {baseline}"
