@@ -62,11 +62,6 @@ class Claim:
         return self.entries[0].machine
 
     @property
-    def submitter_says(self) -> str:
-        """The submitter's own name of the hardware, which nothing proves; empty without one."""
-        return self.entries[0].said.get("hardware", "")
-
-    @property
     def method(self) -> str:
         """The communication method."""
         return self.facts["method"]
@@ -150,11 +145,6 @@ class Claim:
         return self.worker_hour * self.point.workers * entry.wall_seconds / 3600
 
     @property
-    def worker_seconds(self) -> float | None:
-        """Workers x seconds per run, used if no price is known."""
-        return self.point.workers * self.point.seconds.mean if self.point.good else None
-
-    @property
     def signers(self) -> tuple[str, ...]:
         """The signers of the archives; empty unless all archives are signed by signers of the site."""
         names = {entry.signer for entry in self.entries}
@@ -194,7 +184,7 @@ class Claim:
             "goal": self.facts["goal"] or None,
             "division": self.division,
             "machine": self.machine,
-            "submitter_says": self.submitter_says or None,
+            "submitter_says": self.entries[0].said.get("hardware") or None,  # which nothing proves
             "method": self.method,
             "network": self.network or None,
             "workers": self.point.workers,

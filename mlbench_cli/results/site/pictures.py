@@ -29,12 +29,9 @@ def contest_charts(contest: Contest) -> Iterator[Chart]:
 
 
 def draw_offers(contest: Contest, key: str) -> Chart | None:
-    """Time against cost, or against worker-seconds if no cost is known, with the Pareto front; the best come first."""
-    if contest.job.groups[0].after_time:
-        return None
-    has_cost = any(claim.cost for claim in contest.good)
-    offers = [(claim, price) for claim in contest.good if (price := _price(claim, has_cost)) is not None]
-    if len(offers) < 2:
+    """Time against cost with the Pareto front, the best first; None for fewer than two results of known cost."""
+    offers = [(claim, claim.cost.mean) for claim in contest.good if claim.cost and claim.point.seconds.mean > 0]
+    if contest.job.groups[0].after_time or len(offers) < 2:
         return None
     rows: list[Row] = [
         {"series": "result", "x": price, "y": claim.point.seconds.mean, "note": name, "short": name.partition(" ")[0]}
@@ -44,18 +41,13 @@ def draw_offers(contest: Contest, key: str) -> Chart | None:
     caption = "Lower left is better. Dashed: no other result is both faster and cheaper."
     return Chart(
         key,
-        f"Time against {'cost' if has_cost else 'worker-seconds'}",
-        Axis("US dollars per run" if has_cost else "worker-seconds", is_log=True),
+        "Time against cost",
+        Axis("US dollars per run", is_log=True),
         Axis(contest.job.what, SECONDS, is_log=True),
         (*rows, *draw_front((price, claim.point.seconds.mean) for claim, price in offers)),
         Kind.DOTS,
         caption + (f" {left} slower results are omitted." if left else ""),
     )
-
-
-def _price(claim: Claim, has_cost: bool) -> float | None:
-    price = (claim.cost.mean if claim.cost else None) if has_cost else claim.worker_seconds
-    return price if price and price > 0 and claim.point.seconds.mean > 0 else None
 
 
 def _names(claims: Sequence[Claim]) -> list[str]:
