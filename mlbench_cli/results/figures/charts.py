@@ -1,6 +1,6 @@
 """`mlbench charts`: eleven figures of a set of runs as PNG and SVG files with their rows as CSV.
 
-Time, speed-up and phases are always drawn; the others where runs have them. Runs share a chart by the same rules as in
+Time, speedup and phases are always drawn; the others where runs have them. Runs share a chart by the same rules as in
 the report.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
@@ -22,14 +23,14 @@ from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
 from mlbench_cli.results.figures.files import Sheet, write_sheets
-from mlbench_cli.results.figures.scaling import KINDS, phase_chart, published_phase_charts, scaling_chart
+from mlbench_cli.results.figures.scaling import KINDS, metric_bars, phase_chart, published_phase_charts, scaling_chart
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import counted, list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest first
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
-_NO_SPEEDUP = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
-_SPENT = "Runs with a time budget have no speed-up; see total_time."
+_NO_SPEEDUP = "A speedup needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+_SPENT = "Runs with a time budget have no speedup; see total_time."
 _NO_PHASES = "No run reported its phases."
 _APPROXIMATE = "Some published values are read from plots, within 2 to 5 %."
 
@@ -43,11 +44,10 @@ def draw(
 ) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; returns the written paths.
 
-    Runs and paths are verified first, Archives are not. Raises UsageError without archives, DamagedArchive for a
-    damaged or unsealed one, UnprovenArchive for an unproven one.
-    With a single number of workers, the figure of speed-up says what to run instead.
-    `published` adds MLBench 3's published results.
-    `min_runs`: fewest successful runs of a size for a speed-up.
+    Runs and paths are verified first, Archives are not. With a single number of workers, the figure of speedup says what
+    to run instead. `published` adds MLBench 3's published results. `min_runs`: fewest successful runs of a size for a
+    speedup. Raises UsageError without archives, DamagedArchive for a damaged or unsealed one, UnprovenArchive for an
+    unproven one.
     """
     opened = [
         item if isinstance(item, Archive) else open_verified(item if isinstance(item, Path) else item.folder)
@@ -65,7 +65,8 @@ def draw(
         curves += (collectives.find_published if has_others else collectives.select_published)(curves)
     together = collectives.label_curves(curves)
     sheets = list_sheets(series, [RunData(archive) for archive in opened], together, published=published)
-    written = write_sheets(sheets, folder)
+    is_own = all(group.key.command for group in series.groups)  # what a user's program is about are its metrics
+    written = write_sheets(sorted(sheets, key=lambda sheet: is_own and sheet.name != "metrics"), folder)
     write_atomically(folder / "summary.csv", series.to_csv().encode())
     return [*written, folder / "summary.csv"]
 
@@ -77,7 +78,8 @@ def list_sheets(
     jobs = split_jobs(series)
     spent = all(group.after_time for group in series.groups)
     to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
-    titles = {"total_time": "Total time to the goal" if to_goal else "Total time"}
+    reached = f"{name_metric(series.groups[0].metric)} at the end of the time budget" if spent else "Total time"
+    titles = {"total_time": "Total time to the goal" if to_goal else reached}
     messages = {"total_time": "\n".join(_list_times(jobs)), "speedup": _SPENT if spent else _NO_SPEEDUP}
     for kind in KINDS:
         charts = [scaling_chart(job, kind, published_values(job.task) if published else ()) for job in jobs]
@@ -89,6 +91,7 @@ def list_sheets(
     yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, _NO_PHASES)
     order = {run.source: number for number, run in enumerate(_measured(series))}
     runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
+    bars = [chart for job in jobs for chart in metric_bars(job)]
     metrics = [
         chart if len(jobs) == 1 else replace(chart, title=f"{chart.title}: {job.name}")
         for job in jobs
@@ -96,7 +99,7 @@ def list_sheets(
     ]
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
     for name, title, drawn in (
-        ("metrics", "Metrics over time", [chart for chart in metrics if chart.key != "learning-rate"]),
+        ("metrics", "Metrics", [*bars, *(chart for chart in metrics if chart.key != "learning-rate")]),
         ("learning_rate", "Learning rate over time", [chart for chart in metrics if chart.key == "learning-rate"]),
         ("resources", "Resources", list(resource_charts(largest, ""))),
     ):

@@ -41,13 +41,13 @@ def setting_names(rows: Iterable[Row]) -> list[str]:
 
 
 def to_markdown(title: str, rows: Sequence[Row]) -> str:
-    """A table: settings, then for each number of workers mean and interval, speed-up and efficiency."""
+    """A table: settings, then for each number of workers mean and interval, speedup and efficiency."""
     names, counts = setting_names(rows), worker_counts(rows)
     head = [*names, "unit", *(f"{count} worker{'s' if count > 1 else ''}" for count in counts)]
     several = [count for count in counts if count > 1]
     has_speedup = any(row.speedup(count) is not None for row in rows for count in several)
     if has_speedup:
-        head += [f"{what} {count}" for count in several for what in ("speed-up", "efficiency")]
+        head += [f"{what} {count}" for count in several for what in ("speedup", "efficiency")]
     has_exposed = any(row.exposed for row in rows)
     if has_exposed:
         head += [f"exposed {count}" for count in several]

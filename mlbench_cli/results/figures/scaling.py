@@ -1,8 +1,9 @@
-"""Charts over the number of workers: time, speed-up, cost, communication, price index and phases of a job."""
+"""Charts over the number of workers: time, speedup, cost, communication, price index and phases of a job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from mlbench_cli.model.goals import name_metric
 from mlbench_cli.results.analysis.figures import COST
 from mlbench_cli.results.analysis.jobs import Job
 from mlbench_cli.results.analysis.numbers import SECONDS, format_share, unit_of
@@ -12,6 +13,7 @@ from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estima
 from mlbench_cli.results.figures.chart import COLORS, PHASES, PUBLISHED, Axis, Chart, Kind, Row, guide
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
 
+MAX_BARS = 4  # metrics of a program of which the last values are drawn
 _WORKERS = Axis("workers", is_log=True, at_values=True)
 
 
@@ -67,10 +69,10 @@ _TIME = Axis("seconds", SECONDS, from_zero=True)
 KINDS = (
     _Kind("total_time", "Total time", _TIME, _time, "seconds", ""),
     _Kind(
-        "speedup", "Speed-up", Axis("speed-up", from_zero=True), _speedup, "speedup", "T(k0) / T(k), of the same line."
+        "speedup", "Speedup", Axis("speedup", from_zero=True), _speedup, "speedup", "T(k0) / T(k), of the same line."
     ),
     _Kind(
-        *("compute_speedup", "Compute-only speed-up", Axis("speed-up of computing", from_zero=True), _compute_speedup),
+        *("compute_speedup", "Compute-only speedup", Axis("speedup of computing", from_zero=True), _compute_speedup),
         *("compute_speedup", "Forward, loss, backward and optimizer only, without communication; rank 0."),
     ),
     _Kind(
@@ -120,9 +122,24 @@ def _rows(job: Job, group: Group, kind: _Kind) -> Iterator[Row]:
     for point in group.points:
         found = kind.value(group, point)
         if found is not None:
-            row: Row = {"series": group.label or job.title, "x": point.workers, "y": found.mean}
-            row |= {"few": found.count < MIN_RUNS, "note": note_of(point)}
-            yield {**row, "low": found.low, "high": found.high} if found.low is not None else row
+            yield _row(group.label or job.title, point.workers, found, point)
+
+
+def _row(series: str, x: int | str, found: Estimate | Ratio, point: Point) -> Row:
+    row: Row = {"series": series, "x": x, "y": found.mean, "few": found.count < MIN_RUNS, "note": note_of(point)}
+    return {**row, "low": found.low, "high": found.high} if found.low is not None else row
+
+
+def metric_bars(job: Job) -> Iterator[Chart]:
+    """The last values of the metrics that a user's program reports, which its runs are compared by: a bar for each
+    configuration."""
+    places = [(group, point) for group, point in _places(job) if point.good]
+    names = dict.fromkeys(name for _, point in places for name in point.metrics if job.groups[0].key.command)
+    for name in [*names][:MAX_BARS] if len(places) > 1 else ():
+        lasts = [(group, point, last) for group, point in places if (last := point.metrics.get(name, {}).get("last"))]
+        rows = tuple(_row("last value", job.name_of(group, point), last, point) for group, point, last in lasts)
+        title, axis = f"{name_metric(name)}: {job.name}", Axis(name_metric(name), unit_of(name))
+        yield Chart(f"last-{name}", title, Axis("configuration"), axis, rows, Kind.BARS)
 
 
 def _published(each: PublishedValue, kind: _Kind) -> Row | None:
