@@ -60,8 +60,7 @@ def read_token(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`names` are accepted host names. `cluster`: show only runs of this cluster.
-    `token` is what every request must have.
+    """Every request must have the `token`, and one of the host `names`. `cluster`: show only runs of this cluster.
     `public_url` is the URL of the dashboard at a proxy or ingress, e.g. https://mlbench.example.com."""
 
     home: Path

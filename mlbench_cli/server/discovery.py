@@ -14,9 +14,6 @@ def keep_discovering(config: ServerConfig) -> None:
     """Record new runs of the shown cluster periodically. Errors are shown on the pages of its runs."""
     assert config.cluster is not None
     while True:
-        with (
-            suppress(MlbenchError, OSError),
-            Client(config.home) as client,
-        ):  # retried later; known runs are still shown
+        with suppress(MlbenchError, OSError), Client(config.home) as client:  # known runs are still shown
             client.discover(config.cluster)
         time.sleep(SECONDS)

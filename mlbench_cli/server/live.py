@@ -116,7 +116,7 @@ class Feeds:
             raise TooManyFollowers(f"{MAX_FOLLOWERS} pages already follow runs.", hint="Close some of them.")
 
     async def follow(self, name: str) -> AsyncIterator[str]:
-        """Server-sent events of a run until it is over: "status", "resources", "metrics", "log", "over"."""
+        """Server-sent events of a run until it ends: "status", "resources", "metrics", "log", "over"."""
         self._followers[name] = self._followers.get(name, 0) + 1
         try:
             feed = self._open(name)

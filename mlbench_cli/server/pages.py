@@ -38,6 +38,7 @@ from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
 from mlbench_cli.server.words import SORTS, add_filters, arrange, facts_of, group_repeats
+from providers import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,7 +234,9 @@ class _Pages:
     def new(self, request: Request) -> Response:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
-        return render(request, self._config, "new.html.j2", "New run", questions=read_questions(self._config))
+        values: JsonObject = {"questions": read_questions(self._config)}
+        values["creators"] = [] if self._config.cluster else [*registry.creators()]
+        return render(request, self._config, "new.html.j2", "New run", **values)
 
     def compare(self, request: Request) -> Response:
         """Compare the names `a` and `b`, or the runs that were selected in a list: more than two in a report."""

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.runs.request import equivalent_command, merge, parse_file, parse_line
 from mlbench_cli.server.access import (
     client_of,
     count_runs,
@@ -74,10 +75,8 @@ class _Rest:
         query = request.query_params
         states, tasks = tuple(query.getlist("state")), tuple(query.getlist("task"))
         contains = query.get("contains", "")
-        limit, offset = (
-            whole_number(query.get("limit"), "limit", 50, MAX_PAGE),
-            whole_number(query.get("offset"), "offset"),
-        )
+        limit = whole_number(query.get("limit"), "limit", 50, MAX_PAGE)
+        offset = whole_number(query.get("offset"), "offset")
         handles = list_runs(self._config, states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
         shown = client_of(self._config).status(handles)
         return JSONResponse({**shown, "total": count_runs(self._config), "offset": offset})
@@ -164,6 +163,8 @@ class _Rest:
         def begin() -> JsonObject:
             try:
                 client, asked = client_of(self._config), self._parse(data)
+                if asked.create and check:  # its plan, price and question need a terminal
+                    return {"runs": [], "command": equivalent_command(asked)}
                 self._config.limits.check(client.prepare(asked).specs)
                 if check in ("true", "try"):
                     return client.plan(asked)
@@ -180,8 +181,6 @@ class _Rest:
     def _parse(self, data: bytes) -> "Asked":
         """The request in a body: keys of a spec file, and command-line options as one text in "options". Raises
         UsageError."""
-        from mlbench_cli.runs.request import merge, parse_file, parse_line
-
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
@@ -237,7 +236,7 @@ def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[st
             [stack.enter_context(run.archive()) for run in _finished(find_runs(config, name))] for name in names
         )
         sides = (one, names[0]), (other, names[1])
-        titles = [str(side[0].run["name"]) if len(side) == 1 else name for side, name in sides]
+        titles = [side[0].name if len(side) == 1 else name for side, name in sides]
         found, alone = compare_cells(one, other, (titles[0], titles[1]), check_words(across))
         return make_document(list(found.items()), alone)
 

@@ -206,9 +206,8 @@ async def _answer(send: Send, scope: Scope, refusal: Refusal) -> None:
         from html import escape
 
         kind = "text/html; charset=utf-8"
-        title = "mlbench"
         text = escape(refusal.message)
-        body = f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><p>{text}</p></html>'
+        body = f'<!doctype html><html lang="en"><title>mlbench</title><h1>mlbench</h1><p>{text}</p></html>'
     else:
         kind, body = "application/json", json.dumps({"message": refusal.message, "hint": None})
     headers = {"content-type": kind, "content-length": str(len(body.encode())), **refusal.headers}

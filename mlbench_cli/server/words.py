@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.model.goals import name_metric
+from mlbench_cli.model.goals import BEST, MEAN, name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
@@ -41,6 +41,7 @@ def add_filters(environment: "Environment") -> None:
         "metrics": list_metrics,
         "by_label": group_conditions,
     }
+    environment.tests["summary"] = lambda name: name.endswith((BEST, MEAN))
 
 
 def say(word: object) -> str:

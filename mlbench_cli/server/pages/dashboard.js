@@ -76,7 +76,7 @@
       if (chosen) select.value = chosen;
     }
     function choose() {
-      var task = find(known.tasks, fields.task.value), cluster = find(known.clusters, fields.cluster.value);
+      var task = find(known.tasks, fields.task.value), cluster = find(known.clusters, fields.cluster.value) || {};
       row("image", !task && !cluster.is_local);
       row("command", !task);
       row("preset", Boolean(task));
@@ -92,7 +92,9 @@
       same.hidden = true;
     }
     function read() {
-      var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number), cluster: fields.cluster.value };
+      var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number) };
+      if (find(known.clusters, fields.cluster.value)) wanted.cluster = fields.cluster.value;
+      else wanted.create = { provider: fields.cluster.value.replace("new ", "") };
       ["task", "image", "command", "preset", "options"].forEach(function (name) {
         if (!fields[name].disabled && fields[name].value.trim()) wanted[name] = fields[name].value.trim();
       });
@@ -131,7 +133,8 @@
     preview();
     byId("check").addEventListener("click", function () {
       send("/api/v1/runs?check=true", "Checking …", function (plan) {
-        var words = "This starts " + plan.runs.join(", ") + ".";
+        var words = plan.runs.length ? "This starts " + plan.runs.join(", ") + "." :
+          "Run this command in a terminal: it shows the plan and its price, creates the cluster, and deletes it in the end.";
         status.textContent = words;
         same.querySelector("code").textContent = plan.command;
         same.hidden = false;
