@@ -13,14 +13,13 @@ builds the site of these archives into the documentation.
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.api import Client
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate
-from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.analysis.stats import estimate
+from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import open_verified
@@ -34,6 +33,13 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- results: made by python -m tools.results readme -->", "<!-- end of results -->"
 MAX_BYTES = 20_000_000  # of all archives together
 PREFIX = "experiment-"
+# What README compares: what was changed, and the repeats before and after; and the figures that it shows of them.
+CHANGES = (
+    ("100 Mbit/s instead of 1 Gbit/s", "net-bsp-1gbit", "net-bsp-100mbit"),
+    ("`eftopk` instead of all-reduce, at 100 Mbit/s", "net-bsp-100mbit", "net-eftopk-100mbit"),
+    ("`eftopk` instead of all-reduce, at 1 Gbit/s", "net-bsp-1gbit", "net-eftopk-1gbit"),
+)
+FIGURES = {"seconds": "time to the goal", "communication": "communication", "bytes sent": "bytes sent"}
 PARTS = ("spec", "preset")  # of the rules: parameters by name
 
 
@@ -85,21 +91,16 @@ def format_readme() -> str:
 
 
 def format_table() -> str:
-    """Seconds to the goal of the digits runs on this machine, by method, fastest first, in Markdown."""
-    found: dict[str, list[Measurement]] = {}
-    for path in sorted(ARCHIVES.glob("digits-*.zip")):
-        with open_verified(path) as archive:
-            spec: Any = archive.run["spec"]
-            method = (spec.get("method") or {}).get("name", "bsp")
-            name = "one worker" if spec["workers"] == 1 else f"`{method}`"
-            found.setdefault(name, []).append(measure(archive))
-    rows = []
-    for name, runs in found.items():
-        reached = [run.seconds for run in runs if run.outcome == "goal_reached"]
-        rows.append((estimate(reached), name, f"{len(reached)} of {len(runs)}"))
-    lines = ["| method | seconds to the goal | runs that reached it |", "| --- | --- | --- |"]
-    for each, name, count in sorted(rows, key=lambda row: row[0].mean):
-        lines.append(f"| {name} | {format_estimate(each, SECONDS)} | {count} |")
+    """What `mlbench compare` says of the archives behind each of CHANGES, in Markdown."""
+    lines = [f"| change | {' | '.join(FIGURES.values())} |", f"| --- |{' --- |' * len(FIGURES)}"]
+    for change, *names in CHANGES:
+        with ExitStack() as stack:
+            one, other = (
+                [stack.enter_context(open_verified(path)) for path in sorted(ARCHIVES.glob(f"{name}-2-r*.zip"))]
+                for name in names
+            )
+            rows = compare(one, other).rows
+        lines.append(f"| {change} | {' | '.join(rows[name].words for name in FIGURES)} |")
     return "\n".join(lines)
 
 
