@@ -650,7 +650,7 @@ def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
     return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
 
 
-# --- one operation at a time on a cluster's name, for all processes of a data directory -------------------------------
+# --- one operation at a time on a cluster's name, for all processes of a data folder -------------------------------
 
 
 # Locks that this thread holds: what reads a record and then changes the cluster holds one lock for both.
@@ -658,7 +658,7 @@ _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 def is_operation_running(store: Store, name: str) -> bool:
-    """Whether a process of this data directory is creating or deleting a cluster of that name now."""
+    """Whether a process of this data folder is creating or deleting a cluster of that name now."""
     try:
         with open(_lock_path(store, name)) as file:
             return not try_lock(file.fileno(), shared=True)
@@ -668,7 +668,7 @@ def is_operation_running(store: Store, name: str) -> bool:
 
 @contextmanager
 def hold_operation_lock(store: Store, name: str) -> Iterator[None]:
-    """Lock a cluster's name against other processes of this data directory. A killed process leaves no lock.
+    """Lock a cluster's name against other processes of this data folder. A killed process leaves no lock.
 
     A record that was read before may be old: read it again with the lock. The same thread may lock the name again.
     """

@@ -88,7 +88,7 @@ def forget_gone(store: Store, cluster: Cluster) -> list[str]:
 
 
 def was_deleted(store: Store, name: str) -> bool:
-    """Whether a cluster of that name was deleted from this data directory."""
+    """Whether a cluster of that name was deleted from this data folder."""
     return any(entry.action == "deleted" for entry in store.journal_of(name))
 
 

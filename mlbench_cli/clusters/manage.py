@@ -458,7 +458,7 @@ def _in_scope(cluster: Cluster, scope: Mapping[str, str]) -> bool:
 
 def _place(cluster: Cluster) -> str:
     account = f" of {cluster.account}" if cluster.account else ""
-    return f"{cluster.location}{account}" if cluster.location else f"this data directory{account}"
+    return f"{cluster.location}{account}" if cluster.location else f"this data folder{account}"
 
 
 def _describe(scope: Mapping[str, str]) -> str:

@@ -152,7 +152,7 @@ def help_text(topic: str | None = None) -> str:
         "",
         "Get started:",
         "  mlbench run first 1 2 --task digits_resnet --light    on this machine",
-        "  mlbench run big 2 --task allreduce --create kind      on a cluster of its own",
+        "  mlbench run big 2 --task allreduce --create kind      on a new cluster",
     ]
     return "\n".join(lines) + "\n"
 

@@ -221,7 +221,7 @@ def _refuse_others(store: Store, cluster: Cluster, known: Cluster | None, use: U
     for item in found:
         if item.identity.matches(cluster.identity):
             raise UsageError(
-                f'There is already a cluster "{item.name}" of mlbench, which this data directory does not know.',
+                f'There is already a cluster "{item.name}" of mlbench, which this data folder does not know.',
                 hint=f"Choose another NAME, or delete it: {delete_command(item)}",
             )
 

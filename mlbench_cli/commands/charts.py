@@ -35,7 +35,7 @@ def charts(
             "--min-runs",
             min=1,
             metavar="N",
-            help="speed-up only for sizes of which N runs reached their goal",
+            help="speedup only for sizes of which N runs reached their goal",
         ),
     ] = 1,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs whose name contains this")] = None,

@@ -36,7 +36,7 @@ def delete_cluster(
 ) -> None:
     """Delete a cluster and everything that belongs to it. Repeat the command to resume after an interruption.
 
-    With PROVIDER, it also deletes clusters that another machine or data directory created, also partly created ones. If
+    With PROVIDER, it also deletes clusters that another machine or data folder created, also partly created ones. If
     several clusters have the same name, choose one with --region or --zone. An attached cluster is only removed from
     mlbench.
     """

@@ -1,4 +1,4 @@
-"""`mlbench gc`: delete expired and orphaned clusters, found by their tags, with or without a data directory."""
+"""`mlbench gc`: delete expired and orphaned clusters, found by their tags, with or without a data folder."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def gc(
     location: Location = None,
     expired: Annotated[bool, typer.Option("--expired", help="only clusters past their --ttl")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="also delete complete clusters that this data directory does not know")
+        bool, typer.Option("--all", help="also delete complete clusters that this data folder does not know")
     ] = False,
     everybody: Annotated[bool, typer.Option("--everybody", help="also delete clusters of other owners")] = False,
     force: Annotated[bool, typer.Option("--force", help="discard results that were not fetched")] = False,
@@ -44,11 +44,10 @@ def gc(
 
     On attached hosts and Slurm clusters, it ends processes of runs that have no agent.
 
-    Clusters are found by their tags, so this also works with an empty data directory. Records of clusters that were
-    deleted on another machine are removed. --all also deletes complete
-    clusters that this data directory does not know: someone else may be using them. mlbench searches every project in
-    which this data directory has clusters. The exit code is 8 if a cloud could not be searched, or if a cluster was
-    kept because its results were not fetched yet.
+    Clusters are found by their tags, so this also works with an empty data folder. Records of clusters that were
+    deleted on another machine are removed. --all also deletes complete clusters that this data folder does not know:
+    someone else may be using them. mlbench searches every project in which this data folder has clusters. The exit code
+    is 8 if a cloud could not be searched, or if a cluster was kept because its results were not fetched yet.
     """
     store = Store(notice=console.note)
     scope = clusters.search_scope(project, location)

@@ -25,7 +25,7 @@ def list_clusters(
 ) -> None:
     """List clusters; * marks the default cluster.
 
-    With --cloud, the list includes clusters that another machine or data directory created, also partly created ones.
+    With --cloud, the list includes clusters that another machine or data folder created, also partly created ones.
     """
     store = Store(notice=console.note)
     known = store.clusters()

@@ -60,8 +60,8 @@ def verify(
     --sign KEY signs archives or receipts, so that others can verify the origin. The signature covers SHA256SUMS and
     through it every file, and is stored in the archive; that of a receipt FILE is FILE.sig.
 
-    Exit code 0: everything is proven; 2: damaged, or it contradicts its
-    evidence; 3: origin not proven; 9: something could not be derived.
+    Exit code 0: everything is proven; 2: damaged, or it contradicts its evidence; 3: origin not proven; 9: something
+    could not be derived.
     """
     if sign is not None and signers is not None:
         raise UsageError("--sign and --signers exclude each other.", hint="Sign first, then verify the signature.")

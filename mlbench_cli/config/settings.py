@@ -20,13 +20,13 @@ def data_dir() -> Path:
     path = _named_dir(home) if home else _user_dir("user_data_dir")
     if not _is_text(str(path)):
         raise UsageError(
-            f"The name of the data directory {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
+            f"The name of the data folder {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
         )
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(
-            f"The data directory {path} cannot be created: {error.strerror}.",
+            f"The data folder {path} cannot be created: {error.strerror}.",
             hint="Set MLBENCH_HOME to a folder that you may write to.",
         ) from None
     return path

@@ -61,7 +61,7 @@ class JournalEntry(NamedTuple):
 
 
 class Store:
-    """The store in `folder` (default: the data directory). Safe for several clients at once.
+    """The store in `folder` (default: the data folder). Safe for several clients at once.
 
     A client waits `patience` seconds (default: from the settings) for a locked store, then raises StoreLockedError;
     `notice` is called with a sentence if it waits longer than a moment. Raises StoreError for an unusable store.

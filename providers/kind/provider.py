@@ -118,7 +118,7 @@ class KindProvider(Provider):
 
 
 def kubeconfig_of(cluster: Cluster) -> Path:
-    """The file of a cluster's kubeconfig in the data directory; never the user's own."""
+    """The file of a cluster's kubeconfig in the data folder; never the user's own."""
     return settings.data_dir() / "clusters" / cluster.name / "kubeconfig"
 
 

@@ -1,4 +1,4 @@
-"""The resources of a KIND cluster. All are found by names and labels in Docker, from any data directory."""
+"""The resources of a KIND cluster. All are found by names and labels in Docker, from any data folder."""
 
 import json
 import os

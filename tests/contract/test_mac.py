@@ -21,7 +21,7 @@ SECONDS = 300
 
 
 class Mac:
-    """A Mac with a data directory of its own."""
+    """A Mac with a data folder of its own."""
 
     def __init__(self, home: Path) -> None:
         self.environment = {**os.environ, "MLBENCH_HOME": str(home)}

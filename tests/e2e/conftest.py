@@ -24,7 +24,7 @@ TASKS = ("allreduce", "digits_resnet")
 
 @dataclass(frozen=True)
 class Mlbench:
-    """The `mlbench` command with a data directory of its own."""
+    """The `mlbench` command with a data folder of its own."""
 
     home: Path
 

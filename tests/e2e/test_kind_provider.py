@@ -87,7 +87,7 @@ def test_make_use_and_remove(tmp_path: Path) -> None:
             subprocess.run(["docker", "exec", node, "crictl", "inspecti", LOAD_IMAGE], check=True, capture_output=True)
         again = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "-o", "json")))  # adopted as it is
         assert again["cluster"]["details"]["provisioning"] == made["cluster"]["details"]["provisioning"]
-        # From another data directory, twice.
+        # From another data folder, twice.
         _mlbench(tmp_path / "other", "delete-cluster", "kind", name, "--yes")
         assert list_left_in_docker(name) == []
         _mlbench(tmp_path / "other", "delete-cluster", "kind", name, "--yes")

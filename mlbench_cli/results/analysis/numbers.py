@@ -140,7 +140,7 @@ def describe_change(
 
 
 def format_factor(found: "Ratio | None") -> str:
-    """A speed-up: "1.83× (1.75 to 1.92)"; the interval only if there is one."""
+    """A speedup: "1.83× (1.75 to 1.92)"; the interval only if there is one."""
     if found is None:
         return NO_VALUE
     text = f"{significant(found.mean)}×"

@@ -23,7 +23,7 @@ def server() -> Iterator[KubeApi]:
 
 
 class Machine:
-    """Another machine, with a data directory of its own and the cluster attached as "there"."""
+    """Another machine, with a data folder of its own and the cluster attached as "there"."""
 
     def __init__(self, server: KubeApi, home: Path) -> None:
         self.home = home

@@ -1,4 +1,4 @@
-"""A world of stand-ins for `docker` and `kind`, and a data directory of its own."""
+"""A world of stand-ins for `docker` and `kind`, and a data folder of its own."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def become_client(environment: Mapping[str, str], account: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Give this process the double's addresses and credentials and an empty data directory, but no `account`."""
+    """Give this process the double's addresses and credentials and an empty data folder, but no `account`."""
     for key, value in environment.items():
         patch.setenv(key, value)
     patch.delenv(account, raising=False)

@@ -99,7 +99,7 @@ class Case:
         return self.start_process(lambda: make(self.name, self.folder / "home"))
 
     def removing(self) -> int:
-        """From an empty data directory."""
+        """From an empty data folder."""
         self.aws.calm(self.name)
         return self.start_process(lambda: remove(self.name, self.folder / "empty"))
 

@@ -92,7 +92,7 @@ def test_created_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) 
 def test_one_name_in_two_regions_is_two_clusters(mlbench: Any, world: World) -> None:
     for region in ("eastus", "westeurope"):
         words = ["create-cluster", "aks", "0", "twin", "--region", region, "--yes"]
-        if region != "eastus":  # the data directory of another machine
+        if region != "eastus":  # the data folder of another machine
             Store().forget_cluster(Store().cluster("twin-0"))
         assert mlbench(*words).code == 0
     done = mlbench("delete-cluster", "aks", "twin-0", "--yes")
@@ -213,7 +213,7 @@ def error_of(work: Callable[[], object]) -> MlbenchError | None:
 
 
 def remove_from_nothing(home: Path) -> None:
-    """Delete all that discovery finds, from an empty data directory."""
+    """Delete all that discovery finds, from an empty data folder."""
     home.mkdir()
     for cluster in AksProvider().discover({}):
         down(cluster, AksProvider().resources(cluster), Store(home), patience=1.0)

@@ -46,7 +46,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def client(zygote: Zygote, azure_double: AzureDouble, tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """`mlbench WORDS` in a process of its own, which the double may kill, with a data directory of that name."""
+    """`mlbench WORDS` in a process of its own, which the double may kill, with a data folder of that name."""
 
     def run(argv: list[str], home: str) -> tuple[int, str]:
         environment = {**azure_double.environment, "MLBENCH_HOME": str(tmp_path / home)}
@@ -81,7 +81,7 @@ def test_killed_at_every_boundary_of_creation_nothing_leaks(
         code, printed = client(CREATE, f"home-{number}-{when}")
         assert code == -9, printed
         world.trouble = {}
-        # Half of them are deleted by name, half by collecting; both from an empty data directory.
+        # Half of them are deleted by name, half by collecting; both from an empty data folder.
         removal = DELETE if number % 2 else ["gc", "aks", "--all", "--everybody", "--yes"]
         exists = bool(world.groups)
         code, printed = client(removal, f"empty-{number}-{when}")

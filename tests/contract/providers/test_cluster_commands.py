@@ -227,7 +227,7 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
     assert sorted(world.left) == [
         *("kept-2-control-plane", "kept-2-worker", "kept-2-worker2", "mlbench-kept-2"),
     ]
-    # Another data directory knows of none.
+    # Another data folder knows of none.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
     assert mlbench("gc", "--expired", "--yes").out == "Nothing to delete.\n"
     assert mlbench("gc", "--yes").out == "Nothing to delete.\n"

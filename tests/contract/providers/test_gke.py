@@ -187,7 +187,7 @@ def test_killed_at_every_request_of_making_nothing_leaks(
         code, said = _client(zygote, google, CREATE, tmp_path / f"home-{number}-{when}")
         assert code == -9, said
         world.trouble = {}
-        # Half of them are removed by name, half by collecting; both from an empty data directory.
+        # Half of them are removed by name, half by collecting; both from an empty data folder.
         removal = DELETE if number % 2 else ["gc", "gke", "--all", "--yes"]
         exists = bool(world.clusters)
         code, said = _client(zygote, google, removal, tmp_path / f"empty-{number}-{when}")

@@ -322,7 +322,7 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_change_the_next_one_finishes_it(place: Place, stride: int) -> None:
-    """From an empty data directory each time."""
+    """From an empty data folder each time."""
     place.mlbench(*CREATE)
     made = deepcopy(place.world.clusters)
     (place.helm.folder / "helm").unlink()

@@ -48,7 +48,7 @@ def _remove(cluster: Cluster) -> None:
 
 
 def _remove_from_nothing() -> None:
-    """Remove all that is marked, with an empty data directory."""
+    """Remove all that is marked, with an empty data folder."""
     for cluster in KindProvider().discover({}):
         _remove(cluster)
 

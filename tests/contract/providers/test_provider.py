@@ -127,7 +127,7 @@ def cloud(request: pytest.FixtureRequest, move: Callable[[str], None]) -> Cloud:
 
 @pytest.fixture
 def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """To a machine with a data directory of its own."""
+    """To a machine with a data folder of its own."""
 
     def go(name: str) -> None:
         (tmp_path / name).mkdir(exist_ok=True)

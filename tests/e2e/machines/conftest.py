@@ -1,4 +1,4 @@
-"""A real Slurm and real hosts with sshd on this machine (see run.sh); each test has a data directory of its own."""
+"""A real Slurm and real hosts with sshd on this machine (see run.sh); each test has a data folder of its own."""
 
 import os
 import shlex

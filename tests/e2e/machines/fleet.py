@@ -24,7 +24,7 @@ class Fleet:
 
 @dataclass
 class Client:
-    """mlbench with a data directory of its own; `path` replaces PATH."""
+    """mlbench with a data folder of its own; `path` replaces PATH."""
 
     home: Path
     attach: list[str] = field(default_factory=list)

@@ -79,7 +79,7 @@ def _make(cloud: ToyCloud, home: Path) -> Cluster:
 
 
 def _remove(cloud: ToyCloud, home: Path) -> None:
-    """Remove the cluster from an empty data directory."""
+    """Remove the cluster from an empty data folder."""
     down(Cluster("demo", "toy"), toy_resources(cloud, "demo"), _store(home))
 
 

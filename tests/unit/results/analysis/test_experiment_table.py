@@ -125,7 +125,7 @@ def test_a_run_is_valued_by_a_figure_its_throughput_or_its_seconds(sealed: Path)
 
 
 def test_what_was_sent_stands_beside_what_was_reached(sealed: Path, tmp_path: Path) -> None:
-    """Accuracy is no rate: it has no speed-up, and its figure is against bytes."""
+    """Accuracy is no rate: it has no speedup, and its figure is against bytes."""
     archive = Archive.open(sealed)
     archive.result["details"] = {"communication": {"wire_bytes": 5e6}}
     one = measure(archive)

@@ -113,7 +113,7 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     (group,) = found.groups
     assert group.baseline is group.points[1]
     shown = texts(found, "speedup")["speedup"]
-    assert {"task's own method", "ideal", "Speed-up"} <= set(shown)
+    assert {"task's own method", "ideal", "Speedup"} <= set(shown)
     (chart,) = charts(found)["speedup"]
     assert [row["x"] for row in chart.rows if "style" not in row] == [2, 8]
 
@@ -130,7 +130,7 @@ def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path
     bars = {
         name: [row["low"] for chart in own for row in chart.rows if "low" in row] for name, own in charts(found).items()
     }
-    # The baseline of the speed-up is 1 by definition, a single run has no interval, phases have none.
+    # The baseline of the speedup is 1 by definition, a single run has no interval, phases have none.
     assert {name: bars[name] for name in NAMES if bars[name]} == {"total_time": [pytest.approx(low)]}
     one, two = csv.DictReader(found.to_csv().splitlines())
     assert (one["runs"], one["seconds_min"], one["seconds_max"]) == ("3", "90", "110")
@@ -156,7 +156,7 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
     assert [row["y"] for row in chart.rows] == pytest.approx([2400**0.5, 80.5])
     assert [row["few"] for row in chart.rows] == [True, True]
     assert chart.y.label == "Prec@1"
-    assert [text for text in texts(found, "speedup")["speedup"] if "have no speed-up" in text]
+    assert [text for text in texts(found, "speedup")["speedup"] if "have no speedup" in text]
 
 
 def test_settings_that_differ_make_groups_and_labels(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def charts(*runs: Measurement) -> dict[str, Chart]:
 
 
 def test_intervals_of_ratios_are_turned_with_them(measured: Measurement) -> None:
-    """(k / k0) / S^2: the upper end of the speed-up gives the lower end of the index."""
+    """(k / k0) / S^2: the upper end of the speedup gives the lower end of the index."""
     one = [run(measured, f"a{each}", 1, each) for each in (90.0, 100.0, 110.0)]
     two = [run(measured, f"b{each}", 2, each) for each in (50.0, 50.0, 50.0)]
     found = charts(*one, *two)
