@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.commands._common import one_of
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.results.analysis.comparability import WORDS
@@ -26,7 +27,7 @@ Across = Annotated[
         "--across",
         metavar="WORD",
         help=f"accept a difference; may be repeated: {', '.join(WORDS)}",
-        autocompletion=lambda incomplete: [word for word in WORDS if word.startswith(incomplete)],
+        autocompletion=one_of(*WORDS),
     ),
 ]
 

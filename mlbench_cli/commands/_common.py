@@ -49,12 +49,12 @@ def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
 def complete_clusters(incomplete: str) -> list[str]:
     """For the shell: names of clusters that begin with `incomplete`."""
     names = read_quietly(lambda store: [cluster.name for cluster in store.clusters()])
-    return _beginning(names, incomplete)
+    return beginning(names, incomplete)
 
 
 def complete_tasks(incomplete: str) -> list[str]:
     """For the shell: names of tasks that begin with `incomplete`."""
-    return _beginning(load_catalog(), incomplete)
+    return beginning(load_catalog(), incomplete)
 
 
 def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -62,16 +62,27 @@ def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
     tasks = load_catalog()
     task = tasks.get(ctx.params.get("task") or "")
     found = [task] if task else list(tasks.values())
-    return _beginning(dict.fromkeys(preset for item in found for preset in item.presets), incomplete)
+    return beginning(dict.fromkeys(preset for item in found for preset in item.presets), incomplete)
 
 
 def complete_backends(ctx: typer.Context, incomplete: str) -> list[str]:
     """For the shell: backends of the task on the command line, or all, that begin with `incomplete`."""
     task = load_catalog().get(ctx.params.get("task") or "")
-    return _beginning([*(task.backends if task else BACKENDS), "custom:"], incomplete)
+    return beginning([*(task.backends if task else BACKENDS), "custom:"], incomplete)
 
 
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+def complete_experiments(incomplete: str) -> list[str]:
+    """For the shell: names of experiments, which `mlbench run NAME` resumes."""
+    return beginning(read_quietly(lambda store: [each.name for each in store.experiments()]), incomplete)
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """For the shell: those of fixed words that begin with what is typed."""
+    return lambda incomplete: beginning(words, incomplete)
+
+
+def beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    """The names that begin with what is typed."""
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -106,18 +117,3 @@ UnreachableTimeout = Annotated[
         help="how long to wait for a cluster that does not answer (default: 15m); the run continues there",
     ),
 ]
-
-
-# --- options for a file with runs -----------------------------------------------------------------------------------
-
-
-def to_option(panel: str | None = None, about: str = "") -> Any:
-    """--to of `mlbench run`, for a file with runs."""
-    words = f"{about}output folder for table and figures; default: tables/NAME in the data folder"
-    return typer.Option("--to", metavar="FOLDER", help=words, rich_help_panel=panel)
-
-
-def only_report_option(panel: str | None = None, about: str = "") -> Any:
-    """--only-report, likewise."""
-    words = f"{about}start nothing; write table and figures of the finished runs"
-    return typer.Option("--only-report", help=words, rich_help_panel=panel)

@@ -1,10 +1,8 @@
 """What shells complete after options of `mlbench run`: methods, settings, axes of a matrix, providers."""
 
-from collections.abc import Iterable
-
 import typer
 
-from mlbench_cli.model.faults import Policy
+from mlbench_cli.commands._common import beginning
 from mlbench_cli.runs.request import OPTIONS, RARE
 from mlbench_cli.tasks.catalog import load_catalog
 from providers import registry
@@ -16,28 +14,23 @@ COMM = "comm."
 
 def complete_methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of methods that begin with `incomplete`."""
-    return _beginning(FILES, incomplete)
+    return beginning(FILES, incomplete)
 
 
 def complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """What --set changes: parameters of the task, options of the method, rare settings of the run."""
-    return _beginning([*_parameters(ctx), *_rare(ctx, incomplete)], incomplete)
+    return beginning([*_parameters(ctx), *_rare(ctx, incomplete)], incomplete)
 
 
 def complete_axes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Keys of --matrix: options of `mlbench run`, and set.NAME."""
     names = [f"{item.name}=" for item in OPTIONS if not item.rare and item.kind != "pairs"]
-    return _beginning([*names, *(f"set.{name}" for name in _parameters(ctx))], incomplete)
+    return beginning([*names, *(f"set.{name}" for name in _parameters(ctx))], incomplete)
 
 
 def complete_providers(ctx: typer.Context, incomplete: str) -> list[str]:
     """Providers that create clusters."""
-    return _beginning(registry.creators(), incomplete)
-
-
-def complete_policies(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What --on-failure may be."""
-    return _beginning([str(policy) for policy in Policy], incomplete)
+    return beginning(registry.creators(), incomplete)
 
 
 def _parameters(ctx: typer.Context) -> list[str]:
@@ -53,7 +46,3 @@ def _rare(ctx: typer.Context, incomplete: str) -> list[str]:
     if incomplete.startswith(RARE):
         return [f"{RARE}{item.name}=" for item in OPTIONS if item.rare]
     return [*([COMM] if method else []), RARE]
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]

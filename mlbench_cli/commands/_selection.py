@@ -8,7 +8,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import RunHandle
-from mlbench_cli.commands._common import read_quietly
+from mlbench_cli.commands._common import beginning, complete_tasks, one_of, read_quietly
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.runs.select import STATES, Filter
@@ -20,8 +20,7 @@ Result = TypeVar("Result")
 
 def complete_names(incomplete: str) -> list[str]:
     """Names of runs and experiments, and those that repeats have in common, for the completion of shells."""
-    found = dict.fromkeys(read_quietly(_list_names))
-    return [name for name in found if name.startswith(incomplete)]
+    return beginning(dict.fromkeys(read_quietly(_list_names)), incomplete)
 
 
 def _list_names(store: Store) -> list[str]:
@@ -44,10 +43,13 @@ States = Annotated[
         "--state",
         metavar="STATE",
         help="only runs with this state or outcome, e.g. running or failed; repeatable",
-        autocompletion=lambda incomplete: [state for state in STATES if state.startswith(incomplete)],
+        autocompletion=one_of(*STATES),
     ),
 ]
-Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="TASK", help="only runs of this task; repeatable")]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", metavar="TASK", help="only runs of this task; repeatable", autocompletion=complete_tasks),
+]
 OlderThan = Annotated[
     str | None, typer.Option("--older-than", metavar="DURATION", help="only runs older than this, e.g. 7d")
 ]

@@ -13,7 +13,7 @@ import typer
 from mlbench_cli import __version__, console
 from mlbench_cli.agent.lock import find_holder, probe_lock
 from mlbench_cli.commands._clusters import Location, Project
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, one_of
 from mlbench_cli.commands._machine_checks import KINDS, check_machines
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
@@ -46,9 +46,7 @@ def doctor(
         typer.Argument(
             metavar="[PROVIDER]...",
             help="check gke, eks, aks, slurm or hosts instead of this machine",
-            autocompletion=lambda incomplete: [
-                name for name in (*registry.PAID, *KINDS) if name.startswith(incomplete)
-            ],
+            autocompletion=one_of(*registry.PAID, *KINDS),
         ),
     ] = None,
     project: Project = None,

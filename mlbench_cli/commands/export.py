@@ -10,7 +10,7 @@ import typer
 
 from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
-from mlbench_cli.commands._common import Format, Output, make_folder, print_answer
+from mlbench_cli.commands._common import Format, Output, make_folder, one_of, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean, naming_file_on_os_error
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, list_settings
@@ -31,7 +31,7 @@ def export(
         typer.Argument(
             metavar="FORMAT",
             help="csv, parquet, mlflow, wandb, or that of a package",
-            autocompletion=lambda incomplete: [name for name in (*TABLES, *OWN) if name.startswith(incomplete)],
+            autocompletion=one_of(*TABLES, *OWN),
         ),
     ],
     target: Annotated[

@@ -10,7 +10,7 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._common import Format, Output, Yes, one_of
 from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -26,7 +26,11 @@ from providers.lifecycle import hold_operation_lock
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="clouds to search, or slurm, hosts; default: all"),
+        typer.Argument(
+            metavar="[PROVIDER]...",
+            help="clouds to search, or slurm, hosts; default: all",
+            autocompletion=one_of(*registry.PROVIDERS),
+        ),
     ] = None,
     project: Project = None,
     location: Location = None,

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import commands, console
+from mlbench_cli.commands._common import beginning
 from mlbench_cli.config.file import SETTINGS, config_file, find_default
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.runs.request import describe_rare
 
 
 def _complete_topics(incomplete: str) -> list[str]:
-    return [name for name in (*commands.TOPICS, *commands.names()) if name.startswith(incomplete)]
+    return beginning((*commands.TOPICS, *commands.names()), incomplete)
 
 
 def show_help(

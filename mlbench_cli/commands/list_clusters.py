@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from mlbench_cli import console
 from mlbench_cli.clusters.manage import describe_search_error, list_gone, search_everywhere
+from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.analysis.numbers import format_price
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
@@ -63,12 +65,7 @@ def _search(store: Store) -> tuple[list[Cluster], dict[str, MlbenchError], list[
 def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, object]:
     details = ClusterDetails.of(cluster)
     return {
-        "name": cluster.name,
-        "provider": cluster.provider,
-        "account": cluster.account or None,
-        "location": cluster.location or None,
-        "state": cluster.state,
-        "created": cluster.created or None,
+        **{name: value for name, value in cluster_document(cluster).items() if name != "details"},
         "current": current,
         "known": known,
         "nodes": details.nodes,
@@ -87,14 +84,7 @@ def _row(cluster: Cluster, current: bool, known: bool) -> list[object]:
         cluster.location or None,
         cluster.state if known else f"{cluster.state}, unknown here",
         details.nodes,
-        _price(details),
+        format_price(details.price_per_hour, str(details.plan.get("currency"))) if details.plan else None,
         None if left is None else f"in {console.duration(left)}" if left > 0 else "overdue",
         console.ago(cluster.created) if cluster.created else None,
     ]
-
-
-def _price(details: ClusterDetails) -> str | None:
-    if not details.plan:
-        return None
-    price = details.price_per_hour
-    return "unknown" if price is None else f"{price:.2f} {details.plan.get('currency')}" if price else "free"

@@ -20,18 +20,19 @@ from mlbench_cli.commands._common import (
     Format,
     complete_backends,
     complete_clusters,
+    complete_experiments,
     complete_presets,
     complete_tasks,
-    only_report_option,
+    one_of,
     output_option,
     require_goal_option,
-    to_option,
     yes_option,
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs.defaults import with_defaults
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 # and of experiments' tables.
 
 CREATED = "created_"  # prefix of the names of the options that a cluster to be created takes
-_WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report")
 _BESIDE_RUNS = (
     *("file", "detach", "dry_run", "retry_failed", "quiet", "yes", "output", "cluster"),
@@ -102,7 +102,11 @@ def run(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="name of the experiment; the run with N workers is named NAME-N"),
+        typer.Argument(
+            metavar="[NAME]",
+            help="name of the experiment; the run with N workers is named NAME-N",
+            autocompletion=complete_experiments,
+        ),
     ] = None,
     workers: Annotated[list[str] | None, typer.Argument(metavar="[N]...", help="number of workers, e.g. 1 2 4")] = None,
     file: Annotated[
@@ -159,8 +163,23 @@ def run(
     ] = False,
     yes: Annotated[bool, yes_option(ADVANCED)] = False,
     output: Annotated[Format, output_option(ADVANCED)] = Format.text,
-    to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
-    only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help="with a file of runs: output folder for table and figures; default: tables/NAME in the data folder",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = None,
+    only_report: Annotated[
+        bool,
+        typer.Option(
+            "--only-report",
+            help="with a file of runs: start nothing; write table and figures of the finished runs",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = False,
     help_all: Annotated[
         bool,
         typer.Option("--help-all", is_eager=True, callback=_show_all_help, help="Show all options and exit."),
@@ -484,7 +503,7 @@ def _parameter(item: Option) -> inspect.Parameter:
         "set": _complete_by("complete_settings"),
         "matrix": _complete_by("complete_axes"),
         "create": _complete_by("complete_providers"),
-        "on_failure": _complete_by("complete_policies"),
+        "on_failure": one_of(*map(str, Policy)),
     }
     option = typer.Option(
         *([long, f"-{item.letter}"] if item.letter else [long]),

@@ -7,7 +7,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.commands._cluster_status import show_cluster
-from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, print_answer
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, one_of, print_answer
 from mlbench_cli.commands._selection import NewerThan, complete_names
 from mlbench_cli.commands._status import MAX_SHOWN, Choice, show_runs
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
@@ -52,7 +52,7 @@ def status(
             "--state",
             metavar="STATE",
             help="only runs with this state or outcome, e.g. running or failed",
-            autocompletion=lambda incomplete: [word for word in STATES if word.startswith(incomplete)],
+            autocompletion=one_of(*STATES),
         ),
     ] = None,
     task: Annotated[

@@ -19,9 +19,7 @@ def data_dir() -> Path:
     home = os.environ.get("MLBENCH_HOME")
     path = _named_dir(home) if home else _user_dir("user_data_dir")
     if not _is_text(str(path)):
-        raise UsageError(
-            f"The name of the data folder {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
-        )
+        raise UsageError(f"The name of the data folder {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one.")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

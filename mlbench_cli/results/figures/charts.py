@@ -44,10 +44,9 @@ def draw(
 ) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; returns the written paths.
 
-    Runs and paths are verified first, Archives are not. With a single number of workers, the figure of speedup says what
-    to run instead. `published` adds MLBench 3's published results. `min_runs`: fewest successful runs of a size for a
-    speedup. Raises UsageError without archives, DamagedArchive for a damaged or unsealed one, UnprovenArchive for an
-    unproven one.
+    Runs and paths are verified first, Archives are not. With a single number of workers, the figure of speedup says
+    what to run instead. `published` adds MLBench 3's published results. `min_runs`: fewest successful runs of a size
+    for a speedup. Raises UsageError without archives, DamagedArchive or UnprovenArchive.
     """
     opened = [
         item if isinstance(item, Archive) else open_verified(item if isinstance(item, Path) else item.folder)

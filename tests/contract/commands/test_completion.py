@@ -66,6 +66,9 @@ def complete(home: Path, line: str, shell: str = "zsh") -> str:
         ("mlbench delete-cluster ", "gke-4", "local"),
         ("mlbench status --state fa", "failed", "running"),
         ("mlbench tasks mn", "mnist", "digits"),
+        ("mlbench run so", "some", "demo-1"),
+        ("mlbench delete --task mn", "mnist", "digits"),
+        ("mlbench gc h", "hosts", "gke"),
     ],
 )
 def test_names_are_completed(home: Path, line: str, offered: str, withheld: str) -> None:
