@@ -294,7 +294,7 @@ def _present(
     if earlier is not None and (other := find_other_hardware(earlier, certificate)):
         console.warn(f"The earlier certificate is of other hardware: {other}. Nodes are not compared with it.")
         earlier = None
-    name = certificate.name
+    name = str(certificate.run["name"])
     folder = to or Path(f"certificate-{name}")
     write_files(certificate, source, folder, key, earlier)
     document = certificate.document

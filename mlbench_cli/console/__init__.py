@@ -106,8 +106,8 @@ def format_table(
 ) -> str:
     """A table without a box: columns two spaces apart, numbers right-aligned, "-" for None.
 
-    If it is wider than `width` columns, the `droppable` columns are dropped in that order; then the last column is
-    wrapped if `wrap` allows it; then the widest columns are truncated.
+    Of the `droppable` columns, those without any value are left out, and if the table is wider than `width` columns, the
+    others, too, in that order; then the last column is wrapped if `wrap` allows it, and the widest are truncated.
     """
     layout = _lay_out(headers, rows, width, droppable, wrap)
     lines = []
@@ -139,13 +139,14 @@ def _lay_out(
 ) -> _Layout:
     columns = [[header, *(_cell(row[index]) for row in rows)] for index, header in enumerate(headers)]
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
-    keep = list(range(len(headers)))
+    empty = [header for header in droppable if rows and all(row[headers.index(header)] is None for row in rows)]
+    keep = [index for index, header in enumerate(headers) if header not in empty]
     widths = [max(map(display_width, column)) for column in columns]
 
     def total() -> int:
         return sum(widths[index] for index in keep) + 2 * (len(keep) - 1)
 
-    for header in droppable:
+    for header in (header for header in droppable if header not in empty):
         if width is None or total() <= width:
             break
         keep.remove(list(headers).index(header))

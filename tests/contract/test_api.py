@@ -12,6 +12,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import ExperimentState, Outcome
 from mlbench_cli.runs.request import Request
+from tests.needs import needs
 
 PROGRAM = r"""
 import json, time
@@ -93,6 +94,14 @@ def test_archives_are_compared_and_grouped(client: Client, command: str) -> None
     assert len(api.series(archives).groups) == 1
     assert api.compare(archives[:1], archives[1:]).a == "demo-1-r1"
     assert [point.value for point in api.metrics_of(archives[0])] == pytest.approx([1, 1 / 2, 1 / 3])
+    needs("pandas")
+    rows = api.compare(archives[:1], archives[1:]).to_dict()["rows"]
+    frame = experiment.runs().to_pandas()
+    assert {name: list(frame[name]) for name in rows} == {
+        name: [row["a"]["mean"], row["b"]["mean"]] for name, row in rows.items()
+    }
+    assert {"loss", "loss best", "seconds"} <= set(rows)
+    assert list(frame["outcome"]) == ["completed", "completed"]
 
 
 def test_a_download_is_the_archive_and_a_deleted_run_is_gone(client: Client, command: str, tmp_path: Path) -> None:

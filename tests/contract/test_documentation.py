@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -12,9 +13,11 @@ import typer.main
 
 import mlbench_cli.app
 from mlbench_cli import commands
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images import contract
+from tests.contract import clients
 from tests.documentation import (
     NEEDS,
     PAGES,
@@ -51,6 +54,56 @@ def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(block.needs == "time" for block in read_blocks(page))], ids=page_name
+)
+def test_commands_that_take_time_run_with_small_trainings(page: Path, tmp_path: Path) -> None:
+    def adapt(command: str) -> str | None:
+        if command.startswith("mlbench certify "):  # any verdict about a busy machine
+            return f"{command} --only drift; code=$?; [ $code -eq 0 ] || [ $code -eq 7 ] || [ $code -eq 9 ]"
+        if command.startswith("mlbench run ") and "--task allreduce" in command:
+            return f"{command} --set most=1024"
+        return None if command.startswith("mlbench serve") else command
+
+    assert run_page(page, tmp_path, needs="time", adapt=adapt)
+
+
+CLUSTERS = ("mine", "gpus")  # that the pages have attached
+
+
+def as_plan(line: str) -> list[str]:
+    """The words that only plan a documented command, which creates a cluster or runs on one; none for another."""
+    if not line.startswith(("mlbench create-cluster ", "mlbench run ")):
+        return []
+    line = line.replace("--cluster test-4", "--cluster mine")  # which the page has created, and no plan does
+    return [*(word for word in shlex.split(line, comments=True)[1:] if word != "--dry-run"), "--dry-run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("needs", ["gke", "eks", "aks", "cluster"])
+def test_what_needs_an_account_or_a_cluster_is_planned_as_documented(needs: str, tmp_path: Path) -> None:
+    """Without credentials, and on clusters that do not answer: options, sizes and machines go together."""
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    for name in CLUSTERS:
+        store.record_cluster(Cluster(name, "kind", "ready", details={"nodes": 16, "gpus_per_node": 8}))
+    store.close()
+    for name in ("patch.yaml", "topology.yaml", "rdma.yaml"):
+        (tmp_path / name).write_text("metadata: {labels: {team: research}}\n")
+    given = {"HOME": str(tmp_path), "MLBENCH_HOME": str(tmp_path / "home"), "MLBENCH_CLUSTER": "mine"}
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
+    lines = [line for block in all_blocks() if block.needs == needs for line in block.commands if as_plan(line)]
+    failed = {}
+    for line in lines:
+        done = clients.finish(*as_plan(line), environment={**known, **given}, cwd=tmp_path)
+        if done.returncode != 0:
+            failed[line] = done.stderr
+    assert (failed, bool(lines)) == ({}, True)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_path: Path) -> None:
     run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path)

@@ -185,7 +185,7 @@ class Wanted:
         # A limit is at least 1, so that "10%" can only mean 10 % more.
         limit = "".join(limit.split())
         limit = f"+{limit}" if _SMALL_SHARE.fullmatch(limit) else limit
-        factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
+        factor = parse_limit(limit, f"--check {name[:60]}:") if given else DEFAULT_LIMIT
         if not name or factor < 1:
             raise UsageError(
                 f'--check "{text[:60]}": write METRIC=FACTOR with a factor of at least 1, or METRIC=+SHARE%.',

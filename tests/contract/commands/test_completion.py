@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.run import Cluster, Experiment
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
@@ -16,6 +16,7 @@ def home(tmp_path: Path) -> Path:
     store = Store(tmp_path)
     for name in ("demo-1", "many-2-r1", "many-2-r2"):
         store.record_run(RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1))
+    store.record_experiment(Experiment("0123456789ab", "some", "2026-01-31T10:00:00.000Z", {}), [])
     store.record_cluster(Cluster("gke-4", "gke"))
     return tmp_path
 

@@ -13,7 +13,6 @@ import pytest
 from mlbench_cli.api import Client
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.analysis.figures import figures
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store
@@ -108,9 +107,6 @@ def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monk
     frames = [handle.metrics().to_pandas() for handle in client.runs()]
     own = [frame[frame["name"] == "tokens_per_second"] for frame in frames]
     runs = client.runs().to_pandas()
-    for handle, row in zip(client.runs(), runs.to_dict("records"), strict=True):  # the numbers of a comparison
-        assert all(row[name] == found.value for name, found in figures(handle.archive()).items())
-    assert {"seconds", "run", "tokens_per_second"} <= set(runs.columns)
     joined = [frame.merge(runs, left_on="run", right_on="name", suffixes=("", "_of_run")) for frame in own]
     assert {(row["run"], row["method"].split()[0]) for frame in own for row in frame.to_dict("records")} == {
         (name, values[0]) for name, values in wanted.items()
