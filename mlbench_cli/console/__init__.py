@@ -106,8 +106,8 @@ def format_table(
 ) -> str:
     """A table without a box: columns two spaces apart, numbers right-aligned, "-" for None.
 
-    Of the `droppable` columns, those without any value are left out, and if the table is wider than `width` columns, the
-    others, too, in that order; then the last column is wrapped if `wrap` allows it, and the widest are truncated.
+    Of the `droppable` columns, those without any value are left out; the others, too, in that order, if the table is
+    wider than `width` columns; then the last column is wrapped if `wrap` allows it, and the widest are truncated.
     """
     layout = _lay_out(headers, rows, width, droppable, wrap)
     lines = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-OWN = "task's own"
+OWN = "default"  # of the task
 
 
 def method_of(spec: Mapping[str, Any]) -> str:
@@ -18,7 +18,7 @@ def is_command(spec: Mapping[str, Any]) -> bool:
 
 
 def method_phrase(method: Mapping[str, str]) -> str:
-    """ "eftopk", "bsp (delay=0.002,1e-9)": the method and the options that are not the usual ones; "task's own" if
+    """ "eftopk", "bsp (delay=0.002,1e-9)": the method and the options that are not the usual ones; "default" if
     empty.
 
     Different methods have different phrases, also if another version, whose options are unknown here, made the run.

@@ -56,17 +56,27 @@ def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path:
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.needs == "time" for block in read_blocks(page))], ids=page_name
+    ("page", "needs"),
+    [
+        (page, needs)
+        for page in PAGES
+        for needs in ("time", "mpi")
+        if needs in {block.needs for block in read_blocks(page)}
+    ],
+    ids=str,
 )
-def test_commands_that_take_time_run_with_small_trainings(page: Path, tmp_path: Path) -> None:
-    def adapt(command: str) -> str | None:
+def test_commands_that_take_time_or_mpi_run_with_small_trainings(page: Path, needs: str, tmp_path: Path) -> None:
+    if needs == "mpi":
+        pytest.importorskip("mpi4py")
+
+    def adapt(command: str) -> str:
         if command.startswith("mlbench certify "):  # any verdict about a busy machine
             return f"{command} --only drift; code=$?; [ $code -eq 0 ] || [ $code -eq 7 ] || [ $code -eq 9 ]"
-        if command.startswith("mlbench run ") and "--task allreduce" in command:
-            return f"{command} --set most=1024"
-        return None if command.startswith("mlbench serve") else command
+        if command.startswith("mlbench serve"):  # until it is stopped
+            return f"timeout 10 {command}; [ $? -eq 124 ]"
+        return f"{command} --set max_exponent=3" if "--task allreduce" in command else command
 
-    assert run_page(page, tmp_path, needs="time", adapt=adapt)
+    assert run_page(page, tmp_path, needs=needs, adapt=adapt)
 
 
 CLUSTERS = ("mine", "gpus")  # that the pages have attached

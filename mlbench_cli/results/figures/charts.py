@@ -25,7 +25,7 @@ from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_
 from mlbench_cli.results.figures.files import Sheet, write_sheets
 from mlbench_cli.results.figures.scaling import KINDS, metric_bars, phase_chart, published_phase_charts, scaling_chart
 from mlbench_cli.util.files import write_atomically
-from mlbench_cli.util.text import counted, list_some, shorten
+from mlbench_cli.util.text import counted, list_some
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest first
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
@@ -90,15 +90,15 @@ def list_sheets(
     yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, _NO_PHASES)
     order = {run.source: number for number, run in enumerate(_measured(series))}
     runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
-    bars = [chart for job in jobs for chart in metric_bars(job)]
     metrics = [
         chart if len(jobs) == 1 else replace(chart, title=f"{chart.title}: {job.name}")
         for job in jobs
-        for chart in metric_charts([run for run in runs if str(run.archive.path) in job.sources], "", job.sources)
+        for own in [[run for run in runs if str(run.archive.path) in job.sources]]
+        for chart in (*metric_bars(job), *metric_charts(own, "", job.sources))
     ]
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
     for name, title, drawn in (
-        ("metrics", "Metrics", [*bars, *(chart for chart in metrics if chart.key != "learning-rate")]),
+        ("metrics", "Metrics", [chart for chart in metrics if chart.key != "learning-rate"]),
         ("learning_rate", "Learning rate over time", [chart for chart in metrics if chart.key == "learning-rate"]),
         ("resources", "Resources", list(resource_charts(largest, ""))),
     ):
@@ -167,16 +167,17 @@ def _footnote(series: Series, charts: Sequence[Chart]) -> str:
         notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t).")
     if any(row["series"].startswith("published") for chart in charts for row in chart.rows):
         notes.append(_APPROXIMATE)
-    labeled = [run for run in shown if run.conditions.labels]
-    if labeled:
-        notes.append(f"{_conditions(labeled)}.")
+    notes += _conditions(shown)
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         notes.append(f"Excluded: {list_some(names, 8)}.")
     return " ".join(notes)
 
 
-def _conditions(runs: Sequence[Measurement]) -> str:
-    """The contended and oversubscribed runs, with reasons."""
-    phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
-    return shorten(f"Measured under other conditions: {list_some(phrases, 6)}", 900)
+def _conditions(runs: Sequence[Measurement]) -> list[str]:
+    """How many runs were contended, shared and so on, and a reason; summary.csv says which."""
+    found: dict[str, list[str]] = {}
+    for each in (each for run in runs for each in run.conditions.found):
+        found.setdefault(each.label.replace("_", "-"), []).append(each.reason)
+    words = [f"{label} ({counted(len(reasons), 'run')}: {reasons[0]})" for label, reasons in found.items()]
+    return [f"Measured under other conditions: {list_some(words)}."] if words else []

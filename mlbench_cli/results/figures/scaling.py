@@ -138,7 +138,8 @@ def metric_bars(job: Job) -> Iterator[Chart]:
     for name in [*names][:MAX_BARS] if len(places) > 1 else ():
         lasts = [(group, point, last) for group, point in places if (last := point.metrics.get(name, {}).get("last"))]
         rows = tuple(_row("last value", job.name_of(group, point), last, point) for group, point, last in lasts)
-        title, axis = f"{name_metric(name)}: {job.name}", Axis(name_metric(name), unit_of(name))
+        words = name_metric(name)
+        title, axis = f"{words[:1].upper()}{words[1:]} at the end", Axis(words, unit_of(name))
         yield Chart(f"last-{name}", title, Axis("configuration"), axis, rows, Kind.BARS)
 
 

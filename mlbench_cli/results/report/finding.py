@@ -30,8 +30,8 @@ class Place:
 
     @property
     def subject(self) -> str:
-        """The label in a sentence: "eftopk", "the task's own method"."""
-        return f"the {self.group.label}" if self.group.label.startswith("task's own") else self.group.label
+        """The label in a sentence: "eftopk", "the default method"."""
+        return f"the {self.group.label}" if self.group.label.startswith(OWN) else self.group.label
 
     @property
     def size(self) -> str:

@@ -76,12 +76,12 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
         assert "a, b: python train.py" in page
         assert "tokens_per_second" in page
         assert "custom takes" not in page
-        assert "task's own" not in page
+        assert "default method" not in page
     capsys.readouterr()
     assert run(["charts", "figures", "a", "b"]) == 0
     assert capsys.readouterr().out.startswith("Wrote metrics, total_time, ")  # what the script is about comes first
     drawn = list(csv.DictReader(Path("figures/metrics.csv").read_text().splitlines()))
-    bars = {row["x"]: float(row["y"]) for row in drawn if row["series"] == "last value" and "accuracy" in row["chart"]}
+    bars = {row["x"]: float(row["y"]) for row in drawn if row["chart"] == "Accuracy at the end"}
     assert bars == pytest.approx({"a": 0.9, "b": 0.6}, abs=0.002)
     summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
     assert sorted(float(row["accuracy best"]) for row in summary) == pytest.approx([0.8, 0.9], abs=0.002)

@@ -113,7 +113,7 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     (group,) = found.groups
     assert group.baseline is group.points[1]
     shown = texts(found, "speedup")["speedup"]
-    assert {"task's own method", "ideal", "Speedup"} <= set(shown)
+    assert {"default method", "ideal", "Speedup"} <= set(shown)
     (chart,) = charts(found)["speedup"]
     assert [row["x"] for row in chart.rows if "style" not in row] == [2, 8]
 
@@ -191,8 +191,8 @@ def test_conditions_are_in_every_figure_and_in_the_table(tmp_path: Path) -> None
     assert [point.labels for point in group.points] == [(), ("contended",), ("crowded", "shared")]
     for name, shown in texts(found).items():
         words = " ".join(" ".join(shown).split())
-        assert "run-1 (contended: other processes used 0.9 of 2 CPUs on average)" in words, name
-        assert "run-2 (crowded: 4 ranks on 2 cores; shared: --share-" in words, name
+        assert "contended (1 run: other processes used 0.9 of 2 CPUs on average)" in words, name
+        assert "crowded (1 run: 4 ranks on 2 cores), shared (1 run: --share-" in words, name
     assert [row["conditions"] for row in csv.DictReader(found.to_csv().splitlines())] == [
         "",
         "contended",
@@ -276,7 +276,7 @@ def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Pa
         assert texts_of_file[0].endswith("   FUNCTIONAL ONLY")
         assert [text for text in texts_of_file if "functional only\n" in text]
     assert texts(some, "speedup")["speedup"][0].endswith("   SYNTHETIC DATA   PARTLY FUNCTIONAL ONLY")
-    assert [group.label for group in some.groups] == ["functional only", "task's own method"]
+    assert [group.label for group in some.groups] == ["default method", "functional only"]
 
 
 def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
