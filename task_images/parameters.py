@@ -253,7 +253,10 @@ def read_parameters(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
     for name, value in given.items():
         if name not in known:
             names = ", ".join(item.name for item in dataclasses.fields(kind))  # type: ignore[arg-type]
-            raise TaskUsageError(f'there is no parameter "{name}", only {names}')
+            raise TaskUsageError(
+                f'there is no parameter "{name}", only {names}',
+                "After a change of Settings, run: python -m task_images.describe FOLDER",
+            )
         wanted = typing.get_origin(hints[name]) or hints[name]
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

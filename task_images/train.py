@@ -172,7 +172,8 @@ class Unit:
 
 @dataclass
 class Loop(Generic[P]):
-    """One rank's training.
+    """One rank's training. What differs between frameworks is below: `_attach`, `_update` and `_check_replicas`; and
+    `_set_mode`, `consensus` and `_facts`, which may stay as they are.
 
     validate      epoch -> loss and metrics over the whole validation set, equal on all ranks, including the goal's
                   metric. None: no validation

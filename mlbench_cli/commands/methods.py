@@ -1,5 +1,6 @@
 """`mlbench methods`: how ranks can communicate."""
 
+import shlex
 from typing import Annotated, TypedDict
 
 import typer
@@ -43,10 +44,11 @@ def methods(
     output: Output = Format.text,
 ) -> None:
     """List communication methods, or show one method with its options."""
+    own = ""
     try:
         load_installed()
         if method_path is not None:
-            load_file(method_path)
+            own = load_file(method_path).name
     except MethodError as error:
         raise UsageError(f"{error.reason}.", hint=error.instead or None) from None
     if name is not None and name not in list_names():
@@ -55,7 +57,9 @@ def methods(
     if output == Format.json:
         console.out_json(found[0] if name else {"methods": found})
     elif name is not None:
-        _describe(found[0])
+        _describe(
+            found[0], f"--method-path {shlex.quote(method_path)}" if method_path and name == own else f"--method {name}"
+        )
     else:
         console.out_table(
             ["METHOD", "WHAT IT DOES", "SENT PER RANK AND STEP"],
@@ -82,7 +86,8 @@ def _document(name: str) -> MethodDocument:
     }
 
 
-def _describe(method: MethodDocument) -> None:
+def _describe(method: MethodDocument, choice: str) -> None:
+    """Show a method, and the option with which a run has it."""
     facts = [
         ("Method", method["summary"]),
         ("Sends", f"{method['bytes_sent']} bytes per rank and step (M bytes of gradients, d numbers, P ranks)"),
@@ -101,4 +106,4 @@ def _describe(method: MethodDocument) -> None:
         wrap=True,
     )
     console.note("\nAnother value of an option: --set comm.OPTION=VALUE")
-    console.next_step(f"mlbench run my-run 2 --task digits_resnet --method {method['name']}")
+    console.next_step(f"mlbench run my-run 2 --task digits_resnet {choice}")

@@ -70,7 +70,6 @@ class Settings(LongClassifierSettings):
     milestones: list[int] = parameter([30, 60, 80], "epochs after which multistep multiplies the rate by step_factor")
     step_factor: float = parameter(0.1, "of multistep", min=0, max=1)
     label_smoothing: float = parameter(0.1, "label smoothing in training", min=0, max=0.999)
-    decay_all: bool = parameter(False, "also apply weight decay to scales, shifts and biases")
     goal_full: float = 75.9
     loaders: int = 4
 
@@ -196,7 +195,7 @@ def main(contract: Contract) -> None:
             classes=settings.classes,
             loss=partial(cross_entropy, label_smoothing=settings.label_smoothing),
             measure=settings.data == "fake",
-            groups=None if settings.decay_all else split_decay,
+            groups=split_decay,
             method=Ddp(),
             name="imagenet_resnet",
             identity={
