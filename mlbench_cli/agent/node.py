@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import socket
 import subprocess
@@ -204,8 +205,8 @@ class NodeAgent(Agent):
         if self.state["ended"]:  # it was canceled
             return None
         if pip.returncode:
-            reason = last_line(machine.read_bytes(log) or b"") or f"it took longer than {INSTALL_SECONDS:.0f} s"
-            return f"{NOT_INSTALLED}{', '.join(packages)} in its image ({reason.removeprefix('ERROR: ')})"
+            reason = _explain_pip(machine.read_bytes(log) or b"") or f"it took longer than {INSTALL_SECONDS:.0f} s"
+            return f"{NOT_INSTALLED}{', '.join(packages)} in its image ({reason})"
         if os.path.isdir(target):  # where ranks look for installed packages
             path = os.environ.get("PYTHONPATH")
             os.environ["PYTHONPATH"] = f"{target}{os.pathsep}{path}" if path else target
@@ -537,6 +538,16 @@ class NodeAgent(Agent):
             self._on_time(now)
         if self.state["first"] != written:
             self._write_state(last=True)
+
+
+def _explain_pip(log: bytes) -> str:
+    """Why pip failed: its last line, which says that no version was found, and the last warning before it, which says
+    that the index does not answer, or has no TLS and is not trusted."""
+    warnings = [line for line in log.splitlines() if line.startswith(b"WARNING: ")]
+    # "Retrying (...) after connection broken by 'NewConnectionError('<... object at 0x...>: Failed to establish ...')'"
+    told = last_line(warnings[-1]) if warnings else ""
+    told = re.sub(r"^WARNING: (.*connection broken by )?|<[^>]*object at[^>]*>: ", "", told)
+    return "; ".join(filter(None, (last_line(log).removeprefix("ERROR: "), told)))
 
 
 def digest(path: str) -> Mapping[str, Any]:

@@ -149,6 +149,11 @@ def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding
     if ending == "never_started":
         problem = state.get("start_problem") or "nothing was started in the run's folder"
         is_image = problem.startswith(NOT_INSTALLED)
-        hint = "Name an image that has them with --image." if is_image else "Start it again."
+        hint = "Start it again."
+        if is_image:
+            hint = (
+                "Name an image that has them with --image, or an index that the workers reach: --env PIP_INDEX_URL=URL "
+                "(without TLS also --env PIP_TRUSTED_HOST=HOST; through a proxy: --env HTTPS_PROXY=URL)."
+            )
         return Finding("not_started", f"The run was not started: {problem}.", hint=hint, retryable=not is_image)
     return None

@@ -93,13 +93,17 @@ def test_workers_install_what_their_image_lacks(command: Any, world: World, tmp_
         ranks = json.loads((row.run.folder / "environment.json").read_text())["ranks"]
         assert "sacrebleu" in ranks["0"]["packages"]
         next(tmp_path.glob("*.whl")).unlink()
-        done = command("run", "u", "2", *words[3:], "--cluster", row.run.spec.cluster)
+        refused = {"PIP_NO_INDEX=1": "PIP_INDEX_URL=http://127.0.0.1:9/simple"}
+        words = [refused.get(word, word) for word in words[3:]]
+        done = command("run", "u", "2", *words, "--env", "PIP_RETRIES=1", "--cluster", row.run.spec.cluster)
         assert done.code == 6, done.err
         assert "pip could not install sacrebleu>=2.4,<3 in its image (No matching distribution found" in done.err
+        assert "Connection refused" in done.err  # why no version was found
         assert "--image" in done.err
+        assert "--env PIP_INDEX_URL=URL" in done.err
         with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
             index = f"PIP_INDEX_URL=http://127.0.0.1:{silent.getsockname()[1]}"
-            words = [index if word == "PIP_NO_INDEX=1" else word for word in words[3:]]
+            words = [index if word.startswith("PIP_INDEX_URL=") else word for word in words]
             assert command("run", "v", "1", *words, "--cluster", row.run.spec.cluster, "--detach").code == 0
             silent.settimeout(60)
             silent.accept()  # pip asks

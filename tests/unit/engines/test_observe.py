@@ -29,7 +29,7 @@ def succeeded(rank: int) -> dict[str, Any]:
 def node_state(*ranks: Facts, ended: Ending | None = None, **more: Any) -> dict[str, Any]:
     return {
         "ranks": list(ranks),
-        "started": True,
+        "started": 100.0,
         "ended": None if ended is None else str(ended),
         "node_name": f"m{ranks[0]['rank'] + 1}",
         "start_problem": None,
@@ -134,6 +134,15 @@ def test_what_ended_the_run_first_decides_how_it_ended(first: dict[str, Any], en
     observation = look(hub, other)
     assert observation.ended is ended
     assert observation.first_failed == (1 if ended is Ending.FAILED else None)
+
+
+def test_a_run_that_one_node_could_not_start_never_started_although_the_others_were_stopped_for_it() -> None:
+    """On Kubernetes the others get SIGTERM as soon as one pod has failed."""
+    stopped = node_state(rank_facts(0, "pending"), started=None, ended=Ending.CANCELED)
+    problem = node_state(rank_facts(1, "pending"), started=None, ended=Ending.NEVER_STARTED, start_problem="no index")
+    observation = look(*(NodeReport(state, PACKED, alive=False) for state in (stopped, problem)))
+    assert observation.ended is Ending.NEVER_STARTED
+    assert "no index" in observation.findings[0].summary
 
 
 def test_a_canceled_node_outweighs_those_that_exited_and_a_lost_one_all() -> None:
