@@ -79,7 +79,7 @@ def train_classifier(
     if long:
         long = replace(long, compile=speed.choose_compile(long.compile, world.contract))
         speed.apply_speed(long, model)
-        facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
+        facts["options"] = {name: getattr(long, name) for name in ("channels_last", "loaders")}
     samples = Samples(
         data,
         world,
@@ -115,5 +115,5 @@ def train_classifier(
         method=chosen,
         precision=precision,
         arithmetic=settings,
-        graphs=speed.Graphs() if long is not None and long.compile == "graphs" else None,
+        compile=long.compile if long else "no",
     ).run()

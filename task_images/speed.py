@@ -45,7 +45,7 @@ def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:
 def compile_modules(model: nn.Module, what: str, blocks: Sequence[nn.Module], is_full: bool = False) -> None:
     """Compile each block of the model, so that gradients still appear one after another; or the whole model; "graphs":
     all of it, and on a GPU the kernels of a pass are recorded once and replayed as CUDA graphs, so that small steps do
-    not wait for kernel launches (see `Graphs`). `is_full`: fail if a part cannot be compiled."""
+    not wait for kernel launches. `is_full`: fail if a part cannot be compiled."""
     if what == "no":
         return
     require_compiler(what)
@@ -62,29 +62,24 @@ def compile_seconds() -> float:
     return float(calculate_time_spent().get("total_wall_time", 0.0))
 
 
-class Graphs:
-    """The requirements of torch's CUDA graphs on a training loop (torch.compiler_cudagraph_trees in its documentation).
+# The requirements of torch's CUDA graphs on a training loop (torch.compiler_cudagraph_trees in its documentation): a
+# replay overwrites the memory of the previous one, so outputs and gradients are valid only within a pass. Every pass is
+# announced, and gradients that persist across updates are accumulated in separate memory.
 
-    A replay overwrites the memory of the previous one, so outputs and gradients are valid only within a pass. Every
-    pass must be announced, and gradients that persist across updates are accumulated in separate memory.
-    """
 
-    def prepare(self, parameters: Iterable[Tensor]) -> None:
-        """Allocate missing gradients. Otherwise autograd would keep the graph's output as the gradient, and the next
-        pass would add its gradients to themselves."""
-        for parameter in parameters:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+def allocate_gradients(parameters: Iterable[Tensor]) -> None:
+    """Allocate missing gradients. Otherwise autograd would keep a graph's output as the gradient, and the next pass
+    would add its gradients to themselves."""
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
-    def begin_pass(self) -> None:
-        """Announce a pass: previous outputs of the graphs are no longer needed."""
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
-    def are_replayed(self, device: torch.device) -> bool:
-        """Whether all compiled code became graphs; never on a CPU. Torch gives the reason only in its log."""
-        from torch._dynamo.utils import counters
+def are_graphs_replayed(device: torch.device) -> bool:
+    """Whether all compiled code became graphs; never on a CPU. Torch gives the reason only in its log."""
+    from torch._dynamo.utils import counters
 
-        return device.type == "cuda" and not counters["inductor"]["cudagraph_skips"]
+    return device.type == "cuda" and not counters["inductor"]["cudagraph_skips"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

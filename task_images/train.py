@@ -591,7 +591,7 @@ class Trainer(Loop[P], Generic[P]):
     precision       None: fp32
     clip            largest norm of the gradients; None: no clipping
     arithmetic      settings of GPUs
-    graphs          None: kernels are launched one by one
+    compile         what of the model is compiled (speed.compile_modules)
     flops           FLOPs of one update of all ranks, and how they were derived; None: a pass is counted for throughput
     """
 
@@ -603,7 +603,7 @@ class Trainer(Loop[P], Generic[P]):
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
-    graphs: speed.Graphs | None = field(default=None, kw_only=True)
+    compile: str = field(default="no", kw_only=True)
     flops: tuple[float, str] | None = field(default=None, kw_only=True)
 
     @property
@@ -623,9 +623,9 @@ class Trainer(Loop[P], Generic[P]):
             self.flops = self._count_flops()
         self._observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self._trained = self.method.attach(self.world, self.model, self.make_optimizer, self.tracker)
-        if self.graphs is not None:
+        if self.compile == "graphs":
             self.method.keeps_gradients = True
-            self.graphs.prepare(self.model.parameters())
+            speed.allocate_gradients(self.model.parameters())
 
     def _update(self, update: Update[P], rate: float) -> bool:
         enter = self.tracker.enter
@@ -639,8 +639,8 @@ class Trainer(Loop[P], Generic[P]):
             if update.first is not None:
                 path = ("dropout", self.position.total, update.first + number)
                 seed_device(self.world.device, self.world.contract.seed, *path)
-            if self.graphs is not None:
-                self.graphs.begin_pass()
+            if self.compile == "graphs":
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             if number and number == update.count - 1:
                 self.method.begin_last_pass()
             with self.number_format.autocast():
@@ -693,21 +693,23 @@ class Trainer(Loop[P], Generic[P]):
         return {} if distance is None else {"replica_distance": distance}
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
+        options: dict[str, object] = {
+            **self.details.get("options", {}),
+            "compile": self.compile,
+            "precision": self.number_format.used,
+            **asdict(self.arithmetic),
+            "fused_optimizer": bool(self.method.optimizer.defaults.get("fused")),
+            "reduction": type(self.method).__name__,
+        }
+        if self.compile == "graphs":
+            options["cuda_graphs"] = speed.are_graphs_replayed(self.world.device)
         facts: dict[str, object] = {
             "precision": self.number_format.used,
-            "options": {
-                "compile": "no",
-                **self.details.get("options", {}),
-                "precision": self.number_format.used,
-                **asdict(self.arithmetic),
-                "fused_optimizer": bool(self.method.optimizer.defaults.get("fused")),
-                "reduction": type(self.method).__name__,
-                **({} if self.graphs is None else {"cuda_graphs": self.graphs.are_replayed(self.world.device)}),
-            },
+            "options": options,
             "loss_scale": self.number_format.factor,
             "communication": self.method.stats(),
         }
-        if self.details.get("options", {}).get("compile", "no") != "no":
+        if self.compile != "no":
             facts["compile_seconds"] = speed.compile_seconds()
         if self.method.checked:
             facts["self_check"] = dict(self.method.checked)

@@ -29,7 +29,7 @@ from task_images.metrics import Mean, Values, check_finite, collect
 from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
-from task_images.speed import Graphs, choose_compile, compile_modules
+from task_images.speed import choose_compile, compile_modules
 from task_images.train import (
     PassLoss,
     Plan,
@@ -279,7 +279,7 @@ class Pretraining(ABC, Generic[S, B]):
                 "tokens": sum(len(row) for row in corpus.rows),
                 "micro_batch": plan.micro_batch,
                 "data": corpus.name,
-                "options": {"compile": settings.compile, **attention},
+                "options": attention,
                 **self.details(),
                 "parameters": plan.shape.parameters,
                 "passes_per_update": plan.passes,
@@ -309,7 +309,7 @@ class Pretraining(ABC, Generic[S, B]):
             # Methods without a barrier have no norm; for others an infinite limit measures it, as a guard against NaN.
             clip=p.clip or (None if method.gates else math.inf),
             arithmetic=p,
-            graphs=Graphs() if p.compile == "graphs" else None,
+            compile=p.compile,
             flops=(self.flops(), self.formula),
         )
 

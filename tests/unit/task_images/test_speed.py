@@ -14,7 +14,7 @@ from task_images.parameters import CudaSettings, LongClassifierSettings, SpeedSe
 from task_images.report import Reporter
 from task_images.resnet import resnet
 from task_images.schedules import Constant, PerUpdate
-from task_images.speed import Graphs, apply_speed, require_compiler
+from task_images.speed import apply_speed, require_compiler
 from task_images.train import Plan, Precision, Samples, Trainer, refuse_bf16_lstm, set_arithmetic
 from task_images.world import open_world
 
@@ -48,7 +48,7 @@ def train_images(word: str, method: Method, backend: object = None) -> tuple[nn.
         world, Reporter(world, "noise", synthetic=True), work, PerUpdate(Constant(0.1)), Plan(2),
         validate=work.validate, method=method,
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-        graphs=Graphs() if word == "graphs" else None,
+        compile=word,
     )  # fmt: skip
     trainer.after_validation = lambda epoch, values: losses.append(values["loss"])
     trainer.run()
