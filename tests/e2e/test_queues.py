@@ -136,10 +136,6 @@ def _count_workers(api: Api, run: Run, namespace: str) -> int:
     return len(api.get(collection_path("Pod", namespace), labelSelector=selector)["items"])
 
 
-def _codes(cluster: Cluster, run: Run) -> list[str]:
-    return [finding.code for finding in cluster.engine.look(run).findings]
-
-
 def _wait_for_workload(api: Api, run: Run, namespace: str) -> dict[str, Any]:
     """Kueue's record of the run, once it has one."""
     end = time.monotonic() + 120

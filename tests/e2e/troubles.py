@@ -163,10 +163,6 @@ def node_silent(shown: Shown) -> bool:
     return any(condition(node, "Ready").get("status") == "Unknown" for node in shown.nodes)
 
 
-def job_failed(shown: Shown) -> bool:
-    return is_true(condition(shown.job, "Failed")) or is_true(condition(shown.job, "FailureTarget"))
-
-
 # --- what is done ---------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ from tests.unit.results.runs import event, new_run, observation_of, result_event
 
 Captured = pytest.CaptureFixture[str]
 EVIL = ("sh", "-c", "touch pwned")
-REPEATING = (["run", "y", "--from", "ARCHIVE", "--yes"], ["reproduce", "ARCHIVE", "--repeat", "2"])
 
 
 @pytest.fixture(autouse=True)

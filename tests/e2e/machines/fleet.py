@@ -149,7 +149,3 @@ def kill(pids: Sequence[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # it ended since it was listed
             os.kill(pid, number)
-
-
-def all_running(client: Client, name: str, count: int) -> bool:
-    return len([pid for pid in ranks(name) if b"sleep" in command_of(pid)]) >= count

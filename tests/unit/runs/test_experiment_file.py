@@ -20,7 +20,6 @@ from mlbench_cli.runs.experiment_file import (
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.util.yaml_text import read_yaml
 
-DOCS = Path(__file__).parents[3] / "docs"
 MACHINE = Machine(cores=8, gpus=0)
 REMOTE = Cluster("far", "attached", details={"namespace": "default", "registry": "ghcr.io/me"})
 
