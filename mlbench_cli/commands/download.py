@@ -123,10 +123,10 @@ def _say(path: Path) -> None:
 
 
 def _show_next(files: Sequence[Path]) -> None:
-    paths = list(map(str, files))
-    console.next_step(
-        shlex.join(["mlbench", "verify", *paths]), shlex.join(["mlbench", "charts", f"{files[0].stem}-charts", *paths])
-    )
+    folder = files[0].parent  # stands for the files in it
+    name, what = (folder.name, [folder]) if len(files) > 1 and folder != Path() else (files[0].stem, files)
+    words = shlex.join(map(str, what))
+    console.next_step(f"mlbench verify {words}", f"mlbench report {shlex.quote(f'{name}.html')} {words}")
 
 
 def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple[Path | None, bool]:
