@@ -48,6 +48,7 @@ def test_a_folder_that_slurm_cannot_name_is_refused_with_the_character(shell: Sh
     assert "which Slurm cannot have in the names of a job's files" in said
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_refused_even_without_a_probe(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     python = ("--python", shell.python)
@@ -66,6 +67,7 @@ def test_a_folder_that_is_gone_since_is_said_with_a_remedy(shell: Shell, tmp_pat
     assert "attach the cluster with another folder" in said
 
 
+@pytest.mark.slow
 def test_other_folders_run_and_the_timeout_does_not_count_the_queue(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "ünï$HOME;b(c)*&!=?"
     shell("attach-slurm", "s", "--shared", str(folder), "--python", shell.python, "--no-probe")

@@ -108,6 +108,7 @@ def test_killed_after_a_change_of_creation_it_goes_on(
         assert sorted(asked) == sorted(once), log[number]  # nothing is asked for twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_deletion_it_goes_on(
     azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], tmp_path: Path, stride: int

@@ -157,6 +157,7 @@ def test_refused_at_every_request_of_making(
     verifier.show(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_refused_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     lines = list(dict.fromkeys(world.removing))[::stride]

@@ -286,6 +286,7 @@ def test_killed_the_orphan_is_waited_for(place: Place) -> None:
     assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
 
 
+@pytest.mark.slow
 def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
     place.create()
     [secret] = [item for (kind, _, _), item in place.kube.objects.items() if kind == "secrets"]

@@ -200,6 +200,7 @@ def test_killed_at_every_change_of_removing_it_goes_on(
         assert world.left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["docker save", "kind delete"])
 def test_a_client_killed_with_files_of_a_cluster_leaves_none(world: World, tmp_path: Path, call: str) -> None:
     """The archive of an image may have gigabytes, and the kubeconfig gives access."""

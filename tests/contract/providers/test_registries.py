@@ -22,6 +22,7 @@ REPOSITORY = "projects/demo-project/locations/europe-west1/repositories/mlbench-
 PREFIX = "europe-west1-docker.pkg.dev/demo-project/mlbench-rel-2"
 
 
+@pytest.mark.slow
 def test_a_repository_of_artifact_registry_comes_and_goes_with_its_cluster(
     command: Any, gke_world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def codes(observation: object) -> list[str]:
     return [finding.code for finding in observation.findings]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["pod_deleted", "drained"])
 def test_a_pod_that_is_taken_away_is_no_canceled_run(server: KubeApi, tmp_path: Path, code: str) -> None:
     """Its agent only knows that it got SIGTERM."""
