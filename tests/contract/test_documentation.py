@@ -74,7 +74,7 @@ def test_commands_that_take_time_or_mpi_run_with_small_trainings(page: Path, nee
             return f"{command} --only drift; code=$?; [ $code -eq 0 ] || [ $code -eq 7 ] || [ $code -eq 9 ]"
         if command.startswith("mlbench serve"):  # until it is stopped
             return f"timeout 10 {command}; [ $? -eq 124 ]"
-        return f"{command} --set max_exponent=3" if "--task allreduce" in command else command
+        return f"{command} --set seconds_total=20" if "--task allreduce" in command else command
 
     assert run_page(page, tmp_path, needs=needs, adapt=adapt)
 
