@@ -58,7 +58,13 @@ def test_a_task_with_its_defaults() -> None:
 
 def test_what_is_said_counts() -> None:
     spec = one(
-        DIGITS, preset="tiny", set={"rate": "1e-3", "epochs": 3}, light=True, seed=7, timeout="1h30m", num_cpus=4
+        DIGITS,
+        preset="tiny",
+        set={"learning_rate": "1e-3", "epochs": 3},
+        light=True,
+        seed=7,
+        timeout="1h30m",
+        num_cpus=4,
     )
     assert spec.parameters["learning_rate"] == 0.001
     assert spec.parameters["epochs"] == 3

@@ -25,7 +25,7 @@ name: run
 workers: [1, 2]
 task: digits_resnet
 preset: tiny
-set: {epochs: 3, rate: 1e-3}
+set: {epochs: 3, learning_rate: 1e-3}
 num-cpus: 2
 light: true
 timeout: 90
@@ -33,7 +33,9 @@ timeout: 90
 
 
 def test_a_spec_file_says_the_same_as_flags() -> None:
-    flags = replace(DIGITS, preset="tiny", set={"epochs": "3", "rate": "1e-3"}, num_cpus=2, light=True, timeout="90s")
+    flags = replace(
+        DIGITS, preset="tiny", set={"epochs": "3", "learning_rate": "1e-3"}, num_cpus=2, light=True, timeout="90s"
+    )
     from_file, from_flags = (resolve(request, LOCAL, MACHINE) for request in (parse_file(SPEC_FILE), flags))
     assert [spec.hash for spec in from_file] == [spec.hash for spec in from_flags]
 
@@ -42,7 +44,7 @@ def test_flags_go_before_the_file() -> None:
     top = Request(workers=(4,), set={"epochs": "9"}, light=False)
     merged = merge(parse_file(SPEC_FILE), top)
     assert (merged.name, merged.workers, merged.light) == ("run", (4,), False)
-    assert merged.set == {"epochs": "9", "rate": "1e-3"}
+    assert merged.set == {"epochs": "9", "learning_rate": "1e-3"}
     assert merge(merged, Request()) == merged
 
 

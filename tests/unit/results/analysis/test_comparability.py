@@ -130,11 +130,6 @@ def test_two_methods_differ_in_one_thing_and_two_versions_of_a_method_in_its_cod
     assert found == [{"method"}, {"code"}, {"method", "code"}]
 
 
-def test_a_renamed_parameter_keeps_its_value_comparable(sealed: Path) -> None:
-    old, new = (spec(task="mnist", parameters={name: 0.5}) for name in ("rate", "learning_rate"))
-    assert _key_with(sealed, old).parameters == _key_with(sealed, new).parameters == (("learning_rate", "0.5"),)
-
-
 def test_commands_that_differ_behind_the_eightieth_character_are_kept_apart(sealed: Path) -> None:
     base = spec(task="custom", preset="custom", argv=("python", "x" * 100, "--rate=1"))
     other = replace(base, argv=(*base.argv[:2], "--rate=2"))
