@@ -12,7 +12,7 @@ ALL     = not cluster and not nightly
 MARKS  ?= $(ALL) and not slow
 # In a time zone of half hours: users are not in UTC, and machines of CI are.
 TESTED  = TZ=Asia/Kolkata OMP_NUM_THREADS=1
-WORKERS = -n $(JOBS) --dist loadgroup
+WORKERS = -n $(JOBS) --dist loadfile
 PYTEST  = $(TESTED) $(BIN)/python -m pytest $(WORKERS)
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
