@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -60,20 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
         share_forks()
         aws_process.share()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share what is made once per module or session (a server, a fake cloud) run in one worker."""
-    for item in items:
-        known: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-        shared = {
-            name
-            for name, found in known.items()
-            if found[-1].scope in ("module", "session") and found[-1].baseid.startswith("tests")
-        }
-        if shared - {"ranks"} and not item.get_closest_marker("xdist_group"):  # each worker has its copy of the ranks
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_collection_finish() -> None:

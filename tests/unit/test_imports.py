@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("imports")  # all files are parsed once
 ROOT = Path(__file__).parents[2]
 # A package imports itself and what stands above it in this list; those of one line do not import each other.
 LAYERS = """

@@ -119,7 +119,6 @@ def test_each_row_of_the_page_has_its_test() -> None:
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text("utf-8"), file
 
 
-@pytest.mark.xdist_group("first use")  # each asks for its double by name only, which would end with it
 @pytest.mark.parametrize("use", [pytest.param(use, id=f"{use.cloud} {' '.join(use.words)[:60]}") for use in USES])
 def test_a_first_use_is_planned_or_refused_before_money(
     command: Callable[..., Any], use: Use, request: pytest.FixtureRequest
@@ -135,7 +134,6 @@ def test_a_first_use_is_planned_or_refused_before_money(
     assert not [line for line in asked if line.startswith(("Create", "Insert", "PUT")) or ":Create" in line]
 
 
-@pytest.mark.xdist_group("first use")
 @pytest.mark.usefixtures("ec2")
 def test_machines_of_eks_that_work_by_now_are_planned_without_a_warning_of_their_driver(
     command: Callable[..., Any],

@@ -13,7 +13,6 @@ from mlbench_cli.results.report.render import write_report
 from tests.browser import open_browser
 from tests.unit.results.runs import sealed_run
 
-pytestmark = pytest.mark.xdist_group("browser")
 ENTER = "\ue007"
 
 

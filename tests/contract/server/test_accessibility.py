@@ -22,7 +22,6 @@ from tests.contract.server.dashboards import BUSY, Dashboard, serve
 from tests.needs import missing
 from tests.unit.results.runs import new_run, observation_of, sealed_run, spec
 
-pytestmark = pytest.mark.xdist_group("browser")
 # Of runs that have finished, failed and are in progress, and of names that do not exist.
 PAGES = (
     "/",

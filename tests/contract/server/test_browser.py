@@ -16,7 +16,6 @@ from tests.browser import Browser, open_browser
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
 
-pytestmark = pytest.mark.xdist_group("browser")
 SHOTS = os.environ.get("MLBENCH_SCREENSHOTS")  # a folder for pictures to look at
 
 

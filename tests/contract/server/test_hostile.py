@@ -19,7 +19,6 @@ from tests.browser import open_browser
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec
 
-pytestmark = pytest.mark.xdist_group("browser")
 HOSTILE = {
     "closing script tag": "</script><script>window.hacked=1</script>",
     "image with event handler": "<img src=x onerror=window.hacked=1>",

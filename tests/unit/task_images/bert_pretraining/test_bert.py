@@ -80,7 +80,6 @@ def test_the_formula_of_flops_is_what_torch_counts(length: int, scored: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("transformers")
 def test_logits_and_loss_equal_those_of_transformers_with_the_same_weights() -> None:
     transformers = needs("transformers")
     theirs = transformers.BertForPreTraining(

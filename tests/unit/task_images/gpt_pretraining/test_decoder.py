@@ -80,7 +80,6 @@ def split_fused(state: dict[str, torch.Tensor], shape: Shape) -> dict[str, torch
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bool) -> None:
     transformers = needs("transformers")
@@ -107,7 +106,6 @@ def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bo
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.xdist_group("transformers")
 def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None:
     transformers = needs("transformers")
     shape = GPT2_SMALL
