@@ -14,7 +14,7 @@ lab=${LAB:-../shared/lab/lab}
 export OMP_NUM_THREADS=1
 mlbench() { "$python" -m mlbench_cli "$@"; }
 
-# measure NAME OPTION...: three repeats in alternation on two workers
+# measure NAME OPTION...: three repeats, unless it says more, in alternation on two workers
 measure() {
   place=$1
   shift
@@ -28,7 +28,7 @@ run_at() {
       mlbench run -f results/experiment.yaml --yes
       ;;
     network)
-      measure net --matrix method=bsp,eftopk --matrix network=100mbit,1gbit --num-cpus 1
+      measure net --repeat 5 --matrix method=bsp,eftopk --matrix network=100mbit,1gbit --num-cpus 1
       ;;
     hosts)
       trap '"$machines" down || true' EXIT
