@@ -27,12 +27,14 @@ def resolve_method(
 ) -> dict[str, str]:
     """The method of a run with all of its options; empty if it is the task's own. Raises UsageError."""
     options = split_set(request.set)[1]
+    meant = {option: f'option "{option}"' for option in options}
     if request.servers is not None:
-        options["servers"] = str(request.servers)
+        options["servers"], meant["servers"] = str(request.servers), "parameter servers (--set run.servers)"
     if request.network is not None and (network := parse_network(request.network)).is_modeled:
         if "delay" in options:
             raise UsageError("--network model:... and --set comm.delay exclude each other.")
         options["delay"] = network.message_delay
+        meant["delay"] = "messages of its own that --network model:... could delay; emulate a network, as 100mbit,5ms"
     if request.method is None and request.method_path is None and not options:
         return {}
     if task.method is None:
@@ -47,7 +49,7 @@ def resolve_method(
         name = load_file(file).name if file is not None else request.method or task.method.own
         if request.method is not None and name != request.method:
             raise UsageError(f"--method-path has the method {name}, but --method names {request.method}.")
-        _check_words(name, options)
+        _check_words(name, meant)
         method = find_class(name)(**options)
     except MethodError as error:
         raise _usage_error(request.method or "of --method-path", error) from None
@@ -75,16 +77,17 @@ def check_method(spec: RunSpec) -> None:
         )
 
 
-def _check_words(name: str, options: Mapping[str, str]) -> None:
+def _check_words(name: str, meant: Mapping[str, str]) -> None:
+    """Raise UsageError for a method that does not exist, or lacks an option; `meant`: what each option is in words."""
     if name not in list_names():
         load_installed()
     if name not in list_names():
         raise UsageError(f'There is no method "{name}".{did_you_mean(name, list_names())}', hint="mlbench methods")
     known = find_class(name).list_options()
-    for option in options:
+    for option, words in meant.items():
         if option not in known:
             raise UsageError(
-                f'The method {name} has no option "{option}".{did_you_mean(option, list(known))}',
+                f"The method {name} has no {words}.{did_you_mean(option, list(known))}",
                 hint=f"mlbench methods {name}",
             )
 
