@@ -42,7 +42,7 @@ def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"set": {"rate": 0.5}}, "learning_rate 0.5 instead of 0.02"),
+        ({"set": {"learning_rate": 0.5}}, "learning_rate 0.5 instead of 0.02"),
         ({"set": {"depth": 56, "precision": "bf16"}}, "depth 56 instead of 20, precision bf16 instead of fp32"),
         ({"preset": "legacy"}, "preset legacy"),
         ({"preset": "legacy", "set": {"epochs": 9}}, "preset legacy, epochs 9 instead of 164"),
