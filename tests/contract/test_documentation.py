@@ -109,7 +109,7 @@ def test_what_needs_an_account_or_a_cluster_is_planned_as_documented(needs: str,
     for line in lines:
         # A process of its own: a fork of this one would still have the credentials of a cloud's double.
         command = [sys.executable, "-m", "mlbench_cli", *as_plan(line)]
-        done = subprocess.run(command, env={**known, **given}, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(command, env={**known, **given}, cwd=tmp_path, capture_output=True, text=True)
         if done.returncode != 0:
             failed[line] = done.stderr
     assert (failed, bool(lines)) == ({}, True)
