@@ -9,6 +9,8 @@ cd "$(dirname "$0")/../../.."
 machines=${MACHINES:-tests/e2e/machines/machines.sh}
 [ -x "$machines" ] || { echo "e2e-machines: $machines is no program that starts Slurm and hosts: set MACHINES" >&2; exit 2; }
 trap '"$machines" down' EXIT
+trap 'exit 130' INT  # dash leaves without the trap above otherwise
+trap 'exit 143' TERM
 "$machines" up 3
 eval "$("$machines" env)"
 OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -q ${*:-tests/e2e/machines/test_both.py}
