@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.model.methods import OWN
-from mlbench_cli.results.analysis.comparability import CHOICES
+from mlbench_cli.results.analysis.comparability import CHOICES, describe
 from mlbench_cli.results.analysis.compare import CODE, Comparison, Row, compare
 from mlbench_cli.results.analysis.figures import SECONDS
 from mlbench_cli.results.analysis.jobs import Job
@@ -13,6 +13,7 @@ from mlbench_cli.results.analysis.stats import Ratio
 from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.util.text import counted
 
+_DEFAULT_METHOD = describe("method", OWN)  # what its label begins with, and no experiment's name
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
 
@@ -31,7 +32,7 @@ class Place:
     @property
     def subject(self) -> str:
         """The label in a sentence: "eftopk", "the default method"."""
-        return f"the {self.group.label}" if self.group.label.startswith(OWN) else self.group.label
+        return f"the {self.group.label}" if self.group.label.startswith(_DEFAULT_METHOD) else self.group.label
 
     @property
     def size(self) -> str:

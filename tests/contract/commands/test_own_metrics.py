@@ -131,3 +131,17 @@ def test_a_gate_on_a_metric_compares_two_versions_of_a_script(capsys: Captured) 
     assert run([*gate, "--check", "temperature"]) == 2
     assert "--direction" in capsys.readouterr().err
     assert run([*gate, "--check", "temperature", "--direction", "lower"]) == 0
+
+
+def test_an_experiment_whose_name_begins_with_default_is_no_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("default-lr", 0.02), ("high-lr", 0.5)):
+        Path("train.sh").write_text(f"sleep {seconds}\n")
+        assert run(["run", name, "1", "--command", "sh train.sh", "--repeat", "3", "--share-machine"]) == 0
+    assert run(["report", "report.md", "default-lr", "high-lr"]) == 0
+    title = Path("report.md").read_text().partition("\n")[0]
+    assert " default-lr" in title
+    assert "the default-lr" not in title
