@@ -6,7 +6,7 @@ Needs Docker and kind. IMAGE, of this machine's Docker, is loaded onto the nodes
 has torch for those that are used without any. MLBENCH_TEST_NODE_IMAGE is the node image, if not kind's own. A first
 run without a kill shows how long each phase takes: a cluster is made, gets the image, runs, its results are fetched and
 sealed, it is deleted. In each phase the same number of clients is killed. What then exists in Docker has to be listed
-in this data directory and, with --cloud, from an empty one. At the end nothing may be left: containers, volumes and
+in this data folder and, with --cloud, from an empty one. At the end nothing may be left: containers, volumes and
 networks of Docker, temporary files, programs that work on the cluster, its record, runs without a sealed archive.
 """
 
@@ -31,7 +31,7 @@ LIMIT = 900.0  # seconds for one command
 
 
 class Trial:
-    """A data directory, and the command that is killed in it and given again."""
+    """A data folder, and the command that is killed in it and given again."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder, self.words = folder, words
@@ -69,7 +69,7 @@ class Trial:
         return False
 
     def lists(self) -> bool:
-        """Whether this data directory shows the cluster, and whether an empty one finds it."""
+        """Whether this data folder shows the cluster, and whether an empty one finds it."""
         known = json.loads(self.ask("list-clusters", "-o", "json").stdout)["clusters"]
         empty = self.folder / "empty"
         found = json.loads(self.ask("list-clusters", "--cloud", "-o", "json", home=empty).stdout)["clusters"]

@@ -1,7 +1,7 @@
 """What is left when making or removing a cluster is killed, or refused, at each of its requests: it has to be nothing.
 
 The boundaries come from the doubles' logs of an undisturbed pass. At each, a process of its own is killed, or gets the
-trouble as its answer; then one command removes the cluster by its name alone, from an empty data directory, and what
+trouble as its answer; then one command removes the cluster by its name alone, from an empty data folder, and what
 the cloud still has is counted. Prints a table; the exit code is 1 if anything was left.
 
 For EKS, troubles that pass come at every request of one pass, the first time that it is asked; all others are passes
@@ -102,7 +102,7 @@ def _gke(folder: Path, every: int, only: str) -> Iterator[Row]:
     def leaks(number: int, kind: str, words: list[str], before: Callable[[], object], *, again: bool = False) -> bool:
         """Whether trouble at that request of `words` leaves anything, after it has passed and all was removed.
 
-        `again`: the same command goes on first, from the same data directory.
+        `again`: the same command goes on first, from the same data folder.
         """
         home = new_home()
         before()
@@ -328,7 +328,7 @@ def start_killed_at(case: Any, work: Callable[[Any], object], at: int) -> Callab
 
 
 def count_leaking(cases: Sequence[Any]) -> int:
-    """How many of the cases leave something when they are removed by name, from an empty data directory."""
+    """How many of the cases leave something when they are removed by name, from an empty data folder."""
     from tests.contract.providers.eks_world import together
 
     together([case.removing for case in cases])

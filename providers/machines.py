@@ -100,7 +100,7 @@ class PriceTable:
         """A part of a plan, with its price if it is known."""
         found = self._find(item, region, spot)
         if found is None:
-            reasons = ["no table has a spot price of it"] if spot else []
+            reasons = ["no table has a spot price for it"] if spot else []
             reasons += filter(None, [self.unlisted.get(item)])
             return PlanLine(
                 *(what, count, None),

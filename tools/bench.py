@@ -3,7 +3,8 @@
 Most scripts need this machine only. Those of clusters use the cluster of KUBECONFIG; without that variable a KIND
 cluster with two workers is made for them, and deleted at the end. Their image (MLBENCH_BENCH_IMAGE) is loaded onto the
 nodes before the first of them starts, because a node without it would wait for it as long as the script lets it.
-Those that make their own KIND clusters load a task image (MLBENCH_BENCH_TASK_IMAGE; default: that of `make images`).
+Scripts that create KIND clusters themselves load a task image into them: MLBENCH_BENCH_TASK_IMAGE, or the one that
+`make images` has built.
 A script whose needs cannot be met is skipped with the reason, and the others run.
 """
 

@@ -90,7 +90,8 @@ def is_alive(note: object, lock: str | os.PathLike[str] | None = None) -> bool |
 
 
 def try_lock(descriptor: int, *, shared: bool = False, patience: float = 0.0) -> bool:
-    """Lock an open file within `patience` seconds, for as long as a process has it open; whether that succeeded."""
+    """Lock an open file, waiting `patience` seconds at most. A process that has it open keeps the lock. Returns whether
+    it was locked."""
     end = time.monotonic() + patience
     while True:
         try:

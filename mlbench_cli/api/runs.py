@@ -386,6 +386,9 @@ class Runs(list[RunHandle]):
         """One row per run: as in `mlbench status -o json`, then its figures. Raises UsageError without pandas."""
         from mlbench_cli.results.analysis.tables import load_library
 
-        rows = [{**(row := run.describe()), **run.figures(), **row} for run in self]
+        rows = []
+        for run in self:
+            told = run.describe()
+            rows.append(told | {name: value for name, value in run.figures().items() if name not in told})
         frame: pandas.DataFrame = load_library("pandas").DataFrame(rows)
         return frame

@@ -29,7 +29,7 @@ class MarkerVolume(Resource):
     """An empty Docker volume with our tags, because kind does not put labels of ours on nodes.
 
     It is created first and deleted last: nodes without it belong to somebody else. With it goes `folder`, the cluster's
-    own in the data directory.
+    own in the data folder.
     """
 
     kind = "Docker volume"

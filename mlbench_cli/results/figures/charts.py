@@ -90,12 +90,11 @@ def list_sheets(
     yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, _NO_PHASES)
     order = {run.source: number for number, run in enumerate(_measured(series))}
     runs = sorted(runs, key=lambda run: (order.get(str(run.archive.path), len(order)), str(run.archive.path)))
-    metrics = [
-        chart if len(jobs) == 1 else replace(chart, title=f"{chart.title}: {job.name}")
-        for job in jobs
-        for own in [[run for run in runs if str(run.archive.path) in job.sources]]
-        for chart in (*metric_bars(job), *metric_charts(own, "", job.sources))
-    ]
+    metrics: list[Chart] = []
+    for job in jobs:
+        own = [run for run in runs if str(run.archive.path) in job.sources]
+        for chart in (*metric_bars(job), *metric_charts(own, "", job.sources)):
+            metrics.append(chart if len(jobs) == 1 else replace(chart, title=f"{chart.title}: {job.name}"))
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
     for name, title, drawn in (
         ("metrics", "Metrics", [chart for chart in metrics if chart.key != "learning-rate"]),

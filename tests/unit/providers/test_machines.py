@@ -65,7 +65,7 @@ def test_a_price_that_is_unknown_has_a_reason_and_a_row_to_add() -> None:
     reserved = prices.line("worker", 1, "a4x-highgpu-4g", "us-central1")
     assert "lists no price on demand" in (reserved.why_unknown or "")
     spot = prices.line("worker", 1, "a4x-highgpu-4g", "us-central1", spot=True)
-    assert "no table has a spot price of it and Google sells it" in (spot.why_unknown or "")
+    assert "no table has a spot price for it and Google sells it" in (spot.why_unknown or "")
     user_price_file().write_text(f"cloud,item,region,on_demand,spot\n{spot.row.replace('PRICE', '40.5')}\n")
     assert load_prices("gke").line("worker", 1, "a4x-highgpu-4g", "us-central1", spot=True).price == 40.5
     assert load_prices("gke").price("a4x-highgpu-4g", "us-central1") is None

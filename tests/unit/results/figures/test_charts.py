@@ -130,7 +130,7 @@ def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path
     bars = {
         name: [row["low"] for chart in own for row in chart.rows if "low" in row] for name, own in charts(found).items()
     }
-    # The baseline of the speedup is 1 by definition, a single run has no interval, phases have none.
+    # No interval: the speedup of the baseline is 1 by definition, and there is one run; phases never have one.
     assert {name: bars[name] for name in NAMES if bars[name]} == {"total_time": [pytest.approx(low)]}
     one, two = csv.DictReader(found.to_csv().splitlines())
     assert (one["runs"], one["seconds_min"], one["seconds_max"]) == ("3", "90", "110")
