@@ -338,8 +338,9 @@ class Agent:
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
             argv = [word.replace("{master_port}", str(self.port)) for word in argv]
-            is_own_python = argv[0] == "python" and (self.installed_code_only or not self.takes_users_path)
-            os.execvpe(self.python if is_own_python else argv[0], argv, environment)
+            if argv[0] == "python" and (self.installed_code_only or not self.takes_users_path):
+                argv[0] = self.python  # also as its name, by which Python finds sys.executable
+            os.execvpe(argv[0], argv, environment)
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code
             os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))

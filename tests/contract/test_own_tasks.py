@@ -74,10 +74,10 @@ def describe(folder: Path) -> None:
     assert "hello" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def mlbench(home: Path, *words: str, code: int = 0, **environment: str) -> str:
+def mlbench(home: Path, *words: str, code: int = 0, python: str = sys.executable, **environment: str) -> str:
     known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MLBENCH_TASK_PATH")}
     done = subprocess.run(
-        [sys.executable, "-m", "mlbench_cli", *words],
+        [python, "-m", "mlbench_cli", *words],
         env={**known, "MLBENCH_HOME": str(home), **environment},
         capture_output=True,
         text=True,
@@ -128,6 +128,25 @@ def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packag
     mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder))
     asked = ("run", "other", "1", "--task", "hello", "--task-path", str(folder), "--method", "fusion")
     assert "add method={'own': 'bsp'} to its TASK" in mlbench(home, *asked, code=2)
+
+
+def test_a_task_knows_its_interpreter_where_none_is_named_python(tmp_path: Path, packages: Path) -> None:
+    """As on Debian, where only python3 exists; what starts processes of its own needs sys.executable."""
+    home, folder, venv = tmp_path / "home", tmp_path / "mine", tmp_path / "venv"
+    shutil.copytree(packages / "greetings" / "tasks", folder)
+    (folder / "__init__.py").unlink()
+    describe(folder)
+    (folder / "hello" / "task.py").write_text(
+        PROGRAM.replace("from greetings import WORD", "import sys; WORD = sys.executable")
+    )
+    python = venv / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    shutil.copy(Path(sys.prefix, "pyvenv.cfg"), venv)
+    (venv / "lib").symlink_to(Path(sys.prefix, "lib"))
+    words = ("run", "own", "1", "--task", "hello", "--task-path", str(folder))
+    mlbench(home, *words, python=str(python), PATH=str(tmp_path / "none"))
+    assert str(python) in mlbench(home, "logs", "own-1")
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, packages: Path) -> None:
