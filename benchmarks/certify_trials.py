@@ -12,9 +12,13 @@ With real workers of this machine, which take turns on its CPUs:
 healthy  no fault: nobody is to be named
 quota    a control group gives worker 1 a part of one CPU (root, cgroup v1): matmul_slow, sustained_slow, memory_slow
 paused   worker 1's measuring process is stopped for a part of every 20 ms: as quota
+hog      a control group gives worker 1 and a program that copies memory one CPU together: as quota
+slow-disk  worker 1 writes to a disk of 2 MB/s (root, loop device, cgroup v1): disk_slow
+flapping   worker 1 has a part of a CPU for 10 of every 20 s of a soak: flapping, or as quota
 silent   worker 1 is stopped for good once it has measured: no_answer
 killed   worker 1 is killed: no_answer
 network  worker 1's link has a part of the others' rate, in an emulated network: node_network_slow
+lossy    a tenth of what workers 1 and 2 send each other is lost (root, iptables): link_slow, of both
 
 Real trials use the preset tiny, which confirms within a minute and so promises no error rate: they prove that faults
 get their reasons, while `certify_errors` counts wrong names. Every trial prints the machine's load.
@@ -29,21 +33,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from certify_errors import NODE_TESTS, Cluster
 
+from mlbench_cli.model.network import worker_address
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import verify
 from task_images.certify.rules import DIGEST, PREFIX, TESTS
 
-VICTIM = 1
+VICTIM, PEER = 1, 2
 NODES = 8
 MLBENCH = (sys.executable, "-m", "mlbench_cli")
 SLOW = {"matmul": "matmul.burst", "memory": "memory", "disk": "disk.write", "node-network": "network", "link": "link"}
@@ -52,13 +58,22 @@ _CPU = {"matmul_slow", "sustained_slow", "memory_slow"}
 REASONS = {
     "quota": _CPU,
     "paused": _CPU,
+    "hog": _CPU,
+    "slow-disk": {"disk_slow"},
+    "flapping": {"flapping", *_CPU},
     "silent": {"no_answer"},
     "killed": {"no_answer"},
     "network": {"node_network_slow"},
+    "lossy": {"link_slow"},
 }
 FAULTS = (*CONSTRUCTED, "healthy", *REASONS)
 _GROUP = Path(f"/sys/fs/cgroup/cpu/mlbench-certify-{os.getpid()}")
 _LIMIT_SECONDS = 600.0
+_MEGABITS = 50  # of the emulated network
+_THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
+_SLOW_DISK = 2_000_000  # bytes per second
+_LOST = 0.1
+_SOAK_SECONDS, _FLAP_SECONDS = 90.0, 10.0
 Trial = tuple[str, str]  # right, nobody, another, wrong reason; and what the certificate says
 
 
@@ -191,17 +206,22 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
     words = [*MLBENCH, "run", "certify", str(options.workers), "--task", "certify", "--anonymous", "--timeout", "2h"]
     words += ["--share-machine", "--yes", "-c", "1", "--processes-per-worker", str(options.ranks), "--preset", "tiny"]
     words += ["--set", "limit_seconds=20", "--set", "confirm_seconds=400", "--set", "run.absent=15s"]
+    if fault in ("network", "lossy"):
+        words += ["--network", f"{_MEGABITS}mbit,1ms", "--set", "stages=drift,pairs"]
     if fault == "network":
-        words += ["--network", "50mbit,1ms", "--faults", f"at 0s link {VICTIM} {50 * options.share:g}mbit"]
-        words += ["--set", "stages=drift,pairs"]
-    elif fault in ("quota", "paused"):
+        words += ["--faults", f"at 0s link {VICTIM} {_MEGABITS * options.share:g}mbit"]
+    elif fault in ("quota", "paused", "hog", "slow-disk"):
         words += ["--set", "stages=drift,node"]
+    elif fault == "flapping":
+        words += ["--set", "stages=drift,node,soak", "--set", f"soak_hours={_SOAK_SECONDS / 3600:g}"]
     environment = {**os.environ, "MLBENCH_HOME": str(folder), "OMP_NUM_THREADS": "1"}
     with open(folder / "client.txt", "wb") as output:
         client = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
         try:
             if fault in _HARMS:
-                _HARMS[fault](_find_victim(folder, measured=fault in ("silent", "killed")), client, options.share)
+                victim = _find_victim(folder, measured=fault in ("silent", "killed"))
+                with _HARMS[fault](victim, options.share):
+                    client.wait(_LIMIT_SECONDS)
             client.wait(_LIMIT_SECONDS)
         finally:
             client.kill()
@@ -209,8 +229,8 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
     document: dict[str, Any] = json.loads((run / "certificate.json").read_text())
     if not verify(run).ok:
         return "not verified", ""
-    nodes = set() if fault == "healthy" else {f"worker-{VICTIM}"}
-    return judge_names(document, nodes, REASONS.get(fault, set()), [])
+    nodes = {"healthy": set(), "lossy": {f"worker-{VICTIM}", f"worker-{PEER}"}}.get(fault, {f"worker-{VICTIM}"})
+    return judge_names(document, nodes, REASONS.get(fault, set()), ["watch"] if fault in ("flapping", "lossy") else [])
 
 
 def _find_victim(folder: Path, *, measured: bool) -> int:
@@ -226,14 +246,20 @@ def _find_victim(folder: Path, *, measured: bool) -> int:
     raise TimeoutError("the worker said nothing")
 
 
-def _throttle(leader: int, _client: "subprocess.Popen[bytes]", share: float) -> None:
-    """Give a process and those that it has started a share of one CPU."""
+@contextmanager
+def _group(leader: int, share: float) -> Iterator[None]:
+    """A control group with a share of one CPU, with a process and those that it has started in it."""
     _GROUP.mkdir(exist_ok=True)
-    (_GROUP / "cpu.cfs_period_us").write_text("10000")
-    (_GROUP / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * 10000))))
+    _set_share(share)
     for process in [leader, *_children(leader)]:
         for thread in Path(f"/proc/{process}/task").iterdir():
             (_GROUP / "tasks").write_text(thread.name)
+    yield
+
+
+def _set_share(share: float) -> None:
+    (_GROUP / "cpu.cfs_period_us").write_text("10000")
+    (_GROUP / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * 10000))))
 
 
 def _children(leader: int) -> list[int]:
@@ -245,38 +271,128 @@ def _children(leader: int) -> list[int]:
     return found
 
 
-def _pause(leader: int, client: "subprocess.Popen[bytes]", share: float) -> None:
-    """Stop the measuring process for a part of every 20 ms, until the client ends."""
+@contextmanager
+def _alternating(change: Callable[[bool], object], bad: float, good: float) -> Iterator[None]:
+    """Call `change` with True for `bad` seconds and with False for `good` seconds, in turn, and leave it at False."""
+    ended = threading.Event()
+
+    def alternate() -> None:
+        with suppress(ProcessLookupError):
+            while not ended.is_set():
+                change(True)
+                ended.wait(bad)
+                change(False)
+                ended.wait(good)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _paused(leader: int, share: float) -> Iterator[None]:
     while not (children := _children(leader)):
         time.sleep(0.1)
-    child = children[0]
-    with suppress(ProcessLookupError):
-        while client.poll() is None:
-            os.kill(child, signal.SIGSTOP)
-            time.sleep(0.02 * (1 - share))
-            os.kill(child, signal.SIGCONT)
-            time.sleep(0.02 * share)
+
+    def change(is_bad: bool) -> None:
+        os.kill(children[0], signal.SIGSTOP if is_bad else signal.SIGCONT)
+
+    with _alternating(change, 0.02 * (1 - share), 0.02 * share):
+        yield
 
 
-_HARMS: dict[str, Callable[[int, "subprocess.Popen[bytes]", float], None]] = {
-    "quota": _throttle,
-    "paused": _pause,
-    "silent": lambda leader, _client, _share: os.kill(leader, signal.SIGSTOP),
-    "killed": lambda leader, _client, _share: os.kill(leader, signal.SIGKILL),
+@contextmanager
+def _flapping(leader: int, share: float) -> Iterator[None]:
+    with (
+        _group(leader, share),
+        _alternating(lambda is_bad: _set_share(share if is_bad else os.cpu_count() or 1), _FLAP_SECONDS, _FLAP_SECONDS),
+    ):
+        yield
+
+
+@contextmanager
+def _hog(leader: int, _share: float) -> Iterator[None]:
+    copying = "import torch\na = torch.ones(1 << 24)\nb = torch.empty_like(a)\nwhile True: b.copy_(a)"
+    with _group(leader, 1.0), subprocess.Popen([sys.executable, "-c", copying]) as neighbor:
+        try:
+            (_GROUP / "cgroup.procs").write_text(str(neighbor.pid))
+            yield
+        finally:
+            neighbor.kill()
+
+
+@contextmanager
+def _slow_disk(leader: int, _share: float) -> Iterator[None]:
+    """Mount a disk over the output folder of a rank, and let the kernel slow down whatever is written to it."""
+    output = _environment(leader)["MLBENCH_OUTPUT_DIR"]
+    with tempfile.NamedTemporaryFile(suffix=".img") as image:
+        image.truncate(64 << 20)
+        _do("mkfs.ext4", "-q", "-O", "^has_journal", image.name)
+        device = _do("losetup", "--find", "--show", image.name).strip()
+        number = os.stat(device).st_rdev
+        place = f"{os.major(number)}:{os.minor(number)}"
+        try:
+            _do("mount", device, output)
+            os.rmdir(f"{output}/lost+found")
+            _THROTTLE.write_text(f"{place} {_SLOW_DISK}")
+            yield
+        finally:
+            _THROTTLE.write_text(f"{place} 0")
+            _do("umount", output)
+            _do("losetup", "--detach", device)
+
+
+@contextmanager
+def _lossy(leader: int, _share: float) -> Iterator[None]:
+    for chain, end in (("INPUT", "-s"), ("OUTPUT", "-d")):
+        rule = ["-A", chain, end, worker_address(PEER), "-m", "statistic", "--mode", "random"]
+        rule += ["--probability", f"{_LOST:g}", "-j", "DROP"]
+        _do("nsenter", f"--net=/proc/{leader}/ns/net", "iptables", *rule)
+    yield
+
+
+@contextmanager
+def _signaled(leader: int, number: int) -> Iterator[None]:
+    os.kill(leader, number)
+    yield
+
+
+def _environment(process: int) -> dict[str, str]:
+    entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+
+
+def _do(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+_HARMS: dict[str, Callable[[int, float], AbstractContextManager[None]]] = {
+    "quota": _group,
+    "paused": _paused,
+    "hog": _hog,
+    "slow-disk": _slow_disk,
+    "flapping": _flapping,
+    "lossy": _lossy,
+    "silent": lambda leader, _share: _signaled(leader, signal.SIGSTOP),
+    "killed": lambda leader, _share: _signaled(leader, signal.SIGKILL),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("faults", nargs="*", default=list(FAULTS), choices=[*FAULTS, []])
+    parser.add_argument("faults", nargs="*", choices=[*FAULTS, []])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--workers", type=int, default=8, help="of real trials")
     parser.add_argument("--ranks", type=int, default=1, help="per worker")
     parser.add_argument("--share", type=float, default=0.7, help="of a CPU or of the rate that the slow worker gets")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        template = make_template(Path(home)) if set(options.faults) & {*CONSTRUCTED} else None
-        for fault in options.faults:
+        template = make_template(Path(home)) if {*(options.faults or FAULTS)} & {*CONSTRUCTED} else None
+        for fault in options.faults or FAULTS:
             counts: Counter[str] = Counter()
             for number in range(options.trials):
                 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
