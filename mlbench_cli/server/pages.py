@@ -235,7 +235,7 @@ class _Pages:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
         values: JsonObject = {"questions": read_questions(self._config)}
-        values["creators"] = [] if self._config.cluster else [*registry.creators()]
+        values["creators"], values["paid"] = [] if self._config.cluster else [*registry.creators()], registry.PAID
         return render(request, self._config, "new.html.j2", "New run", **values)
 
     def compare(self, request: Request) -> Response:
