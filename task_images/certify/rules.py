@@ -17,8 +17,9 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 STAGES = ("drift", "node", "pairs", "collectives", "training", "soak")
@@ -31,7 +32,7 @@ SCREEN_SHARE, SCREEN_DEVIATIONS, LEAST_SCALE = 0.7, 3.0, 0.005
 LEAST_FLEET = 4  # with fewer nodes nobody can say which of them is the odd one
 _ALMOST = 0.999  # clocks are rounded
 CROWD = 0.25  # share of the units above which suspects are a group, and no outliers
-_SCREEN_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
+_LEVEL_QUANTILE, _LOOK_QUANTILE = 1.645, 1.55  # 95 %: of one normal number, and of each of about 16 of 20
 
 Unit = tuple[int, ...]  # a rank; of the network two nodes
 
@@ -86,6 +87,11 @@ class Screen(NamedTuple):
         others = (unit for unit in self.levels if unit not in self.suspects)
         return tuple(unit[0] for unit in sorted(others, key=lambda unit: abs(self.short(unit)))[:PEERS])
 
+    @property
+    def lag(self) -> float:
+        """How far the peers are below the fleet."""
+        return statistics.median([self.short((rank,)) for rank in self.peers] or [0.0])
+
     def short(self, unit: Unit) -> float:
         """How far a unit is below the fleet."""
         return self.median - self.levels[unit]
@@ -99,11 +105,32 @@ def screen(rates: Mapping[Unit, Sequence[float]], fail: float) -> Screen | None:
     median = statistics.median(levels.values())
     scale = spread(level - median for level in levels.values())
     limit = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale)
-    suspects = sorted((unit for unit in levels if median - levels[unit] >= limit), key=lambda unit: levels[unit])
-    rest = [abs(math.log(rate) - levels[unit]) for unit, some in rates.items() for rate in some]
-    repeats = len(rest) / len(levels)
-    noise = 1.4826 * statistics.median(rest) * math.sqrt(repeats / max(1.0, repeats - 1))
+    noise, repeats = deviation(rates.values()), sum(map(len, rates.values())) / len(levels)
+    suspects = _find_slow_group(levels, logarithm(fail), noise * math.sqrt(math.pi / repeats))
+    if not suspects:
+        suspects = sorted((unit for unit in levels if median - levels[unit] >= limit), key=levels.__getitem__)
     return Screen(median, scale, levels, suspects, noise)
+
+
+def _find_gaps(levels: Mapping[Unit, float], limit: float) -> Iterator[tuple[list[Unit], list[Unit]]]:
+    """The units below and above each gap of at least `limit` between successive levels, the widest gap first."""
+    ordered = sorted(levels, key=levels.__getitem__)
+    gaps = [(levels[above] - levels[below], place) for place, (below, above) in enumerate(pairwise(ordered), 1)]
+    for _, place in sorted((gap for gap in gaps if gap[0] >= limit), reverse=True):
+        yield ordered[:place], ordered[place:]
+
+
+def _find_slow_group(levels: Mapping[Unit, float], limit: float, noise: float) -> list[Unit]:
+    """The slower of two groups of units, slowest first: each of more than a quarter of all, alike among themselves, and
+    apart by `limit` or more. Half of the units are no outliers of their median, which lies between the groups. `noise`:
+    deviation of the difference of two levels of equal units."""
+    for low, high in _find_gaps(levels, limit):
+        sides = [[levels[unit] for unit in side] for side in (low, high)]
+        widths = [spread(level - statistics.median(side) for level in side) for side in sides]
+        is_apart = min(sides[1]) - max(sides[0]) >= SCREEN_DEVIATIONS * max(*widths, noise)
+        if is_apart and min(len(low), len(high)) > CROWD * len(levels):
+            return low
+    return []
 
 
 def spread(differences: Iterable[float]) -> float:
@@ -111,17 +138,28 @@ def spread(differences: Iterable[float]) -> float:
     return max(1.4826 * statistics.median(map(abs, differences)), LEAST_SCALE)
 
 
+def deviation(repeats: Iterable[Sequence[float]]) -> float:
+    """The deviation of repeats of the same rate, in logarithms: the median over units, which a busy moment of some does
+    not change. The median of a chi-squared number with n degrees of freedom is about n (1 - 2 / 9n)^3."""
+    found = []
+    for logs in ([math.log(rate) for rate in some] for some in repeats if len(some) > 1):
+        mean, free = math.fsum(logs) / len(logs), len(logs) - 1
+        found.append(math.fsum((log - mean) ** 2 for log in logs) / free / (1 - 2 / (9 * free)) ** 3)
+    return math.sqrt(statistics.median(found)) if found else 0.0
+
+
 def logarithm(shortfall: float) -> float:
     """A shortfall of a rate as the distance of logarithms."""
     return -math.log1p(-shortfall)
 
 
-def smallest_shortfall(fail: float, scale: float, noise: float, repeats: float = 3.0) -> float:
+def smallest_shortfall(fail: float, scale: float, noise: float, repeats: float = 3.0, lag: float = 0.0) -> float:
     """The shortfall of one unit that is found 95 times in 100, with this scale of the fleet and noise of repeats: it
-    must pass the screen, and be slow at each of about 16 of 20 moments."""
-    at_screen = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale)
-    at_screen += _SCREEN_QUANTILE * noise * math.sqrt(math.pi / 2 / max(1.0, repeats))
-    at_looks = logarithm(fail) + _LOOK_QUANTILE * noise * math.sqrt(1 + math.pi / 2 / PEERS)
+    must pass the screen, and be slow at each of about 16 of 20 moments, beside peers that are `lag` below the fleet."""
+    level_noise = _LEVEL_QUANTILE * noise * math.sqrt(math.pi / 2 / max(1.0, repeats))
+    at_screen = max(SCREEN_SHARE * logarithm(fail), SCREEN_DEVIATIONS * scale) + level_noise
+    at_looks = logarithm(fail) + lag + level_noise * math.sqrt(math.pi / 2 / PEERS)  # which hides the true lag
+    at_looks += _LOOK_QUANTILE * noise * math.sqrt(1 + math.pi / 2 / PEERS)
     return -math.expm1(-max(at_screen, at_looks))
 
 
@@ -192,7 +230,7 @@ def longest_dip(series: Sequence[tuple[float, float]], fail: float) -> float:
 def way_back(moments: Sequence[tuple[float, bool]]) -> float:
     """How long a suspect was slow after the screen, if it then recovered for two moments; else 0. `moments` as for
     `confirm`."""
-    pairs = itertools.pairwise(moments)
+    pairs = pairwise(moments)
     return next((since for (since, was_slow), (_, is_slow) in pairs if not was_slow and not is_slow), 0.0)
 
 
@@ -245,6 +283,12 @@ def explain(rates: Mapping[Pair, float], margin: float) -> Explanation:
     islands = _find_islands(logs, nodes, limit)
     if islands:
         return Explanation({}, {}, -statistics.median(logs.values()), islands)
+    if slow := _find_slow_nodes(logs, nodes, limit):
+        typical = statistics.median(log for pair, log in logs.items() if not slow & {*pair})
+        own = {node: statistics.median(log for pair, log in logs.items() if node in pair) for node in slow}
+        worst_first = sorted(slow, key=own.__getitem__, reverse=True)
+        levels = dict.fromkeys(nodes, 0.0) | {node: own[node] - typical for node in worst_first}
+        return Explanation({(node,): levels[node] for node in worst_first}, levels, -typical)
     if len(nodes) <= ENUMERATED:
         return _enumerate(logs, nodes, limit)
     return _stand_out(logs, nodes, limit)
@@ -321,13 +365,24 @@ def _stand_out(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -
 # --- boundaries -----------------------------------------------------------------------------------------------------
 
 
+def _find_slow_nodes(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> set[int]:
+    """The nodes without a fast pair, if they and the others are more than a quarter each, and all pairs of the others
+    are faster by `limit`. A pair is as fast as the slower of its nodes. One fast pair is luck."""
+    for slow, fast in _find_gaps({pair: -log for pair, log in logs.items()}, limit):
+        quick = {node for pair in fast for node in pair}
+        are_two = min(len(quick), len(nodes) - len(quick)) > CROWD * len(nodes)
+        if are_two and len(fast) > 1 and not any({*pair} <= quick for pair in slow):
+            return {*nodes} - quick
+    return set()
+
+
 def _find_islands(logs: Mapping[Pair, float], nodes: Sequence[int], limit: float) -> tuple[frozenset[int], ...]:
     """Groups of at least two nodes such that every pair between groups is slower than every pair inside one, by the
     margin. Needs pairs between most nodes: matchings of many nodes do not show it."""
     if len(nodes) < 4 or len(logs) < len(nodes) * (len(nodes) - 1) // 2:
         return ()
     ordered = sorted(logs.values())
-    gaps = [(after - before, before) for before, after in itertools.pairwise(ordered)]
+    gaps = [(after - before, before) for before, after in pairwise(ordered)]
     widest, edge = max(gaps)
     if widest < limit:
         return ()
