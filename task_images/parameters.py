@@ -52,6 +52,8 @@ class Task:
     files        what the data folder must hold (mlbench_cli/tasks/datafiles.py)
     free         parameters that do not change the mathematics (results/archive/division.py)
     workers      sensible: largest number of ranks at which the goal is meaningful; reason
+    absent       how long a run waits for missing nodes before it starts without them (run.absent), if ranks do not wait
+                 for each other
     preflight    module whose `make_plan` refuses runs that cannot work (runs/preflight.py)
     packages     what pip installs in its image (task_images/Dockerfile)
     image        repository below the registry prefix, or a whole reference; empty: the task's name
@@ -71,6 +73,7 @@ class Task:
     files: Mapping[str, Any] | None = None
     free: Sequence[str] = ()
     workers: Mapping[str, Any] | None = None
+    absent: str | None = None
     preflight: str | None = None
     packages: Sequence[str] = ()
     image: str = ""

@@ -307,6 +307,7 @@ def _task_program(
         "parameters": parameters,
         "method": resolve_method(request, task, parameters, tasks),
         "backend": _task_backend(request, task, device),
+        "absent_seconds": None if task.absent is None else parse_duration(task.absent, f"absent of {task.name}"),
     }
 
 
@@ -562,8 +563,9 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "network": None if request.network is None else resolve_network(request, request.network),
         **(resolve_faults(request) if wants_faults else {}),
         "nodes": _nodes(request, cluster),
-        "absent_seconds": None if request.absent is None else parse_duration(request.absent, "run.absent"),
     }
+    if request.absent is not None:
+        placement["absent_seconds"] = parse_duration(request.absent, "run.absent")
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
     elif request.command is not None:

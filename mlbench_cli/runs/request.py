@@ -197,7 +197,7 @@ class Request(Struct, frozen=True):
     )
     absent: str | None = _option(
         "start without machines that have not started after this time, e.g. 3m, and continue if one is lost; for "
-        "programs whose ranks do not wait for each other. Default: the run needs all of them",
+        "programs whose ranks do not wait for each other. Default: 3m for the task certify, else all are needed",
         metavar="DURATION",
         rare=True,
     )

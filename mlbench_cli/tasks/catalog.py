@@ -125,6 +125,7 @@ class Task(Struct, frozen=True):
     free: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     measured_on: tuple[str, ...] = ()
+    absent: str | None = None  # a duration
     preflight: str | None = None
     legacy_name: str | None = None
     packages: tuple[str, ...] = ()
@@ -292,7 +293,7 @@ def parse_task(data: Mapping[str, Any], place: Path) -> Task:
     for key in REQUIRED:
         if key not in data:
             raise UsageError(f'{file}: the key "{key}" is missing.')
-    for key in ("name", "number", "title", "image", "data", "preflight", "legacy_name"):
+    for key in ("name", "number", "title", "image", "data", "absent", "preflight", "legacy_name"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
             raise UsageError(f'{file}: "{key}" is not a text.')
     parameters, defaults = _read_parameters(file, _mapping(file, data, "parameters"))
@@ -315,6 +316,7 @@ def parse_task(data: Mapping[str, Any], place: Path) -> Task:
         free=_texts(file, data, "free", tuple(parameters)) if "free" in data else (),
         notes=_texts(file, data, "notes") if "notes" in data else (),
         measured_on=_texts(file, data, "measured_on") if "measured_on" in data else (),
+        absent=data.get("absent"),
         preflight=data.get("preflight"),
         method=_method(file, data["method"]) if "method" in data else None,
         legacy_name=data.get("legacy_name"),

@@ -27,7 +27,8 @@ _GPU_FACTS = ("name", "driver_version", "vbios_version", "power.limit", "pcie.li
 _GPU_FIELDS = (*_GPU_FACTS, "serial", _THROTTLE, _ERRORS)
 # nvmlClocksThrottleReasons: hardware slowdown, hardware thermal slowdown, hardware power brake.
 _HARDWARE_SLOWDOWN = 0x8 | 0x40 | 0x80
-_lock = threading.Lock()
+_MAX_TEXT = 500  # a judge reads no longer ones; a machine may have hundreds of virtual network cards
+writing = threading.Lock()  # into this rank's log: rank 0 gives orders and obeys them
 
 Job = dict[str, Any]
 
@@ -35,7 +36,7 @@ Job = dict[str, Any]
 def say(kind: str, **fields: Any) -> None:
     """Write a line of evidence."""
     line = PREFIX + json.dumps({"kind": kind, **fields}, separators=(",", ":"), allow_nan=False) + "\n"
-    with _lock:
+    with writing:
         sys.stdout.write(line)
         sys.stdout.flush()
 
@@ -111,7 +112,7 @@ def inventory(versions: dict[str, str], gpu: dict[str, str]) -> dict[str, str]:
         **versions,
         **{f"gpu.{key}": gpu[key] for key in _GPU_FACTS if key in gpu},
     }
-    return {key: str(value) for key, value in found.items() if value not in (None, "")}
+    return {key: str(value)[:_MAX_TEXT] for key, value in found.items() if value not in (None, "")}
 
 
 def _network_cards() -> str:

@@ -7,19 +7,21 @@ measured; the judge decides what it means, from the lines of all logs.
 """
 
 import json
+import math
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NamedTuple
 
 from task_images.certify import rules
-from task_images.certify.node import START_SECONDS, Job, as_connection, obey, say, send
+from task_images.certify.node import START_SECONDS, Job, as_connection, obey, say, send, writing
 from task_images.certify.rules import Evidence, Sample
 from task_images.contract import Contract, PeerLostError, emit
 from task_images.facts import code_facts, machine_facts
@@ -78,6 +80,7 @@ TASK = Task(
     backends=["gloo", "nccl"],
     measured_on=["CPU"],
     data="none",
+    absent="3m",
     notes=['Samples are lines of the logs that begin with "certify"; certificate.json follows from them.'],
     presets={
         "standard": _STANDARD,
@@ -105,6 +108,7 @@ TASK = Task(
 
 _SLACK = 15.0  # seconds beyond a job's limit at most, for its process to be killed and to say so
 _WATCH_SECONDS = 5.0  # between two looks at healthy peers, at least
+_REPORT_SECONDS = 10.0  # between two reports of progress, at most
 _LATE_SECONDS = 60.0  # by which ranks may load their libraries later than the first one, at most
 _ALL_PAIRS = 16  # up to this many nodes every pair is measured
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -150,8 +154,11 @@ class Ranks:
         for rank in set(range(self.contract.world_size)) - set(self.members):
             self._lose(rank, "start")
 
-    def ask(self, stage: str, jobs: Mapping[int, Job]) -> dict[int, dict[str, float]]:
-        """Give each rank its job; what those measured that answered in time. The others are asked no more."""
+    def ask(
+        self, stage: str, jobs: Mapping[int, Job], report: Callable[[], None] = lambda: None
+    ) -> dict[int, dict[str, float]]:
+        """Give each rank its job; what those measured that answered in time. The others are asked no more. `report` is
+        called at first, and while they measure for long."""
         asked, found = set(jobs) - self.silent, dict[int, dict[str, float]]()
         limit = max((job["limit"] for job in jobs.values()), default=0.0)
         restarts = START_SECONDS if self._restarting & asked else 0.0
@@ -161,7 +168,10 @@ class Ranks:
             for rank in asked:
                 send(self.members[rank].connection, jobs[rank])
                 selector.register(self.members[rank].connection, EVENT_READ, rank)
-            while selector.get_map() and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
+            report()
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                if not (ready := selector.select(min(left, _REPORT_SECONDS))):
+                    report()
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     with suppress(OSError, EOFError, ValueError):
@@ -207,6 +217,7 @@ class Coordinator:
         self.per_node = self.contract.local_world_size
         self.pair_bytes = settings.pair_bytes or ((256 << 20) if self.contract.device == "gpu" else (16 << 20))
         self.evidence = Evidence(self.per_node, settings.least_dip_seconds)
+        self.soaks_since: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -242,15 +253,23 @@ class Coordinator:
 
     def soak(self, named: set[int]) -> None:
         """Repeat the tests of nodes, and collectives and training, for hours."""
-        begun, cycle = time.monotonic(), 0
-        while time.monotonic() - begun < 3600 * self.settings.soak_hours:
+        self.soaks_since, cycle = self.seconds, 0
+        while self.seconds - self.soaks_since < 3600 * self.settings.soak_hours:
             cycle += 1
             self._progress("soak", cycle, cycle)
             self.measure_nodes(list(rules.TESTS), self.ranks.nodes(), {"cycle": cycle})
             self.measure_together(named, cycle)
 
     def _progress(self, phase: str, step: int, steps: int) -> None:
-        emit("phase", 0, phase=phase, step=step, steps=max(1, steps))
+        if self.soaks_since is not None:  # for hours, in minutes, whatever a cycle measures now
+            phase, step, steps = "soak", int(self.seconds - self.soaks_since) // 60, int(60 * self.settings.soak_hours)
+        with writing:
+            emit("phase", 0, phase=phase, step=step, steps=max(1, steps))
+
+    def _progress_training(self, since: float) -> None:
+        """In seconds: it is one job of many minutes."""
+        seconds = self.settings.training_seconds
+        self._progress("training", int(min(seconds, self.seconds - since)), math.ceil(seconds))
 
     # --- measurements -----------------------------------------------------------------------------------------------
 
@@ -325,10 +344,13 @@ class Coordinator:
         while (alive := [rank for own in self.ranks.nodes(named).values() for rank in own]) != ranks and len(alive) > 1:
             ranks = alive
             for step, (stage, order) in enumerate(jobs):
-                self._progress(stage, step, len(jobs))
+                report = partial(self._progress, stage, step, len(jobs))
+                if stage == "training":
+                    report = partial(self._progress_training, self.seconds)
                 tag: Job = {key: order[key] for key in ("operation", "bytes") if key in order}
                 tag |= {"ranks": ranks, "cycle": cycle}
-                self.ranks.ask(stage, self.ranks.group_jobs(ranks, {**order, "say": order["do"], "tag": tag}))
+                asked_of = self.ranks.group_jobs(ranks, {**order, "say": order["do"], "tag": tag})
+                self.ranks.ask(stage, asked_of, report)
                 if self.ranks.silent & {*ranks}:
                     break
 
@@ -341,15 +363,17 @@ class Coordinator:
         evidence.open_cases(self.seconds)
         say("screened", at=evidence.screened, cases=evidence.cases)
         for moment in range(max(rules.LOOKS)):
-            due = self.seconds + evidence.pause(self.seconds, moment)
+            watched, due = self.seconds, self.seconds + evidence.pause(self.seconds, moment)
             while (left := due - self.seconds) > 0 and (numbers := self._undecided(moment)):
                 if self.seconds > self.settings.confirm_seconds:
                     return
                 self._progress("confirming", moment, max(rules.LOOKS))
                 watch = max(_WATCH_SECONDS, evidence.span / 100)
-                for number in numbers if left > watch else ():
-                    self._measure_case(number, {"case": number}, ())
-                time.sleep(max(0.0, min(watch, due - self.seconds)))
+                if left > watch and self.seconds >= watched:
+                    for number in numbers:
+                        self._measure_case(number, {"case": number}, ())
+                    watched = self.seconds + watch
+                time.sleep(max(0.0, min(watch, _REPORT_SECONDS, due - self.seconds)))
             for number in self._undecided(moment):
                 self._measure_case(number, {"case": number, "moment": moment}, evidence.cases[number].who)
 

@@ -72,6 +72,13 @@ def test_what_is_said_counts() -> None:
     assert (spec.goal, spec.seed, spec.timeout) == ("light", 7, 5400)
 
 
+def test_a_task_says_how_long_its_runs_wait_for_missing_nodes() -> None:
+    certify = Request(name="run", workers=(4,), task="certify")
+    assert one(DIGITS).absent_seconds is None
+    assert one(certify).absent_seconds == 180.0
+    assert one(certify, absent="15s").absent_seconds == 15.0
+
+
 @pytest.mark.parametrize("asked", [1, 2, 3, 64])
 def test_the_number_of_cpus_means_what_it_says(asked: int) -> None:
     assert one(DIGITS, num_cpus=asked).cpus == float(asked)
