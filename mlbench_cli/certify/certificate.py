@@ -1,9 +1,10 @@
 """A certificate for people: files beside its archive, the commands that it suggests, and one page."""
 
 import json
+import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mlbench_cli.util.text import counted, list_some, shorten
 from task_images.certify.rules import LEAST_DIP, PEERS, TESTS
 
 ARCHIVE = "archive.zip"
+_LINKS = ("recheck", "earlier", "expect")  # parameters that say what a certificate belongs to
 SHOWN_NODES = 64  # columns of the page's table; nodes.csv has all
 
 
@@ -32,6 +34,7 @@ class Certificate:
     document: Mapping[str, Any]
     run: Mapping[str, Any]
     digest: str  # of the archive
+    places: Collection[str] = ()  # names of nodes; others are names of workers whose node is not known
     obstacles: tuple[str, ...] = ()  # what the run itself says of its failure
 
     @property
@@ -42,7 +45,9 @@ class Certificate:
 
     @property
     def bad(self) -> list[Mapping[str, Any]]:
-        """The nodes to return."""
+        """The nodes to return; none if the evidence contradicts itself."""
+        if self.document["contradictions"]:
+            return []
         return [node for node in self.document["nodes"] if State(node["state"]).is_bad]
 
     @property
@@ -68,6 +73,18 @@ class Certificate:
         return f"{partial}{word}: {self.document['reason']}"
 
     @property
+    def level(self) -> str:
+        """The level, with the parameters that differ from it."""
+        spec, preset = self.run["spec"], (self.run["task"] or {}).get("preset", {})
+        changes = [
+            f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in spec["parameters"].items()
+            if name not in _LINKS and value != preset.get(name)
+        ]
+        word = "quick" if spec["preset"] == "spec" else str(spec["preset"])
+        return f"{word}, but {'; '.join(changes)}" if changes else word
+
+    @property
     def unit(self) -> str:
         """What stands for a node."""
         return "worker" if self.document["scope"]["shares_machine"] else "node"
@@ -78,6 +95,8 @@ class Certificate:
         method, fleet = self.document["method"], self.document["fleet"]
         least = [facts for facts in fleet.values() if facts["smallest_shortfall"] is not None]
         parts = []
+        if self.document["contradictions"]:
+            return "The evidence contradicts itself, and proves nothing."
         if not fleet:
             return f"No {self.unit} was compared with others."
         if method["least_dip_seconds"] >= LEAST_DIP:
@@ -95,10 +114,11 @@ class Certificate:
     def commands(self) -> list[str]:
         """Commands that take the bad nodes out. They are printed, never run."""
         engine, found = self.run["spec"]["engine"], []
-        names = [node["node"] for node in self.bad]
+        bad = [node for node in self.bad if node["node"] in self.places]
+        names = [node["node"] for node in bad]
         if not names or self.unit == "worker":
             return []
-        for node in self.bad:
+        for node in bad:
             name, reason = shlex.quote(node["node"]), (node["reasons"] or ["no_answer"])[0]
             if engine == "kubernetes":
                 found += [f"kubectl cordon {name}", f"kubectl label node {name} mlbench.io/suspect={reason}"]
@@ -132,7 +152,8 @@ def read_certificate(path: Path) -> Certificate:
         document = dict(archive.document(run_folder.CERTIFICATE))
         document.pop("schema_version", None)
         obstacles = tuple(str(found["summary"]) for found in archive.findings)
-        return Certificate(document, archive.run, archive_digest(archive), obstacles)
+        places = {str(worker["node"]) for worker in archive.result["worker_states"] if worker["node"] is not None}
+        return Certificate(document, archive.run, archive_digest(archive), places, obstacles)
 
 
 def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
@@ -179,6 +200,17 @@ def find_other_hardware(old: Certificate, new: Certificate) -> str | None:
     return next((f"{key} was {was.get(key)} and is {now.get(key)}" for key in keys), None)
 
 
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if a certificate cannot be written into `folder`: before hours are spent on it."""
+    try:
+        place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        problem = "it is no folder" if not place.is_dir() else None if os.access(place, os.W_OK) else "no permission"
+    except OSError as error:
+        place, problem = folder, error.strerror
+    if problem is not None:
+        raise UsageError(f"The certificate cannot be written to {place}: {problem}.", hint="Name a folder: --to DIR")
+
+
 def write_files(
     certificate: Certificate, source: Path, folder: Path, key: Path | None, earlier: Certificate | None = None
 ) -> None:
@@ -186,7 +218,8 @@ def write_files(
     document = certificate.document
     changes = [] if earlier is None else compare(earlier, certificate)
     good = [node["node"] for node in document["nodes"] if node["state"] in ("ok", "watch")]
-    texts = {
+    good = [] if document["contradictions"] else good
+    texts: dict[str, str | None] = {
         "certificate.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
         "findings.jsonl": "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in document["findings"]),
         "nodes.csv": _nodes_csv(document),
@@ -194,11 +227,10 @@ def write_files(
         "failing.txt": "".join(f"{node['node']}\n" for node in certificate.bad),
         "certificate.html": render(certificate, changes, earlier, is_signed=key is not None),
     }
-    if certificate.bad:
-        texts["ticket.txt"] = certificate.ticket()
+    texts["changes.json"] = None
     if earlier is not None:
-        linked = {"earlier": earlier.digest, "changes": changes}
-        texts["changes.json"] = json.dumps(linked, indent=2) + "\n"
+        texts["changes.json"] = json.dumps({"earlier": earlier.digest, "changes": changes}, indent=2) + "\n"
+    texts["ticket.txt"] = certificate.ticket() if certificate.bad else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -206,9 +238,15 @@ def write_files(
         elif source.resolve() != (folder / ARCHIVE).resolve():
             shutil.copyfile(source, folder / ARCHIVE)
         for name, text in texts.items():
-            write_atomically(folder / name, text.encode())
+            if text is None:  # of another certificate in this folder
+                (folder / name).unlink(missing_ok=True)
+            else:
+                write_atomically(folder / name, text.encode())
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror or error}.",
+            hint=f"mlbench certify --from {shlex.quote(str(source))} --to DIR",
+        ) from None
     if key is not None:
         sign(folder / ARCHIVE, key, force=True)
 

@@ -105,7 +105,11 @@ def _find_problem(row: Any) -> str | None:
     if unknown := [str(name) for name in row if name not in Figure.__struct_fields__]:
         near = did_you_mean(unknown[0], Figure.__struct_fields__)
         return f"there is no field {shorten(unknown[0])}.{near} Allowed: {', '.join(Figure.__struct_fields__)}."
-    figure = msgspec.convert(row, Figure)
+    return find_too_low(msgspec.convert(row, Figure))
+
+
+def find_too_low(figure: Figure) -> str | None:
+    """What is wrong with a figure that is below LEAST_SHARE of a published one."""
     for known in published():
         if figure.is_of(known) and figure.value < LEAST_SHARE * known.value:
             return (

@@ -1,16 +1,16 @@
 """From the samples of a certificate to its document: states of nodes, findings, and the verdict about the cluster.
 
-Pure. Sealing writes what `certify` returns; verifying runs it again. Screen, confirmation and the fit of pairs are
+Pure. Sealing writes what follows from `certify`; verifying runs it again. Screen, confirmation and the fit of pairs are
 `task_images.certify.rules`, which rank 0 asked while it measured.
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure, parse_expected
+from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure, find_too_low, parse_expected
 from mlbench_cli.certify.samples import Collective, Rates, Samples, Training, read_samples
 from mlbench_cli.certify.words import State, Verdict
 from mlbench_cli.model.run import Observation
@@ -21,6 +21,7 @@ from task_images.certify.rules import TESTS, Evidence, Suspect
 
 STAGES = ("drift", "node", "pairs", "collectives", "training")
 CLOCK_SECONDS = 1.0
+_SLACK_SECONDS = 1.0  # between the clocks of rank 0 and of its agent
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
 _DISK = "disk.write"
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
@@ -28,31 +29,42 @@ _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 Document = dict[str, Any]
 
 
-def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable[[], BinaryIO]]) -> Document:
-    """certificate.json of a run of the task certify."""
+def certify(spec: RunSpec, observation: Observation, logs: Mapping[int, Callable[[], BinaryIO]]) -> "Acceptance":
+    """What a run of the task certify says of its nodes."""
     workers = {spec.unit_of(worker.rank): worker for worker in observation.workers}
     places = [None if number not in workers else workers[number].node for number in range(spec.workers)]
-    are_nodes = None not in places and len(set(places)) == len(places)
-    names = [str(place) if are_nodes else f"worker-{number}" for number, place in enumerate(places)]
+    names = [
+        f"worker-{number}" if place is None or places.count(place) > 1 else place for number, place in enumerate(places)
+    ]
     started = [number in workers and workers[number].started is not None for number in range(spec.workers)]
     dip = spec.parameters.get("least_dip_seconds")
     evidence = Evidence(spec.processes_per_worker, float(dip) if isinstance(dip, int | float) else rules.LEAST_DIP)
     samples = read_samples(logs, spec.world_size, evidence)
-    return judge(samples, names, started, parse_expected(str(spec.parameters.get("expect") or "")))
+    expected = parse_expected(str(spec.parameters.get("expect") or ""))
+    return Acceptance(samples, names, started, expected, observation.seconds)
 
 
 def judge(samples: Samples, names: Sequence[str], started: Sequence[bool], expected: Sequence[Figure] = ()) -> Document:
     """The certificate of nodes with these `names`, in the order of their numbers; `started`: whether their workers did.
     `expected` are published figures of such a cluster."""
-    return _Judge(samples, names, started, expected).document()
+    acceptance = Acceptance(samples, names, started, expected)
+    return acceptance.document(list(acceptance.find_contradictions()))
 
 
-class _Judge:
+class Acceptance:
+    """Samples of nodes, and what follows from them."""
+
     def __init__(
-        self, samples: Samples, names: Sequence[str], started: Sequence[bool], expected: Sequence[Figure]
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        started: Sequence[bool],
+        expected: Sequence[Figure],
+        seconds: float | None = None,
     ) -> None:
+        """`seconds`: how long the ranks ran."""
         self.samples, self.evidence = samples, samples.evidence
-        self.names, self.started, self.expected = names, started, expected
+        self.names, self.started, self.expected, self.seconds = names, started, expected, seconds
         absent = State.MISSING if any(started) else State.NOT_TESTED  # a run that did not start blames nobody
         self.states = [State.OK if has_started else absent for has_started in started]
         self.findings: list[Document] = []
@@ -65,9 +77,11 @@ class _Judge:
         self.collectives = [row for row in together if isinstance(row, Collective)]
         self.trainings = [row for row in together if isinstance(row, Training)]
 
-    def document(self) -> Document:
+    def document(self, contradictions: Sequence[str] = ()) -> Document:
+        """certificate.json. `contradictions`: what cannot be true in the evidence, which then proves nothing."""
         self._judge_presence()
         self._judge_results()
+        self._judge_pairs()
         self._judge_groups()
         self._judge_suspects()
         self._judge_unsuspected()
@@ -75,11 +89,14 @@ class _Judge:
         self._judge_together()
         measured, fleet = self._measured(), self._fleet()
         verdict, reason = self._decide(measured, fleet)
+        if contradictions:
+            verdict, reason = Verdict.CANNOT_TELL, f"the evidence contradicts itself: {contradictions[0]}"
         tests, evidence = self._relative(), self.evidence
         return {
             "verdict": str(verdict),
             "reason": reason,
             "is_partial": self.samples.ended is None,
+            "contradictions": list(contradictions),
             "scope": {
                 "asked": len(self.names),
                 "answered": self._answered(),
@@ -128,6 +145,58 @@ class _Judge:
         self.rejected.append(summary)
         self._find(reason, [], State.OK, summary, **facts)
 
+    # --- what cannot be true together -------------------------------------------------------------------------------
+
+    def find_contradictions(self) -> Iterator[str]:
+        """What cannot be true of these samples: they were copied, or edited after rank 0 had decided by them."""
+        heard = {self.samples.node_of(rank) for rank in self.samples.inventories}
+        for number in sorted(heard):
+            if not self.started[number]:
+                yield f"{self.names[number]} never started, and has measured"
+        latest = max([row.at for _, _, row in self.samples.rows] + [self.samples.ended or 0.0])
+        if self.seconds is not None and latest > self.seconds + _SLACK_SECONDS:
+            yield f"samples were taken until {latest:.0f} s after the start of a run of {self.seconds:.0f} s"
+        measured: dict[tuple[float, ...], int] = {}
+        for rank in range(self.samples.ranks):
+            own = [rates[rank,] for test, rates in sorted(self.evidence.rounds.items()) if (rank,) in rates]
+            series = tuple(rate for rates in own for rate in rates)
+            if len(series) > 1 and (other := measured.setdefault(series, rank)) != rank:
+                yield f"ranks {other} and {rank} have measured the same to the last digit"
+        if self.evidence.screened:
+            yield from self._contradict_cases()
+
+    def _contradict_cases(self) -> Iterator[str]:
+        """Rank 0 measured those again whom the samples make suspects, in order, and until it could decide."""
+        cases = {(case.test, case.who): case for case in self.evidence.cases}
+        suspects = {(suspect.test, suspect.who): suspect for suspect in self.evidence.suspects}
+        if not {"node", "pairs"} & {*self.samples.silent.values()}:  # rank 0 has not read what came too late
+            for test, who in sorted(suspects.keys() ^ cases.keys()):
+                name = self._describe(test, who)
+                if (test, who) in cases:
+                    yield f"{name} is no suspect by its samples, but rank 0 measured it again"
+                else:
+                    yield f"{name} is a suspect by its samples, but rank 0 did not measure it again"
+            for (test, who), case in cases.items():
+                if (test, who) in suspects and {*case.peers} != {*suspects[test, who].peers}:
+                    yield f"{self._describe(test, who)} was measured beside others than its peers"
+        for suspect, found in zip(self.evidence.suspects, self.evidence.confirm(), strict=True):
+            if (suspect.test, suspect.who) not in cases:
+                continue
+            number = self.evidence.cases.index(cases[suspect.test, suspect.who])
+            name = self._describe(suspect.test, suspect.who)
+            again, moments = self.evidence.again.get(number, ()), self.evidence.moments(number)
+            last = max((sample.moment for sample in again if sample.moment is not None), default=-1)
+            if last > len(moments):
+                yield f"{name} lacks moments at which it was measured again"
+            if found.is_named is False and len(moments) > found.of:
+                yield f"{name} was measured again after it was cleared"
+
+    def _describe(self, test: str, who: Sequence[int]) -> str:
+        """ "n3 (memory)": a suspect; of another test than of the network, `who` is a rank."""
+        nodes = who if test == "network" else [self.samples.node_of(rank) for rank in who]
+        known = [self.names[node] if node < len(self.names) else f"node {node}" for node in nodes]
+        return f"{' and '.join(known)} ({TESTS[test].title})"
+
     # --- what nodes said of themselves ------------------------------------------------------------------------------
 
     def _answered(self) -> int:
@@ -153,10 +222,11 @@ class _Judge:
                 self._find("device_missing", [number], State.FAILED, text)
 
     def _judge_results(self) -> None:
-        """Wrong results, measurements that failed, errors that the hardware counted."""
+        """Wrong results of ranks alone, measurements that failed, errors that the hardware counted."""
         of_rank: dict[int, list[tuple[int, Rates]]] = {}
         for rank, line, row in self.samples.rows:
-            of_rank.setdefault(rank, []).append((line, row))
+            if row.unit is None:
+                of_rank.setdefault(rank, []).append((line, row))
         for rank, rows in sorted(of_rank.items()):
             number, log = self.samples.node_of(rank), f"logs/rank-{rank}.log"
             name = self.names[number]
@@ -176,9 +246,37 @@ class _Judge:
             if counts and counts[-1] > counts[0]:
                 text = f"{name}: {counts[-1] - counts[0]} more uncorrected memory errors on rank {rank}"
                 self._find("errors_counted", [number], State.FAILED, text)
-            if 2 * sum(row.counters.get("hardware_slowdown", 0) for _, row in rows) > len(rows):
+            slowed = [row.counters["hardware_slowdown"] for _, row in rows if "hardware_slowdown" in row.counters]
+            if 2 * sum(slowed) > len(slowed):
                 text = f"{name}: hardware slows the GPU of rank {rank} down"
                 self._find("throttled", [number], State.WATCH, text)
+
+    def _judge_pairs(self) -> None:
+        """Pairs that failed, of nodes that were not lost. The first rank of a pair tells it, and may not be at fault: a
+        node is, if most of its pairs failed."""
+        lost = {self.samples.node_of(rank) for rank in self.samples.silent}
+        tried: Counter[int] = Counter()
+        failed: dict[tuple[int, int], list[tuple[str, str]]] = {}  # error, and where it is written
+        for rank, line, row in self.samples.rows:
+            if row.unit is not None and not lost & {*row.unit}:
+                tried.update(row.unit)
+                if error := row.error or next(iter(row.errors.values()), None):
+                    failed.setdefault(row.unit, []).append((error, f"logs/rank-{rank}.log#L{line}"))
+        count = Counter(node for unit, errors in failed.items() for node in unit for _ in errors)
+        cut_off = sorted(node for node in count if 2 * count[node] > tried[node])
+        if len(cut_off) > max(1, rules.CROWD * len(self.names)):
+            names = list_some([self.names[node] for node in cut_off], 8)
+            self.notes.append(f"most pairs of {names} failed: {next(iter(failed.values()))[0][0]}")
+            cut_off = []
+        for node in cut_off:
+            error, place = next(errors[0] for unit, errors in failed.items() if node in unit)
+            text = f"{self.names[node]}: {count[node]} of {tried[node]} pairs with others failed: {error}"
+            self._find("no_answer", [node], State.FAILED, text, evidence=place)
+        for unit, errors in failed.items():
+            if not {*unit} & {*cut_off}:
+                names = " and ".join(self.names[node] for node in unit)
+                text = f"{names}: {counted(len(errors), 'measurement')} together failed: {errors[0][0]}"
+                self._find("no_answer", unit, State.WATCH, text, evidence=errors[0][1])
 
     # --- who is slow ------------------------------------------------------------------------------------------------
 
@@ -201,6 +299,8 @@ class _Judge:
     def _tell_group(self, test: str, slow: set[int]) -> None:
         key = self._splitting_key(slow)
         text = f"{len(slow)} of {len(self.names)} nodes are slow in {TESTS[test].title}: two groups, no outliers"
+        if len(slow) == len(self.names):
+            text = f"every node has fast and slow ranks in {TESTS[test].title}"
         if key is not None:
             text += f"; they are the nodes with {key[0]} {key[1]}"
         self.notes.append(text)
@@ -216,15 +316,16 @@ class _Judge:
 
     def _splitting_key(self, slow: set[int]) -> tuple[str, str] | None:
         """The key and value of the inventory that best separates `slow` nodes: Fisher's exact test, corrected for the
-        number of keys."""
+        number of ways in which keys divide the nodes."""
         kept = self._inventories()
-        ranked = []
+        ranked, ways = [], set()
         for key, value in {item for keys in kept.values() for item in keys.items()}:
-            having = {number for number, keys in kept.items() if keys.get(key) == value}
+            having = frozenset(number for number, keys in kept.items() if keys.get(key) == value)
             if len(having) < len(kept):
                 ranked.append((_fisher(len(having & slow), len(slow), len(having), len(kept)), key, value))
+                ways.add(frozenset((having, frozenset(kept.keys() - having))))
         chance, key, value = min(ranked, default=(1.0, "", ""))
-        return (key, value) if chance * len(ranked) <= 0.05 and ranked else None
+        return (key, value) if chance * len(ways) <= 0.05 and ranked else None
 
     def _judge_suspects(self) -> None:
         """What the sign test over fresh data says of every suspect of the screen."""
@@ -232,21 +333,26 @@ class _Judge:
             test, is_link, short = TESTS[suspect.test], len(suspect.who) == 2, -math.expm1(-suspect.short)
             nodes = self.evidence.nodes_of(suspect)
             names = " and ".join(self.names[number] for number in nodes)
-            text = f"{names}: {100 * short:.1f} % below its peers in {test.title}"
+            about, detail = names, f"{100 * short:.1f} % below its peers in {test.title}"
             if is_link:
-                text = f"the link between {names} is {100 * short:.1f} % slower than the others"
+                about, detail = f"the link between {names}", f"{100 * short:.1f} % slower than the others"
             state, count = State.WATCH, f"{found.slow} of {found.of} moments"
+            is_bad = any(self.states[number].is_bad for number in nodes)
             if found.is_named:
-                state = State.WATCH if is_link else State.SLOW  # which end is at fault is not known
-                text += f"; confirmed in {count} over {found.seconds:.0f} s"
+                state = State.WATCH if is_link else State.SLOW
+                detail += f"; confirmed in {count} over {found.seconds:.0f} s"
+                if is_link and not is_bad:
+                    self.notes.append(f"{about} is slow, and either end may be at fault ({detail})")
             elif found.is_named is False:
                 if short < test.warn or found.slow * 2 < found.of:
                     continue  # fresh data does not show it
-                text += f"; {count} are too few to blame it"
-            elif found.of:
-                text += f"; slow in {count} over {found.seconds:.0f} s, of {self.evidence.span:.0f} s that blame it"
+                detail += f"; {count} are too few to blame it"
             else:
-                text += "; it was not measured again"
+                again = f"slow in {count} over {found.seconds:.0f} s, of {self.evidence.span:.0f} s that blame it"
+                detail += f"; {again if found.of else 'it was not measured again'}"
+                if not is_bad:
+                    self.notes.append(f"{about} could be neither cleared nor named ({detail})")
+            text = f"{about}: {detail}"
             reason = "link_slow" if is_link else test.reason
             self._find(reason, nodes, state, text, **self._facts(suspect, found))
 
@@ -287,8 +393,8 @@ class _Judge:
     def _judge_flapping(self) -> None:
         """Nodes that are slow in a part of the cycles of a soak."""
         for test, by_unit in self.evidence.cycles.items():
-            count = max(map(len, by_unit.values()))
-            whole = [rates for rates in by_unit.values() if len(rates) == count]
+            count = statistics.mode(map(len, by_unit.values()))  # the last cycle may have been cut short
+            whole = [rates[:count] for rates in by_unit.values() if len(rates) >= count]
             if count < 4 or len(whole) < rules.LEAST_FLEET or test == "network":
                 continue
             limits = [(1 - TESTS[test].fail) * statistics.median(rates) for rates in zip(*whole, strict=True)]
@@ -318,7 +424,9 @@ class _Judge:
             self._reject("transport_fallback", f"{operation} goes over TCP although nodes have InfiniBand")
         for known in self.expected:
             what = f"{known.operation} of {known.bytes} bytes"
-            if not (reached := [row for row in self.collectives if self._is_of(known, row)]):
+            if problem := find_too_low(known):  # the command refuses it; `mlbench run --set expect=...` does not
+                self.notes.append(f"the expected {what}: {problem}")
+            elif not (reached := [row for row in self.collectives if self._is_of(known, row)]):
                 self.notes.append(f"{what} on {known.nodes} nodes was not measured")
             elif (share := _bandwidth(reached[0]) / known.value) < ACCEPTED_SHARE:
                 text = f"{what} reaches {100 * share:.0f} % of the {known.value:g} GB/s of {known.source}"
@@ -368,7 +476,7 @@ class _Judge:
         found: dict[str, Document] = {}
         for test, screen in self.evidence.screens.items():
             repeats = sum(map(len, self.evidence.rounds[test].values())) / len(screen.levels)
-            least = rules.smallest_shortfall(TESTS[test].fail, screen.scale, screen.noise, repeats)
+            least = rules.smallest_shortfall(TESTS[test].fail, screen.scale, screen.noise, repeats, screen.lag)
             found[test] = {
                 "median": _round(math.exp(screen.median)),
                 "scale": _round(screen.scale),
@@ -428,6 +536,8 @@ class _Judge:
             compared.setdefault("node", set()).update(self.samples.node_of(unit[0]) for unit in screen.levels)
         if self.evidence.explanation is not None:
             compared["pairs"] = {node for pair in self.evidence.rounds["network"] for node in pair}
+        if compared and self.ranks:
+            compared["together"] = {self.samples.node_of(rank) for rank in self.ranks}
         for number, state in enumerate(self.states):
             if state is State.OK and not (compared and all(number in nodes for nodes in compared.values())):
                 self.states[number] = State.NOT_TESTED

@@ -110,7 +110,7 @@ _DECODER = msgspec.json.Decoder(Row)
 
 @dataclass
 class Samples:
-    """All evidence of a certificate. `rows` are those of jobs of single ranks, with rank and number of the line."""
+    """All evidence of a certificate. `rows` are those of ranks and of pairs, with rank and number of the line."""
 
     evidence: Evidence
     ranks: int
@@ -140,10 +140,11 @@ class Samples:
             self._take_order(row)
 
     def _take_rates(self, rank: int, line: int, row: Rates) -> None:
-        if row.unit is None:
-            self.rows.append((rank, line, row))
-        elif not row.unit[0] < row.unit[1] <= self.node_of(self.ranks - 1):
-            return
+        if row.unit is not None:
+            first, second = row.unit
+            if rank != first * self.evidence.per_node or not first < second <= self.node_of(self.ranks - 1):
+                return
+        self.rows.append((rank, line, row))
         for test, rate in row.values.items():
             if test in TESTS and (test == "network") == (row.unit is not None):
                 place = row.at, row.round, row.case, row.moment, row.cycle

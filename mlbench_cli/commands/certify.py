@@ -17,6 +17,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.certify.certificate import (
     ARCHIVE,
     Certificate,
+    check_folder,
     choose_peers,
     find_other_hardware,
     read_certificate,
@@ -38,7 +39,6 @@ from task_images.certify.rules import STAGES
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
 LOCAL_NODES = 4
-ABSENT_SECONDS = 180  # for which nodes may be missing before the others start without them
 RECHECKED = ("node", "pairs")
 PARTIAL_SECONDS, PRESENTED_SECONDS = 150.0, 30.0  # for a run that was stopped here to complete its archive, and to show
 
@@ -118,6 +118,7 @@ def certify(
     client = Client(notice=console.note)
     if key is not None:
         require_key(key)
+    check_folder(to or Path())
     earlier = None if like is None else read_certificate(like)
     if source is not None:
         return _present(_find_archive(client, source), to, key, earlier, output)
@@ -125,7 +126,7 @@ def certify(
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
     _check_stages(level, only, hours)
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
-    found, request = client.store.cluster(cluster), Request(absent=f"{ABSENT_SECONDS}s", gpu=gpu or None)
+    found, request = client.store.cluster(cluster), Request(gpu=gpu or None)
     if earlier is not None:
         changes["earlier"] = earlier.digest
     if recheck is not None:
@@ -232,7 +233,8 @@ def _check_stages(level: str, only: Sequence[str] | None, hours: float | None) -
         raise UsageError(f'There is no stage "{unknown[0]}".', hint=f"--only {', '.join(STAGES)}")
     soaks = level == "soak" and "soak" in (only or STAGES)
     if not soaks and (hours is not None or "soak" in (only or ())):
-        raise UsageError("Only --level soak repeats the other stages for --hours.", hint="--level soak --hours 24")
+        hint = f"--level soak{' --only soak' * bool(only)} --hours 24"
+        raise UsageError("Only the stage soak, of --level soak, repeats the others for --hours.", hint=hint)
     if hours is not None and not 0 < hours <= 720:
         raise UsageError(f"--hours {hours:g} is not allowed.", hint="Above 0, and at most 720.")
 
@@ -305,6 +307,8 @@ def _present(
         console.out(certificate.headline)
         shown = [row for row in rows if row[1] != "ok"] if len(rows) > 16 else rows
         console.out_table(["NODE", "STATE", "REASONS"], shown)
+    for text in document["contradictions"]:
+        console.warn(f"The evidence contradicts itself: {text}.")
     for found in document["findings"]:
         console.note(f"{found['reason']}: {found['summary']}")
     for drift in document["drift"]:
@@ -312,7 +316,7 @@ def _present(
         console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
     console.note(certificate.sureness)
     unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
-    for node in unsure if certificate.run["spec"]["engine"] != "local" else ():
+    for node in (node for node in unsure if node["node"] in certificate.places):
         archive = shlex.quote(str(folder / ARCHIVE))
         spec = certificate.run["spec"]
         words = f"mlbench certify {spec['cluster']}{' --gpu' * (spec['device'] == 'gpu')}"

@@ -388,11 +388,12 @@ class DriftDocument(TypedDict):
 
 
 class CertificateDocument(TypedDict):
-    """certificate.json, as certify.judge makes it."""
+    """certificate.json, as certify.judge.Acceptance makes it."""
 
     verdict: Annotated[str, _one_of(Verdict)]
     reason: str
     is_partial: bool
+    contradictions: list[str]  # in the evidence; then the verdict is cannot_tell
     scope: dict[str, Any]
     method: dict[str, Any]
     nodes: list[NodeVerdictDocument]

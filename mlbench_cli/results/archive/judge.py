@@ -8,10 +8,10 @@ the requested goal, and only if a metric event has the value in the result.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -66,6 +66,9 @@ from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import timestamp
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
+
+if TYPE_CHECKING:
+    from mlbench_cli.certify.judge import Acceptance
 
 # The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
 # evidence needs a new version.
@@ -147,7 +150,9 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     if step is not None and reported.is_watched and reported.result is not None:
         reported = replace(reported, result={**reported.result, "wall_seconds": None})
     facts = reported.result or _NO_RESULT
-    decision = _decide(evidence, reported, samples, step)
+    acceptance = _certify(evidence) if spec.task == CERTIFY else None
+    measured = [] if acceptance is None else list(acceptance.find_contradictions())
+    decision = _decide(evidence, reported, samples, step, measured)
     division = find_division(
         spec,
         evidence.rules,
@@ -170,13 +175,16 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
         result["network"] = network["summary"]
     environment = environment_document(reported.environments)
     result["official_line"] = official_line(result)
-    certificate = _certify(evidence) if spec.task == CERTIFY else None
+    certificate = None
+    if acceptance is not None:
+        found = (finding for finding in decision.findings if finding.code.startswith(PREFIX))
+        certificate = acceptance.document([text for finding in found for text in finding.evidence["contradictions"]])
     return Judgement(
         decision.outcome, result, official_text(result), environment, decision.findings, network, certificate
     )
 
 
-def _certify(evidence: Evidence) -> Mapping[str, Any]:
+def _certify(evidence: Evidence) -> "Acceptance":
     from mlbench_cli.certify.judge import certify  # for its own runs alone: at the top it would delay all others
 
     return certify(evidence.spec, evidence.observation, evidence.logs)
@@ -338,7 +346,10 @@ class _Decision:
     findings: tuple[Finding, ...]
 
 
-def _decide(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, step: Finding | None) -> _Decision:
+def _decide(
+    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, step: Finding | None, measured: Sequence[str]
+) -> _Decision:
+    """The decision. `measured`: contradictions in what the task measured."""
     result = reported.result
     goal, differing = _find_goal(evidence, result["goal"] if result else None)
     claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
@@ -360,7 +371,9 @@ def _decide(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, s
     heard = [find_ignored(reported), find_unreported_goal(evidence, reported)]
     silent += [finding for finding in heard if finding is not None]
     doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
-    doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
+    doubts += find_contradictions(
+        evidence, reported, samples, outcome.is_success, is_stepped=step is not None, measured=measured
+    )
     milder = find_not_injected(evidence.spec, evidence.faults, outcome.is_success)
     if milder is not None:
         doubts.append(milder)

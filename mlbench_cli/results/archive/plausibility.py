@@ -5,7 +5,7 @@ incomplete edit, a clock that was changed, a program that measures wrongly.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from mlbench_cli.model.goals import is_finite_number
@@ -55,12 +55,18 @@ def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding |
 
 
 def find_contradictions(
-    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool, is_stepped: bool
+    evidence: Evidence,
+    reported: ReportedFacts,
+    samples: SampleWatch,
+    is_success: bool,
+    *,
+    is_stepped: bool,
+    measured: Iterable[str] = (),
 ) -> list[Finding]:
     """Contradictions in the evidence, one finding per kind.
 
     `is_success`: the run succeeded, so nothing may be missing. `is_stepped`: a clock was changed during the run, so
-    wall times prove nothing.
+    wall times prove nothing. `measured`: contradictions in what the task measured.
     """
     checks = {
         "task_time": _check_task_time(evidence, reported),
@@ -73,6 +79,7 @@ def find_contradictions(
         "figures": _check_figures(reported),
         "provenance": _check_provenance(evidence, reported),
         "faults": find_fault_contradictions(evidence.spec, evidence.faults),
+        "samples": measured,
     }
     return [
         Finding(

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,22 +182,50 @@ def test_a_recheck_measures_the_suspect_beside_healthy_nodes_of_the_earlier_cert
         assert archive.run["spec"]["parameters"]["earlier"] == linked["earlier"]
 
 
-def seal_earlier(folder: Path, names: list[str]) -> None:
-    """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same."""
+def test_a_node_without_a_name_is_missing_and_the_others_keep_theirs(capsys: Captured) -> None:
+    seal_earlier(Path("t"), ["m0", "m1", None, "m3"])
+    Path("first").mkdir()
+    Path("first/changes.json").write_text("of another certificate")
+    assert run(["certify", "--from", "t", "--to", "first"]) == 7
+    printed = capsys.readouterr()
+    found = certificate(Path("first"))
+    assert [node["node"] for node in found["nodes"]] == ["m0", "m1", "worker-2", "m3"]
+    assert Path("first/failing.txt").read_text() == "worker-2\n"
+    assert "worker-2 never started" in Path("first/ticket.txt").read_text()
+    assert "For you to run" not in printed.err  # no command knows a node of this name
+    assert not Path("first/changes.json").exists()
+
+
+def test_a_certificate_whose_evidence_contradicts_itself_names_nobody(capsys: Captured) -> None:
+    seal_earlier(Path("t"), ["m0", "m1", None, "m3"], end=1000.0)  # of a run of 3 s
+    assert run(["certify", "--from", "t", "--to", "first"]) == 9
+    printed = capsys.readouterr()
+    assert "Cannot tell: the evidence contradicts itself: samples were taken until 1000 s after" in printed.out
+    assert Path("first/failing.txt").read_text() == ""
+    assert not Path("first/ticket.txt").exists()
+    with Archive.open(Path("first/archive.zip")) as archive:
+        assert "implausible_samples" in [finding["code"] for finding in archive.findings]
+
+
+def seal_earlier(folder: Path, names: Sequence[str | None], end: float = 2.0) -> None:
+    """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same, but for those
+    without a name, which never started. Samples end after `end` seconds."""
     shared = {"cluster": "lab", "engine": "hosts", "cluster_kind": "hosts", "preset": "tiny"}
     parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift"})
     log = [
         'certify {"kind":"scope","turns":true,"clocks":{}}',
         f"certify {json.dumps({'kind': 'inventory', 'keys': inventory({}, {})})}",
         'certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}',
-        'certify {"kind":"end","at":2.0}',
+        f'certify {{"kind":"end","at":{end}}}',
     ]
-    logs = {rank: log if rank == 0 else log[1:3] for rank in range(len(names))}
+    logs = {rank: log if rank == 0 else log[1:3] for rank, name in enumerate(names) if name is not None}
     made = new_run(folder, spec("t-4", len(names), task="certify", parameters=parameters, **shared), logs)
     write_run_document(made)
     seen = observation_of(len(names), 3.0)
-    workers = tuple(replace(worker, node=name) for worker, name in zip(seen.workers, names, strict=True))
-    seal(made, replace(seen, workers=workers))
+    workers = (replace(worker, node=name) for worker, name in zip(seen.workers, names, strict=True))
+    absent = {"phase": "pending", "started": None, "finished": None, "exit_code": None}
+    workers = (replace(worker, **absent) if worker.node is None else worker for worker in workers)
+    seal(made, replace(seen, workers=tuple(workers), seconds=3.0))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +237,8 @@ def seal_earlier(folder: Path, names: list[str]) -> None:
         (["local", "--level", "deep"], 'There is no level "deep".'),
         (["local", "--only", "gpu"], 'There is no stage "gpu".'),
         (["local", "--nodes", "1"], "A certificate needs at least 2 nodes"),
-        (["local", "--hours", "2"], "Only --level soak repeats the other stages"),
-        (["local", "--only", "soak"], "Only --level soak repeats the other stages"),
+        (["local", "--hours", "2"], "Only the stage soak, of --level soak, repeats"),
+        (["local", "--only", "soak"], "Only the stage soak, of --level soak, repeats"),
         (["local", "--budget", "20s"], "A budget of 20 s is too small: with the stage node"),
         (["local", "--budget", "soon"], '--budget "soon" is not a duration'),
         (["local", "--expect", "low.yaml"], "figure 1: value is 300. Allowed: at least 366 GB/s, 75 % of the 488 GB/s"),
@@ -218,6 +246,7 @@ def seal_earlier(folder: Path, names: list[str]) -> None:
         (["local", "--expect", "two.yaml"], "figures for 2 nodes, and 4 are to be measured"),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
+        (["local", "--to", "low.yaml/folder"], "low.yaml: it is no folder."),
         (["local", "--sign", "absent"], "There is no key absent."),
         (["local", "--recheck", "n1"], "--recheck needs the certificate in which the node was a suspect."),
     ],

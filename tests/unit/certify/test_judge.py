@@ -1,6 +1,8 @@
 """What the judge of certificates says about samples with a known truth."""
 
 import io
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -13,6 +15,7 @@ from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
 from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Scope, Training, read_samples
 from task_images.certify import rules
+from task_images.certify.node import inventory
 from task_images.certify.rules import Evidence, Sample, explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
@@ -32,6 +35,14 @@ def healthy(nodes: int = 8, seed: int = 3) -> Samples:
     ranks = tuple(range(nodes))
     training = Training(ranks, (0.1,) * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
     samples.together = [Collective("all_reduce", ranks, 1 << 20, (0.01,), right=True, transport="TCP"), training]
+    return samples
+
+
+def complete(samples: Samples) -> Samples:
+    """The samples, as if all nodes had been measured together, too."""
+    if "network" not in samples.evidence.rounds:
+        pair_up(samples, {})
+    samples.together = [changed(item, ranks=tuple(range(samples.ranks))) for item in healthy().together]
     return samples
 
 
@@ -120,6 +131,34 @@ def test_what_was_not_measured_blocks_accepted() -> None:
     assert certify(samples)["verdict"] == "cannot_tell"
 
 
+def test_a_node_that_was_not_measured_with_the_others_was_not_tested() -> None:
+    samples = healthy()
+    samples.together = [changed(item, ranks=tuple(range(7))) for item in samples.together]
+    document = certify(samples)
+    assert (document["reason"], states(document)) == ("not tested: n7", {"n7": ("not_tested", [])})
+
+
+@pytest.mark.parametrize("moments", [0, 11])
+def test_a_suspect_that_could_be_neither_cleared_nor_named_blocks_accepted(moments: int) -> None:
+    cluster = Cluster(8, "normal", 1, fault=0.2)
+    samples = complete(cluster.samples())
+    for number, taken in samples.evidence.again.items():
+        samples.evidence.again[number] = [sample for sample in taken if (sample.moment or 0) < moments]
+    samples.evidence = fresh(samples.evidence)
+    document = certify(samples)
+    assert states(document) == {f"n{cluster.victim}": ("watch", ["matmul_slow"])}
+    assert document["verdict"] == "cannot_tell"
+    assert document["reason"].startswith(f"n{cluster.victim} could be neither cleared nor named (2")
+
+
+def test_a_slow_link_of_which_nobody_knows_the_bad_end_blocks_accepted() -> None:
+    cluster = Cluster(8, "normal", 2, fault=0.2, where="link", has_pairs=True)
+    document = certify(complete(cluster.samples()))
+    assert states(document) == {f"n{node}": ("watch", ["link_slow"]) for node in cluster.slow_link}
+    assert document["verdict"] == "cannot_tell"
+    assert document["reason"].startswith("the link between")
+
+
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
     samples = healthy(nodes)
@@ -172,12 +211,38 @@ def test_a_third_of_slow_nodes_is_a_group_with_the_key_that_splits_it() -> None:
     assert drift["others"] == {"5.4": ["n1", "n4", "n6", "n9"]}
 
 
+@pytest.mark.parametrize("slow", [{1, 3, 5, 6}, {0, 1, 3, 5, 6}])
+def test_half_of_the_nodes_or_more_are_a_group_too(slow: set[int]) -> None:
+    samples = healthy()
+    slow_down(samples, 0.8, "memory", slow)
+    samples.inventories = {
+        rank: Inventory({"cpu": "old" if rank in slow else "new", "kernel": "5.4" if rank in slow else "6.8"})
+        for rank in range(8)
+    }
+    document = certify(samples)
+    assert (document["verdict"], states(document)) == ("cannot_tell", {})
+    assert document["reason"].startswith(f"{len(slow)} of 8 nodes are slow in memory: two groups, no outliers")
+    assert document["reason"].endswith("with cpu old")
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_group_of_nodes_with_a_slower_network_is_told_and_nobody_named(count: int) -> None:
+    samples = healthy()
+    # A pair is as fast as the slower of its nodes.
+    pair_up(samples, {(a, b): 2.0 for a in range(count) for b in range(a + 1, 8)})
+    document = certify(samples)
+    assert (document["verdict"], states(document)) == ("cannot_tell", {})
+    assert document["reason"].startswith(f"{count} of 8 nodes are slow in network of the node: two groups")
+
+
 def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
     known = Figure("all_reduce", 1 << 20, 8, 1.0, "somebody")
     document = certify(healthy(), expected=[known])
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
     assert certify(healthy(), expected=[changed(known, value=0.19)])["verdict"] == "accepted"
+    low = Figure("all_reduce", 1 << 34, 8, 100.0, "the seller", machine="GB300")  # published: 923
+    assert "at least 692.25 GB/s, 75 % of the 923 GB/s" in certify(healthy(), expected=[low])["reason"]
 
 
 @pytest.mark.parametrize(("counts", "found"), [((3, 3), {}), ((3, 4), {"n2": ("failed", ["errors_counted"])})])
@@ -191,11 +256,42 @@ def test_errors_of_the_hardware_count_from_the_beginning_of_the_run(
     assert states(certify(samples)) == found
 
 
+def test_a_gpu_that_its_hardware_slows_down_is_watched_whatever_else_the_rank_measures() -> None:
+    samples = healthy()
+    samples.rows += [(2, line, Rates(float(line), counters={"hardware_slowdown": line % 2})) for line in (1, 3, 4)]
+    samples.rows += [(2, line, Rates(float(line), values={"local_all_reduce": 1.0})) for line in range(5, 9)]
+    assert states(certify(samples)) == {"n2": ("watch", ["throttled"])}
+
+
+def fail_pairs(samples: Samples, failing: set[tuple[int, int]]) -> Samples:
+    samples.rows += [
+        (a, line, Rates(float(line), unit=(a, b), round=0, error="timed out" if (a, b) in failing else None))
+        for line, (a, b) in enumerate(rates(samples.ranks, {}), 1)
+    ]
+    return samples
+
+
+def test_a_node_is_returned_if_most_of_its_pairs_fail_and_not_the_first_of_each_pair() -> None:
+    document = certify(fail_pairs(healthy(), {(node, 7) for node in range(7)}))
+    assert states(document) == {"n7": ("failed", ["no_answer"])}
+    assert document["findings"][0]["summary"] == "n7: 7 of 7 pairs with others failed: timed out"
+    document = certify(fail_pairs(healthy(), {(2, 5)}))
+    assert states(document) == {"n2": ("watch", ["no_answer"]), "n5": ("watch", ["no_answer"])}
+    document = certify(fail_pairs(healthy(2), {(0, 1)}))  # either of them
+    assert not any(node["state"] == "failed" for node in document["nodes"])
+
+
 @pytest.mark.parametrize("bad", [1, 3])
 def test_a_node_whose_measurements_fail_is_returned_when_most_of_them_do(bad: int) -> None:
     samples = healthy()
     samples.rows += [(2, line, Rates(float(line), error="a job failed" if line < bad else None)) for line in range(4)]
     assert states(certify(samples)) == {"n2": ("failed" if bad == 3 else "watch", ["no_answer"])}
+
+
+def test_a_machine_with_hundreds_of_network_cards_is_heard() -> None:
+    keys = inventory({"infiniband": ",".join(f"mlx5_{number}" for number in range(144))}, {})
+    line = f"certify {json.dumps({'kind': 'inventory', 'keys': keys})}\n".encode()
+    assert read_samples({0: partial(io.BytesIO, line)}, 1, Evidence(1, 300.0)).inventories[0].keys["infiniband"]
 
 
 def test_clocks_that_are_ahead_and_behind_are_drift() -> None:
@@ -257,12 +353,78 @@ def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
     assert states(certify(soaked({rank: {rank + 1, rank + 2, rank + 4} for rank in range(8)}))) == {}
 
 
+def test_a_last_cycle_that_was_cut_short_hides_no_flapping() -> None:
+    samples = soaked({3: {2, 5, 6, 11}})
+    samples.evidence.add(Sample("memory", (0,), 100.0, 130.0, cycle=13))
+    assert states(certify(samples)) == {"n3": ("watch", ["flapping"])}
+
+
 def test_a_soak_that_is_cut_short_says_how_long_it_was() -> None:
     samples = soaked({})
     samples.ended = None
     document = certify(samples)
     assert (document["verdict"], document["is_partial"]) == ("cannot_tell", True)
     assert "in the soak, after 12 cycles" in document["reason"]
+
+
+# --- lies -----------------------------------------------------------------------------------------------------------
+
+
+def raise_screen(samples: Samples, victim: int) -> None:
+    samples.evidence.rounds["matmul.burst"][victim,] = [1.0, 1.0, 1.0]
+
+
+def raise_moments(samples: Samples, victim: int) -> None:
+    change_moments(samples, lambda sample: sample._replace(rate=1.0) if sample.unit == (victim,) else sample)
+
+
+def delete_moments(samples: Samples, victim: int) -> None:
+    change_moments(samples, lambda sample: None if sample.unit == (victim,) else sample)
+
+
+def change_moments(samples: Samples, change: Callable[[Sample], Sample | None]) -> None:
+    for number, taken in samples.evidence.again.items():
+        samples.evidence.again[number] = [found for sample in taken if (found := change(sample)) is not None]
+
+
+def copy_another(samples: Samples, victim: int) -> None:
+    for test in simulation.NODE_TESTS:
+        by_unit = samples.evidence.rounds[test]
+        by_unit[victim,] = by_unit[(victim + 1) % 8,]
+
+
+def exchange_peers(samples: Samples, victim: int) -> None:
+    (case,) = samples.evidence.cases
+    others = set(range(8)) - {victim, *case.peers}
+    samples.evidence.cases = [case._replace(peers=tuple(others)[:3])]
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (raise_screen, "is no suspect by its samples, but rank 0 measured it again"),
+        (raise_moments, "was measured again after it was cleared"),
+        (delete_moments, "lacks moments at which it was measured again"),
+        (copy_another, "have measured the same to the last digit"),
+        (exchange_peers, "was measured beside others than its peers"),
+    ],
+)
+def test_samples_that_do_not_fit_what_rank_0_did_by_them_prove_nothing(
+    lie: Callable[[Samples, int], None], said: str
+) -> None:
+    cluster = Cluster(8, "normal", 4, fault=0.2)
+    samples = complete(cluster.samples())
+    assert certify(samples)["contradictions"] == []
+    lie(samples, cluster.victim)
+    samples.evidence = fresh(samples.evidence)
+    document = certify(samples)
+    assert document["verdict"] == "cannot_tell"
+    assert any(text.endswith(said) for text in document["contradictions"])
+
+
+def test_a_node_that_never_started_has_measured_nothing() -> None:
+    document = judge(healthy(), NAMES, [True] * 7 + [False])
+    assert document["reason"] == "the evidence contradicts itself: n7 never started, and has measured"
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------------
