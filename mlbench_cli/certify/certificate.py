@@ -101,8 +101,8 @@ class Certificate:
             return f"No {self.unit} was compared with others."
         if method["least_dip_seconds"] >= LEAST_DIP:
             parts.append(
-                f"A cluster without faults gets a wrong name in at most {100 * method['error']:g} of 100 runs, "
-                f"if disturbances last {method['least_dip_seconds']:g} s on average or less."
+                f"A cluster without faults gets a wrong name in at most {100 * method['error']:g} of 100 runs, if a "
+                f"disturbance, however old, goes on for {method['least_dip_seconds']:g} s on average or less."
             )
         else:
             parts.append("The confirmation was hurried, so no error rate is stated.")

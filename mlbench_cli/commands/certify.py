@@ -30,6 +30,7 @@ from mlbench_cli.commands._members import follow_run
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import MAX_TIMEOUT
 from mlbench_cli.results.archive.sign import require_key
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
 from mlbench_cli.tasks.catalog import load_task
@@ -151,7 +152,7 @@ def certify(
     )
     limit = plan.timeout
     if budget is not None:
-        limit = parse_duration(budget, "--budget")
+        limit = min(parse_duration(budget, "--budget"), MAX_TIMEOUT)
         plan = plan.within(limit)
         changes["confirm_seconds"] = plan.confirmed
     name, timeout = _free_name(client, cluster), f"{max(1, round(limit))}s"

@@ -8,9 +8,10 @@ confirm    A suspect and healthy peers are measured again at the same moments. A
            shortfall is just the margin, each is a coin's toss at most.
 error      Looks after 12, 16 and 20 moments, at the level ERROR / (3 S) for S suspects: at most ERROR of clusters
            get a wrong name, whatever the distribution of the noise, if moments are independent.
-span       A disturbance that lasts makes moments dependent. If it ends after a mean time L, one that is under way
-           at the screen still lasts after L ln(S / ERROR) in one of S cases with the probability ERROR. Moments
-           get rarer: a suspect that has recovered is soon dropped, and one that has not waits for the span.
+span       A disturbance that lasts makes moments dependent. If it goes on for a mean time L however long it has lasted
+           (its length is exponentially distributed), one that is under way at the screen still lasts after
+           L ln(S / ERROR) in one of S cases with the probability ERROR. Moments get rarer: a suspect that has
+           recovered is soon dropped, and one that has not waits for the span.
 """
 
 import itertools

@@ -72,7 +72,7 @@ def states(document: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
     return {node["node"]: (node["state"], node["reasons"]) for node in document["nodes"] if node["state"] != "ok"}
 
 
-@pytest.mark.parametrize("noise", [noise for noise in simulation.NOISES if noise != "lasting 1800 s"])
+@pytest.mark.parametrize("noise", simulation.PROMISED)
 @pytest.mark.parametrize("nodes", [8, 64])
 def test_healthy_nodes_are_not_named(nodes: int, noise: str) -> None:
     wrong = []
