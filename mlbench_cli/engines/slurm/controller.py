@@ -44,6 +44,11 @@ class JobReport:
         """Whether the job is pending."""
         return self.state in PENDING_STATES
 
+    @property
+    def waits_for(self) -> str:
+        """Slurm's reason for a pending job, "None" without one; or the state of a job whose nodes are powered up."""
+        return self.state if self.state == "CONFIGURING" else self.reason or "None"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -105,10 +110,10 @@ def ask_accounting(channel: Channel, number: str) -> JobReport | None:
 
 
 def cancel_job(channel: Channel, number: str) -> None:
-    """Cancel a job; one that has ended is no error. Raises UnreachableError if the controller does not answer."""
+    """Cancel a job; one that has ended is no error. Raises the error that explains Slurm's refusal."""
     answer = ask(channel, ["scancel", number])
-    if answer.code != 0 and "Invalid job id" not in answer.err:
-        raise no_controller(answer)
+    if answer.code != 0 and not _ENDED.search(answer.err):
+        raise explain_refusal(answer)
 
 
 def no_controller(answer: Answer) -> UnreachableError:
@@ -122,9 +127,10 @@ def no_controller(answer: Answer) -> UnreachableError:
 # Slurm's own texts (src/common/slurm_errno.c, slurmctld's reasons) -> what they mean. The first that is found counts.
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|timed out|zero bytes|controller not responding|"
-    r"resource temporarily unavailable|"
+    r"resource temporarily unavailable|rate limit exceeded|"
     r"standby mode|authentication error|munge|connection refused|connection reset|unable to accept job|"
-    r"fetch_config|configuration source|resolve_ctls|protocol version|"
+    r"fetch_config|configuration source|resolve_ctls|protocol version|incompatible versions|"
+    r"(?:connection|send|receive|shutdown) failure|"
     r"unexpected (?:message|missing socket)|transport endpoint|no route to host",
     re.IGNORECASE,
 )
@@ -135,33 +141,43 @@ _PERMISSION = re.compile(
     re.IGNORECASE,
 )
 _MISTAKE = re.compile(
-    r"invalid partition|time limit is invalid|time limit specification|unrecognized option|invalid directive|"
-    r"invalid option|invalid --|unknown option|dos line breaks|invalid job name|requires an argument|invalid job array",
+    r"invalid partition|no partition specified|time limit is invalid|time limit specification|unrecognized option|"
+    r"invalid directive|invalid option|invalid --|unknown option|dos line breaks|invalid job name|requires an argument|"
+    r"invalid job array|nodes not in this partition|invalid node name",
     re.IGNORECASE,
 )
+_ENDED = re.compile(r"invalid job id|already (?:completing or completed|finished)", re.IGNORECASE)
+# Slurm's verdict. Other lines are of sites' plug-ins, which print what they like; they count if Slurm gives no reason.
+_VERDICT = re.compile(
+    r"(?:batch job submission failed|unable to allocate resources|allocation failure): (.*)", re.IGNORECASE
+)
+_NO_REASON = ("", "Unspecified error")
+_SPEAKER = re.compile(r"\b(?:sbatch|srun|scancel): (?:error: )?")
 
 
 def explain_refusal(answer: Answer) -> MlbenchError:
-    """The error for a rejection by sbatch, by Slurm's own texts: a limit or lack of nodes is 5, a missing right 3, a
-    controller that cannot answer 10, a wrong request 2. What is unknown may pass by itself. Pure."""
+    """The error for a rejection by sbatch, srun or scancel, by Slurm's own texts: a limit or lack of nodes is 5, a
+    missing right 3, a controller that cannot answer 10, a wrong request 2. What is unknown may pass by itself. Pure."""
     text = " ".join(answer.err.split())
-    words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "") or "no reason given"
+    verdict = (_VERDICT.findall(answer.err) or [""])[-1].strip()
+    said = text if verdict in _NO_REASON else verdict
+    words = _VERDICT.sub(r"\1", _SPEAKER.sub("", text)) or "no reason given"
     attach = "mlbench attach-slurm NAME"
     if answer.code == 127:
         return NotFoundError(f"The login node has no sbatch: {text or 'it was not found'}", hint="mlbench doctor slurm")
-    if answer.code is None or _UNREACHABLE.search(text):
+    if answer.code is None or _UNREACHABLE.search(said):
         return no_controller(answer)
-    if _LIMIT.search(text):
+    if _LIMIT.search(said):
         return CapacityError(
             f"A limit of your account or QOS is reached. Slurm says: {words}",
             hint="squeue --me; sacctmgr show assoc user=$USER   Wait for your other jobs, or ask for less.",
         )
-    if _PERMISSION.search(text):
+    if _PERMISSION.search(said):
         options = "--account A, --qos Q or --partition P"
         return CredentialError(
             f"Slurm does not permit the job: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} {options}"
         )
-    if _MISTAKE.search(text):
+    if _MISTAKE.search(said):
         return UsageError(
             f"Slurm rejects the request: {words}",
             hint=f"sinfo -o '%P %l'; --timeout SECONDS, or {attach} --partition P; --dry-run prints the script",
@@ -197,7 +213,7 @@ def parse_partitions(text: str) -> dict[str, PartitionRecord]:
         if len(parts) != 5 or not _is_number(parts[2]):
             continue
         name, limit, nodes, gres, mark = parts
-        gpus = sum(int(count) for count in re.findall(r"gpu(?::[^,:()]+)?:(\d+)", gres))
+        gpus = _count_gpus(gres)
         known = partitions.get(name, PartitionRecord(max_seconds=None, nodes=0, gpus_per_node=0, default=False))
         partitions[name] = PartitionRecord(
             max_seconds=parse_limit(limit),
@@ -206,6 +222,12 @@ def parse_partitions(text: str) -> dict[str, PartitionRecord]:
             default=mark.endswith("*"),
         )
     return partitions
+
+
+def _count_gpus(gres: str) -> int:
+    """The GPUs in a node's GRES, "gpu:a100:no_consume:4(S:0-1),nvme:1": the number is last, behind type and marks."""
+    items = (item.rpartition(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
+    return sum(int(count) for name, _, count in items if name.partition(":")[0] == "gpu" and _is_number(count))
 
 
 def parse_limit(text: str) -> int | None:

@@ -10,6 +10,7 @@ from mlbench_cli.model.run import Ending, Finding
 
 # First word of a pending job's reason -> (hint, whether waiting longer cannot help).
 _REASONS: Mapping[str, tuple[str, bool]] = {
+    "CONFIGURING": ("Its nodes are powered up or rebooted, which takes minutes in a cloud: sinfo.", False),
     "None": ("Slurm has not considered it yet.", False),
     "Priority": ("Jobs with a higher priority are ahead of it: squeue --start, sprio.", False),
     "Resources": ("It is waiting for free nodes: sinfo.", False),
@@ -36,6 +37,8 @@ _REASONS: Mapping[str, tuple[str, bool]] = {
     "ReqNodeNotAvail": ("A node that it needs is down, drained or reserved: sinfo -R.", False),
     "Nodes": ("Nodes that it needs are down, drained or reserved: sinfo -R.", False),
 }
+# In names of limits: on one job, which waiting does not change. "Minutes" are an account's, and come back.
+_JOB_LIMIT = re.compile(r"PerJob|PerNode|PerLimit|Min(?!utes)")
 _MEMORY_KILL = re.compile(
     r"^slurmstepd\S*: error: ((?:StepId=\S+ |Step |Job )?exceeded (?:job |step )?memory limit[^\n]*|"
     r"Exceeded job memory limit[^\n]*|Detected \d+ oom[-_]kill event[^\n]*)",
@@ -46,16 +49,14 @@ _SOON = ("None", "Priority", "Resources")
 
 def explain_pending(job: JobReport) -> Finding:
     """Why a job is pending, in words."""
-    reason = job.reason or "None"
+    reason = job.waits_for
     if "requeued held" in reason:
         hint, permanent = f"Its nodes could not start it: scontrol release {job.id}, or mlbench cancel NAME.", True
         return _pending(job, reason, hint, permanent)
     first = reason.replace("(", "").split(",")[0].split(" ")[0]
     hint, permanent = _REASONS.get(first, ("", False))
-    if not hint and first.startswith(
-        ("QOS", "Assoc", "MaxJobs", "MaxSubmit", "MaxCpu", "MaxNode", "MaxGRES", "MaxMem")
-    ):
-        permanent = any(word in first for word in ("PerJob", "PerNode", "Min", "WallDuration", "NotSatisfied"))
+    if not hint and first.startswith(("QOS", "Assoc", "Max")):
+        permanent = _JOB_LIMIT.search(first) is not None
         whose = "of its QOS" if first.startswith("QOS") else "of its account"
         hint = f"A limit {whose} is reached: " + (
             "it never starts: ask for less, or attach another one."
@@ -81,7 +82,7 @@ def _pending(job: JobReport, reason: str, hint: str, permanent: bool) -> Finding
 
 def is_worth_telling(job: JobReport) -> bool:
     """Whether the reason is more than an ordinary wait for free nodes."""
-    return (job.reason or "None").split(",")[0].split(" ")[0] not in _SOON
+    return job.waits_for.split(",")[0].split(" ")[0] not in _SOON
 
 
 def explain_end(job: JobReport, *, is_begun: bool, is_canceled: bool) -> tuple[Ending, Finding | None]:

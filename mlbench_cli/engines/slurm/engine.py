@@ -114,6 +114,8 @@ class SlurmEngine(MachinesEngine):
         """The job that sbatch may have submitted although it named none, or exited with an error. Raises the error that
         explains its answer if there is none."""
         refusal = controller.explain_refusal(answer)
+        if isinstance(refusal, UnreachableError):  # a controller whose answer came too late may have taken the job
+            refusal.hint = f"scontrol ping; then mlbench wait {run.name}   looks for the job, or submits it"
         try:
             number = self._find_job(run)
         except UnreachableError:
@@ -184,7 +186,7 @@ class SlurmEngine(MachinesEngine):
 
     def _judge_running(self, run: Run, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
         if job.is_pending and not snapshot.is_begun:
-            workers = tuple(replace(worker, reason=job.reason or None) for worker in observation.workers)
+            workers = tuple(replace(worker, reason=job.waits_for) for worker in observation.workers)
             found = (diagnosis.explain_pending(job),) if diagnosis.is_worth_telling(job) else ()
             return replace(observation, workers=workers, findings=(*observation.findings, *found))
         if not job.has_ended or (job.ended is not None and snapshot.time - job.ended < FILE_SECONDS):

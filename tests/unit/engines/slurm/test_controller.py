@@ -38,6 +38,13 @@ def test_partitions_add_up_their_kinds_of_nodes() -> None:
     text = "gpu|1-00:00:00|4|gpu:a100:4(S:0-1)|gpu*\ngpu|1-00:00:00|2|gpu:8|gpu*\ncpu|infinite|3|(null)|cpu\n"
     partitions = controller.parse_partitions(text)
     assert partitions["gpu"] == {"max_seconds": 86400, "nodes": 6, "gpus_per_node": 8, "default": True}
+    assert (
+        controller.parse_partitions("a|infinite|2|gpu:a100:no_consume:4(S:0-1),gpu:1g.10gb:7,nvme:1|a\n")["a"][
+            "gpus_per_node"
+        ]
+        == 11
+    )
+    assert controller.parse_partitions("v|infinite|2|vgpu:grid:8,mps:800|v\n")["v"]["gpus_per_node"] == 0
     assert partitions["cpu"] == {"max_seconds": None, "nodes": 3, "gpus_per_node": 0, "default": False}
 
 
@@ -54,6 +61,22 @@ def test_partitions_add_up_their_kinds_of_nodes() -> None:
         ("sbatch: error: Invalid --time specification", UsageError),
         ("sbatch: error: Unable to contact slurm controller (connect failure)", UnreachableError),
         ("sbatch: error: Socket timed out on send/recv operation", UnreachableError),
+        ("sbatch: error: Batch job submission failed: Rate limit exceeded, please retry later", UnreachableError),
+        (
+            "sbatch: error: Batch job submission failed: Incompatible versions of client and server code",
+            UnreachableError,
+        ),
+        ("sbatch: error: Batch job submission failed: No partition specified or system default partition", UsageError),
+        # A site's plug-in says what it likes; Slurm's verdict counts.
+        (
+            "sbatch: NOTE: access denied to /old since 2025\nsbatch: error: Batch job submission failed: Requested "
+            "node configuration is not available",
+            CapacityError,
+        ),
+        (
+            "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified",
+            CredentialError,
+        ),
     ],
 )
 def test_a_refusal_becomes_an_error_with_the_next_command(text: str, kind: type[MlbenchError]) -> None:

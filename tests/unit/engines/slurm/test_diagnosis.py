@@ -26,6 +26,12 @@ def job(state: str, reason: str = "") -> JobReport:
         ("QOSMaxNodePerJob", True, "ask for less"),
         ("QOSMaxWallDurationPerJobLimit", True, "ask for less"),
         ("AssocGrpCpuLimit", False, "account"),
+        ("AssocGrpCPURunMinutesLimit", False, "it is waiting"),
+        ("QOSGrpGRESMinutes", False, "it is waiting"),
+        ("QOSMaxCpuMinutesPerJobLimit", True, "ask for less"),
+        ("QOSMinGRES", True, "ask for less"),
+        ("MaxBillingPerAccount", False, "it is waiting"),
+        ("MaxMemPerLimit", True, "ask for less"),
         ("AssocMaxWallDurationPerJobLimit", True, "account"),
         ("InvalidAccount", True, "account"),
         ("InvalidQOS", True, "QOS"),
@@ -79,6 +85,12 @@ def test_an_end_that_no_rank_wrote_down_is_never_a_success(
     assert found is ended
     assert finding is not None
     assert finding.code == code
+
+
+def test_nodes_that_are_powered_up_are_what_a_job_waits_for() -> None:
+    finding = diagnosis.explain_pending(job("CONFIGURING", "None"))
+    assert "powered up" in str(finding.hint)
+    assert diagnosis.is_worth_telling(job("CONFIGURING", "None"))
 
 
 def test_our_own_cancellation_needs_no_finding() -> None:
