@@ -43,8 +43,10 @@ SSH_OPTIONS = (
 )
 # The same for what came with OpenSSH 8.7, which older ones reject.
 NEWER_SSH_OPTIONS = ("-o", "SessionType=default", "-o", "StdinNull=no", "-o", "ForkAfterAuthentication=no")
+# Read by whatever Python is there: an older one ends as a shell does that cannot run a program.
 BOOT = (
-    "import sys; b = sys.stdin.buffer; "
+    "import sys; sys.version_info < (3, 9) and "
+    "(sys.stderr.write('it is Python %d.%d' % sys.version_info[:2]), sys.exit(126)); b = sys.stdin.buffer; "
     "exec(compile(b.read(int(b.readline())), 'mlbench-serve', 'exec'), {'__name__': '__main__'})"
 )
 SERVER_PACKAGES = ("mlbench_cli", "mlbench_cli.util", "mlbench_cli.agent")
@@ -53,7 +55,20 @@ SERVER_MODULES = (  # each after those that it imports
     *("mlbench_cli.agent.interfaces", "mlbench_cli.agent.serve"),
 )
 # Lines of ssh that only follow from what it has said before, e.g. why a ProxyJump has failed.
-CONSEQUENCES = re.compile(r"kex_exchange_identification: |Connection closed by UNKNOWN|.*: terminating, \d")
+CONSEQUENCES = re.compile(
+    r"kex_exchange_identification: |Connection (?:closed|reset) by |Disconnected from |percent_expand: |"
+    r".*: terminating, \d"
+)
+# Why ssh itself ends (ssh.c, readconf.c, sshconnect2.c of OpenSSH): its configuration, or the server's refusal.
+BAD_CONFIGURATION = re.compile(
+    r"bad configuration option|bad owner or permissions on|can't open user config file|controlpath too long|"
+    r"percent_expand: unknown key"
+)
+REFUSED_LOGIN = re.compile(
+    r"permission denied|too many authentication failures|no more authentication methods|"
+    r"no supported authentication methods|(?:password|account) has expired|access denied"
+)
+CHANGED_KEY = re.compile(r"^Offending .*key in (\S+):(\d+)", re.MULTILINE)
 LOADER = """import sys, types
 def load(name, text):
     global module
@@ -138,6 +153,7 @@ class Channel:
         self.target = target
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._greeting: bytearray | None = None  # what is printed there until our program answers
         self._lock = threading.RLock()
         self._decoder = wire.Decoder(MAX_ANSWER_LINE, MAX_ANSWER)
         self.piece = LARGEST_PIECE
@@ -239,14 +255,15 @@ class Channel:
     def _start_server(self, end: float) -> None:
         """Give the program that answers to the one that waits for it at the other end (`BOOT`)."""
         source = pack_server()
+        self._greeting = said = bytearray()
         self._send(b"%d\n" % len(source) + source, end)
-        said = bytearray()
         while (place := said.find(MARKER)) < 0:
             if len(said) > MAX_GREETING:
                 raise self._problem(f"it prints without end: {bytes(said[:40])!r}")
             said += self._receive(end)
         self._decoder = wire.Decoder(MAX_ANSWER_LINE, MAX_ANSWER)
         self._decoder.feed(bytes(said[place + len(MARKER) :]))
+        self._greeting = None
 
     def _send(self, data: bytes, end: float) -> None:
         assert self._process is not None
@@ -289,6 +306,15 @@ class Channel:
         if self._errors is not None and not self._errors.closed:
             self._errors.seek(0)
             text = self._errors.read().decode("utf-8", "replace")
+        if (
+            not text.strip() and code is not None and self._greeting is not None
+        ):  # some shells print why they let none in
+            assert self._process is not None
+            assert self._process.stdout is not None
+            os.set_blocking(self._process.stdout.fileno(), False)
+            with contextlib.suppress(BlockingIOError):
+                self._greeting += os.read(self._process.stdout.fileno(), BLOCK)
+            text = self._greeting.decode("utf-8", "replace")
         return explain_failure(self.target, what, code, text)
 
 
@@ -298,14 +324,16 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
     last = next((line for line in reversed(lines) if not CONSEQUENCES.match(line)), (lines or [what])[-1])
     lowered = text.lower()
     ssh = target.trial()
-    if "bad configuration option" in lowered and code == 255:
+    if BAD_CONFIGURATION.search(lowered) and code == 255:
         return UsageError(f"ssh does not accept its configuration: {last}", hint=f"Try: {ssh}")
     if "host key verification failed" in lowered or "identification has changed" in lowered:
         compare = f"{ssh}   (compare the key that it shows with the machine's owner, then answer yes)"
         if "identification has changed" in lowered:
+            place = CHANGED_KEY.search(text)
+            forget = f"sed -i {place[2]}d {place[1]}" if place else f"ssh-keygen -R {target.name}"
             return CredentialError(
                 f"The host key of {target.name} has changed: {last}",
-                hint=f"Ask the machine's owner. If the change is expected: ssh-keygen -R {target.name}, then {compare}",
+                hint=f"Ask the machine's owner. If the change is expected: {forget}, then {compare}",
             )
         known = (
             "is unknown on this machine" if "no " in lowered and "host key is known" in lowered else "was not accepted"
@@ -315,7 +343,7 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
             hint=f"{compare}. If your configuration keeps no keys (UserKnownHostsFile /dev/null), name a file: "
             "ssh-keyscan HOST >> FILE",
         )
-    if "permission denied" in lowered and code == 255:
+    if REFUSED_LOGIN.search(lowered) and code == 255:
         return CredentialError(
             f"{target.name} refuses the login: {last}", hint=f"mlbench does not ask for passwords; try: {ssh}"
         )

@@ -27,13 +27,21 @@ JUMP = "ssh: Could not resolve hostname jump: Name or service not known"
         (CHANGED, 255, CredentialError, 3),
         (NEW_HOST, 255, CredentialError, 3),
         ("me@m1: Permission denied (publickey).", 255, CredentialError, 3),
+        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures\n"
+         "Disconnected from 10.0.0.1 port 22", 255, CredentialError, 3),
+        ("Access denied by pam_slurm_adopt: you have no active jobs on this node\n"
+         "Connection closed by 10.0.0.1 port 22", 255, CredentialError, 3),
+        ("Bad owner or permissions on /home/me/.ssh/config", 255, UsageError, 2),
+        ("Can't open user config file /gone: No such file or directory", 255, UsageError, 2),
+        ("ControlPath too long ('/home/me/.ssh/sockets/x' >= 108 bytes)", 255, UsageError, 2),
+        ("it is Python 3.6", 126, UsageError, 2),
         ("ssh: connect to host m1 port 22: Connection refused", 255, UnreachableError, 10),
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, UnreachableError, 10),
         ("bash: line 1: exec: python9: not found", 127, UsageError, 2),
         (BAD_OPTION, 255, UsageError, 2),
         ("", None, UnreachableError, 10),
     ],
-)
+)  # fmt: skip
 def test_each_kind_of_failure_has_its_error(
     text: str, code: int | None, kind: type[MlbenchError], exit_code: int
 ) -> None:
@@ -65,6 +73,7 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
     ("text", "code", "words"),
     [
         (CHANGED, 255, "The host key of m1 has changed: Host key verification failed."),
+        ("Too many authentication failures\nConnection reset by 10.0.0.1 port 22", 255, "login: Too many"),
         (NEW_HOST, 255, "The host key of m1 is unknown on this machine"),
         ("Host key is known to differ, so\nHost key verification failed.", 255, "was not accepted"),
         ("No answer.\nHost key verification failed.", 255, "was not accepted"),
@@ -79,15 +88,35 @@ def test_a_failure_is_told_in_its_own_last_words(text: str, code: int | None, wo
     assert words in explain_failure(Target("m1"), "no answer", code, text).message
 
 
-def test_what_ssh_wrote_before_it_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_key_that_has_changed_is_removed_where_ssh_found_it() -> None:
+    """Its entry is that of an address, a port or an alias, not of the name that was given."""
+    text = CHANGED.replace("Host key", "Offending ECDSA key in /home/me/.ssh/known_hosts:7\nHost key")
+    hint = str(explain_failure(Target("m1"), "no answer", 255, text).hint)
+    assert "sed -i 7d /home/me/.ssh/known_hosts" in hint
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "printf 'me@m1: Permission denied (\\377 publickey).\\n' >&2; exit 255",
+            "me@m1 refuses the login: me@m1: Permission denied (\ufffd publickey).",
+        ),
+        # Of nologin(8), on standard output.
+        ("echo 'This account is currently not available.'; exit 1", "me@m1 does not answer: This account is currently"),
+    ],
+)
+def test_what_was_written_before_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nprintf 'me@m1: Permission denied (\\377 publickey).\\n' >&2\nexit 255\n")
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     channel = Channel(Target("me@m1"))
-    with pytest.raises(CredentialError) as caught:
+    with pytest.raises(MlbenchError) as caught:
         channel.call("anything")
-    assert caught.value.message == "me@m1 refuses the login: me@m1: Permission denied (\ufffd publickey)."
+    assert words in caught.value.message
 
 
 def test_a_request_may_be_bounded_by_the_silence_before_its_answer() -> None:

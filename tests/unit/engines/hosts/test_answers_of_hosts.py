@@ -43,7 +43,7 @@ def test_a_persons_session_settings_do_not_reach_the_transport(
 @pytest.mark.parametrize(
     ("code", "text", "kind"),
     [
-        (255, "Can't open user config file cfg_rel: No such file or directory", UnreachableError),
+        (255, "Can't open user config file cfg_rel: No such file or directory", UsageError),
         (127, "sh: 1: exec: python3: not found", UsageError),
         (255, "No ED25519 host key is known for m1. Host key verification failed.", CredentialError),
     ],
