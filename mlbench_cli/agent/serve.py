@@ -11,6 +11,7 @@ Paths may begin with "~/".
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -34,6 +35,7 @@ Answer = tuple[Mapping[str, Any], bytes]
 MARKER = b"\n@mlbench-serve 1\n"  # before it, a login script may print what it likes
 BLOCK = 1 << 20
 MAX_REQUEST = 1 << 30
+LOGIN_SECONDS = 20.0  # which a login shell may take to start
 # Defines `packages`, what backends of tasks need; importing them would take seconds.
 PACKAGES = (
     "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
@@ -95,6 +97,21 @@ def probe(python: str, setup: str = "") -> Answer:
         raise Refused(processes.last_line(done.stderr) or f"{python} gives no answer") from None
 
 
+@functools.cache
+def slurm_variables() -> Mapping[str, str]:
+    """Where Slurm's commands are. Many sites say so in login shells only, and ssh starts none."""
+    if shutil.which("sbatch"):
+        return {}
+    words = ["/bin/bash", "-lc", 'printf "\\n%s\\n%s\\n" "$PATH" "$SLURM_CONF"']
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOGIN_SECONDS, check=False)
+        path, configuration = done.stdout.decode("utf-8", "replace").split("\n")[-3:-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
+    own = os.environ.get("PATH", os.defpath)
+    return {"PATH": f"{own}{os.pathsep}{path}", **({"SLURM_CONF": configuration} if configuration else {})}
+
+
 def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
     """Run one command with an environment that no setting of the user changes; `code` is None after a timeout."""
     kept = {
@@ -102,7 +119,7 @@ def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[st
         for name, value in os.environ.items()
         if not name.startswith(("SQUEUE_", "SBATCH_", "SINFO_", "SACCT_", "SCANCEL_", "SLURM_")) or name == "SLURM_CONF"
     }
-    settings = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **(env or {})}
+    settings = {**kept, **slurm_variables(), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **(env or {})}
     try:
         done = subprocess.run(
             argv, input=stdin.encode(), capture_output=True, timeout=timeout, check=False, env=settings

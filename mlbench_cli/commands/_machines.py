@@ -29,9 +29,9 @@ def find_ssh_config(text: str | None) -> str | None:
 
 
 def read_text_file(path: Path, option: str) -> str:
-    """The text of a file that an option names. Raises NotFoundError, UsageError."""
+    """The text of a file that an option names, without a byte order mark. Raises NotFoundError, UsageError."""
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise NotFoundError(f"{option}: the file {path} does not exist.") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:

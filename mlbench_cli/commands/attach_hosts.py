@@ -82,7 +82,6 @@ def attach_hosts(
                 "python": item.python,
                 "torch": item.torch,
                 "gpus": item.gpus,
-                "cores": item.facts["cores"],
                 "free_bytes": item.facts["free_bytes"],
             }
             for item in found

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.agent.channel import Channel, Target, check_login
+from mlbench_cli.agent.channel import check_login
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, find_ssh_config, read_text_file, record
@@ -69,10 +69,7 @@ def attach_slurm(
             raise UsageError(
                 f"{option} {value!r:.80} is empty or contains spaces.", hint="sinfo -s; sacctmgr show assoc"
             )
-    target = Target(None if login is None else check_login(login), python if login is None else "python3", ssh_config)
-    if login is None and python != "python3" and not os.access(python, os.X_OK):
-        target = Target(None, "python3")
-    channel = Channel(target)
+    channel = discovery.open_login(None if login is None else check_login(login), python, ssh_config)
     try:
         facts = discovery.discover_cluster(channel, shared or "~/.mlbench")
         folder = _absolute(shared or "~/.mlbench", str(facts.host["home"]))
@@ -84,6 +81,7 @@ def attach_slurm(
             qos=qos,
             constraint=constraint,
             setup="" if setup is None else read_text_file(setup, "--setup"),
+            partitions=facts.partitions,
         )
         discovery.check_choice(channel, facts, details)
         chosen = facts.partitions[partition or facts.default_partition or ""]
@@ -109,6 +107,7 @@ def attach_slurm(
         channel.close()
     record_details = {
         "login": login,
+        "login_python": None if channel.target.python == python else channel.target.python,
         "ssh_config": ssh_config,
         "folder": folder,
         "python": python,

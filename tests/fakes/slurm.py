@@ -5,7 +5,8 @@ job starts at once; scancel sends TERM to all processes that have the job's SLUR
 
 `nodes.json` beside slurm.conf lists kinds of nodes: {"names": HOSTLIST, "count": N, "state": as sinfo's %T says it,
 "partition": NAME}. An srun outside of a job takes any of them that are not excluded, powered-down ones first, since
-Slurm may do so; `woken` then has a line for each kind that it had to start.
+Slurm may do so; `woken` then has a line for each kind that it had to start. "gres" is as sinfo's %G says it; a kind
+with "wants": OPTION refuses jobs without that option, as plug-ins of sites do.
 """
 
 import fcntl
@@ -21,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 KILL_WAIT = 2.0
+REFUSED = {
+    "account": "Unable to allocate resources: Invalid account or account/partition combination specified",
+    "gres": "Unable to allocate resources: Invalid generic resource (gres) specification",
+}
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
 
@@ -124,6 +129,13 @@ def read_nodes(partition: str | None) -> list[dict[str, Any]]:
 
 def allocate(options: dict[str, str], command: list[str]) -> int:
     """An srun of its own: one task on each of the nodes that it takes."""
+    for node in read_nodes(options.get("partition", "debug")):
+        if (wanted_option := node.get("wants")) and wanted_option not in options:
+            print(
+                f"srun: lua: this partition wants --{wanted_option}\nsrun: error: {REFUSED[wanted_option]}",
+                file=sys.stderr,
+            )
+            return 1
     excluded = set(options.get("exclude", "").split(","))
     known = [node for node in read_nodes(options.get("partition", "debug")) if "taken" not in node]
     able = [node for node in known if node["names"] not in excluded]
@@ -153,7 +165,7 @@ def sinfo(words: list[str]) -> int:
     for node in read_nodes(partition):
         fields = {
             "R": node["partition"], "P": node["partition"] + "*" * (node["partition"] == "debug"), "l": "infinite",
-            "D": node["count"], "G": "(null)", "T": node["state"], "N": node["names"], "f": "(null)",
+            "D": node["count"], "G": node.get("gres", "(null)"), "T": node["state"], "N": node["names"], "f": "(null)",
         }  # fmt: skip
         print("|".join(str(fields[letter.strip("%")]) for letter in words[words.index("-o") + 1].split("|")))
     return 0

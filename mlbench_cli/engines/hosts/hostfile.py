@@ -66,7 +66,7 @@ def parse_environment(text: str) -> dict[str, str]:
     Variables that the engine sets are ignored; names that look like secrets are rejected. Raises UsageError.
     """
     found: dict[str, str] = {}
-    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+    for number, raw in enumerate(text.splitlines(), 1):
         line = re.sub(r"^export\s+", "", raw.strip())
         if not line or line.startswith(("#", "[")):
             continue

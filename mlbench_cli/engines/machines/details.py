@@ -30,6 +30,7 @@ class SlurmDetails(MachineDetails, frozen=True):
     """`login` is None if mlbench runs on a login node. `setup` are shell lines before the ranks start."""
 
     login: str | None = None
+    login_python: str | None = None  # of the login node, if that lacks the nodes' `python`
     partition: str | None = None
     slurm_account: str | None = None
     qos: str | None = None
@@ -46,7 +47,7 @@ class SlurmDetails(MachineDetails, frozen=True):
     @property
     def target(self) -> Target:
         """The machine whose Slurm commands are used: this one or a login node."""
-        return Target(self.login, self.python, self.ssh_config)
+        return Target(self.login, self.login_python or self.python, self.ssh_config)
 
     def find_partition(self) -> PartitionRecord | None:
         """The partition of the runs: the one chosen, else Slurm's default."""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlbench_cli.agent.channel import Channel, Document
+from mlbench_cli.agent.channel import Channel, Document, Target
 from mlbench_cli.agent.serve import PACKAGES
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.machines.engine import check_folder
@@ -15,6 +15,8 @@ from mlbench_cli.engines.slurm.script import CLEAN, SETUP_FAILED, watch_setup
 from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
 
 PROBE_SECONDS = 60.0
+A_GPU = "--gres=gpu:1"
+_NO_NODE = re.compile("nodes are busy|immediate", re.IGNORECASE)
 _VERSIONS = PACKAGES + (
     "import importlib.metadata as m\n"
     "try: v = m.version('torch')\n"
@@ -58,6 +60,23 @@ class NodeProbe:
     python: str
     torch: str
     packages: tuple[str, ...]
+
+
+def open_login(login: str | None, python: str, ssh_config: str | None) -> Channel:
+    """A channel to the login node, by the Python of the runs, or by another one where only the nodes have that.
+
+    Raises the error of the first.
+    """
+    problem: UsageError | None = None
+    for candidate in dict.fromkeys((python, "python3")):
+        channel = Channel(Target(login, candidate, ssh_config))
+        try:
+            channel.call("hello")
+            return channel
+        except UsageError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
@@ -129,15 +148,16 @@ def _check_association(channel: Channel, details: SlurmDetails) -> None:
     known = parse_associations(answer.out)
     if answer.code != 0 or not known:
         return
-    if details.slurm_account is not None and details.slurm_account not in known:
+    # Slurm knows accounts and QOS in lower case, and takes them in any.
+    if details.slurm_account is not None and details.slurm_account.lower() not in known:
         raise NotFoundError(
             f'You have no account "{details.slurm_account}" on this cluster, only {", ".join(sorted(known))}.'
             f"{did_you_mean(details.slurm_account, sorted(known))}",
             hint="sacctmgr show assoc user=$USER",
         )
-    accounts = known if details.slurm_account is None else (details.slurm_account,)
+    accounts = known if details.slurm_account is None else (details.slurm_account.lower(),)
     allowed = {name for account in accounts for name in known[account]}
-    if details.qos is not None and allowed and details.qos not in allowed:
+    if details.qos is not None and allowed and details.qos.lower() not in allowed:
         raise NotFoundError(
             f'Your account cannot use the QOS "{details.qos}", only {", ".join(sorted(allowed))}.',
             hint="sacctmgr show assoc user=$USER format=account,qos",
@@ -150,7 +170,7 @@ def parse_associations(text: str) -> dict[str, set[str]]:
     for line in text.splitlines():
         account, separator, names = line.strip().partition("|")
         if separator and account:
-            known.setdefault(account, set()).update(name for name in names.split(",") if name)
+            known.setdefault(account.lower(), set()).update(name for name in names.lower().split(",") if name)
     return known
 
 
@@ -201,7 +221,8 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
     """One short job on the idle nodes, as many of them as Slurm gives: whether each sees the folder, and its versions.
 
     It starts no powered-down node, and leaves no job. The lines of --setup run in the shell and environment of a run's
-    job. Raises UsageError if one of them fails, CapacityError if no node is free now.
+    job. Raises UsageError if one of them fails, CapacityError if no node is free now, and the error that explains what
+    else Slurm refuses.
     """
     token, path = secrets.token_hex(8), f"{details.folder}/probe-{secrets.token_hex(4)}/token"
     channel.call("put", token.encode(), path=path, mode=0o644, new=True)
@@ -221,12 +242,17 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
     argv += [f"--qos={details.qos}"] if details.qos else []
     argv += [f"--constraint={details.constraint}"] if details.constraint else []
     argv += [f"--exclude={found.not_idle}"] if found.not_idle else []
+    partition = details.find_partition()
+    has_gpus = partition is not None and partition["gpus_per_node"] > 0
     answer = controller.Answer(None, "", "")
     try:
-        for count in dict.fromkeys((found.idle, 1)):  # one at least, if others take nodes, or a limit is lower
-            command = [*CLEAN, "srun", f"--nodes={count}", *argv, f"--job-name={name}", *words]
+        # One node at least, if others take nodes, or a limit is lower; a GPU, where sites refuse jobs without.
+        choices = ((), (A_GPU,)) if has_gpus else ((),)
+        for count, devices in dict.fromkeys((count, each) for each in choices for count in (found.idle, 1)):
+            command = [*CLEAN, "srun", f"--nodes={count}", *argv, *devices, f"--job-name={name}", *words]
             answer = controller.ask(channel, command, seconds=PROBE_SECONDS)
-            if answer.code in (0, None) or SETUP_FAILED in answer.err:
+            is_answered = answer.code in (0, None) or SETUP_FAILED in answer.err
+            if is_answered or (count == 1 and _NO_NODE.search(answer.err)):
                 break
     finally:
         if answer.code != 0:  # srun was killed, or gave up: its job may still wait for nodes, or run
@@ -242,12 +268,11 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
             hint="The lines run in a login shell (bash -l) without your session's variables and functions.",
         )
     if not probes:
-        if answer.code is None or "Unable to allocate" in answer.err or "immediate" in answer.err.lower():
-            last = (answer.err.strip().splitlines() or [f"no answer within {PROBE_SECONDS:g} s"])[-1]
-            raise CapacityError(
-                f"The nodes could not be probed: {last}", hint="Try again when nodes are free, or add --no-probe."
-            )
-        raise controller.explain_refusal(answer)
+        late = CapacityError(f"The nodes could not be probed: no answer within {PROBE_SECONDS:g} s")
+        error = late if answer.code is None else controller.explain_refusal(answer)
+        if isinstance(error, CapacityError):
+            error.hint = "Try again when nodes are free, or add --no-probe."
+        raise error
     return probes
 
 

@@ -11,6 +11,7 @@ import pytest
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
 from tests.contract.engines.labs import install_commands
+from tests.fakes import slurm
 
 
 class Shell:
@@ -106,6 +107,45 @@ def test_what_shells_and_interpreters_print_is_no_answer_of_a_node(shell: Shell,
     assert node["python"].startswith("3.")
 
 
+def test_a_site_that_wants_an_account_or_a_gpu_is_asked_with_one_or_understood(shell: Shell, tmp_path: Path) -> None:
+    def attach(code: int = 0, **node: str) -> str:
+        nodes = [{"names": "g[1-2]", "count": 2, "state": "idle", "partition": "debug", **node}]
+        Path(shell.environment["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
+        return shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, code=code)
+
+    assert "does not permit the job" in attach(wants="account", code=3)
+    assert "not probed" not in attach(wants="gres", gres="gpu:a100:no_consume:4(S:0-1)")
+    assert "add --no-probe" in attach(wants="gres", code=5)
+
+
+def test_slurm_is_found_where_only_login_shells_have_it(shell: Shell, tmp_path: Path) -> None:
+    commands = Path(shell.environment["SLURM_CONF"]).parents[1] / "bin"
+    (tmp_path / "tools").mkdir()
+    for tool in Path("/usr/bin").iterdir():
+        if tool.name not in slurm.COMMANDS:
+            (tmp_path / "tools" / tool.name).symlink_to(tool)
+    configuration = shell.environment.pop("SLURM_CONF")
+    (tmp_path / ".bash_profile").write_text(
+        f'echo welcome\nexport PATH="{commands}:$PATH" SLURM_CONF="{configuration}"\n'
+    )
+    shell.environment["PATH"] = str(tmp_path / "tools")
+    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python)
+    shell("run", "r", "1", "--command", "echo hi", "--yes")
+    assert shell("logs", "r-1") == "hi\n"
+
+
+def test_a_login_node_need_not_have_the_python_of_the_nodes(shell: Shell, tmp_path: Path) -> None:
+    where = ("--login", "m0", "--shared", str(tmp_path / "far"), "--no-probe")
+    shell("attach-slurm", "s", *where, "--python", "/apps/of/the/nodes/python")
+    assert "was not searched" not in shell("gc", "slurm", "--yes")
+    old = tmp_path / "python-3.6"
+    pretend = "import sys; sys.version_info = (3, 6, 8); exec(sys.argv[1])"
+    old.write_text(f"#!/bin/bash\nexec {shell.python} -c '{pretend}' \"${{@: -1}}\"\n")
+    old.chmod(0o755)
+    said = shell("attach-hosts", "h", "--hosts", "m0", "--python", str(old), "--dir", str(tmp_path / "m"), code=2)
+    assert "it is Python 3.6" in said
+
+
 def test_an_idle_node_that_does_not_answer_is_told(shell: Shell, tmp_path: Path) -> None:
     """Somebody takes it between the question which nodes are idle and the job that asks them."""
     names = ({"names": "n1"}, {"names": "n2", "taken": True})
@@ -132,6 +172,15 @@ def test_one_machine_under_two_names_is_told(shell: Shell, tmp_path: Path) -> No
     hosts = ("--hosts", "m0,m1", "--python", shell.python, "--dir", str(tmp_path / "far"), "--interface", "lo")
     assert "m0, m1 are one machine" in shell("attach-hosts", "lab", *hosts)
     assert "m0, m1 are one machine" in shell("doctor", "hosts")  # nothing has failed: exit code 0
+
+
+def test_lists_of_hosts_and_variables_may_come_from_windows(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("\ufeffm0\r\nm1\r\n")
+    (tmp_path / "envs.conf").write_text("\ufeff[env]\r\nA=1\r\n")
+    words = ("--hosts", "hosts.txt", "--env-file", "envs.conf", "--python", shell.python, "--interface", "lo")
+    found = json.loads(shell("attach-hosts", "lab", *words, "--dir", str(tmp_path / "far"), "-o", "json"))
+    assert [host["name"] for host in found["hosts"]] == ["m0", "m1"]
+    assert Store(tmp_path / "home").cluster("lab").details["env"] == {"A": "1"}
 
 
 def test_gc_leaves_attached_machines_attached(shell: Shell, tmp_path: Path) -> None:
