@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
-from mlbench_cli.kube.objects import condition
+from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition
 from mlbench_cli.model.cluster_details import NVIDIA_GPU
 from mlbench_cli.util.text import counted
 from providers.base import ROLE_LABEL, WORKER, Readiness, Resource, ResourceStatus
@@ -28,9 +28,6 @@ UNSCHEDULABLE_SECONDS = 60.0
 MIN_DRIVERS = {12: 525, 13: 580}
 IMAGE_CUDA = 13  # of the torch wheels in today's task images
 NONE = "none"  # of --probe-image
-PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-# What a pull that will never work says, as opposed to a registry that does not answer.
-FINAL_PULL_WORDS = ("not found", "manifest unknown", "denied", "unauthorized", "403", "401", "no match for platform")
 
 
 class GpuProbe(Resource):
@@ -184,7 +181,7 @@ def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, said = str(waiting.get("reason", "")), str(waiting.get("message") or "")
-        if reason in PULL_FAILURES and any(words in said for words in FINAL_PULL_WORDS):
+        if reason in PULL_REASONS and FINAL_PULL.search(said):
             raise MlbenchError(
                 f'The nodes cannot pull the image {image}: "{said}"',
                 hint="Check that the nodes can read its registry, or build it: task_images/build.sh; or: "

@@ -1,5 +1,6 @@
 """API paths of a run's objects, and status conditions."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,18 @@ PREFIXES = {
     "Event": ("/api/v1", "events"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
 }
+
+# Why a container waits for its image (pkg/kubelet/images), and the words of registries and runtimes that trying again
+# does not change.
+PULL_REASONS = (
+    *("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "InvalidImageName", "ErrImageNeverPull"),
+    *("RegistryUnavailable", "SignatureValidationFailed"),
+)
+FINAL_PULL = re.compile(
+    r"not found|manifest unknown|does not exist|denied|unauthorized|authentication required|invalid reference"
+    r"|no basic auth credentials|short[- ]name|no match for platform|\b40[13]\b",
+    re.IGNORECASE,
+)
 
 
 def collection_path(kind: str, namespace: str) -> str:

@@ -47,7 +47,7 @@ from providers.pins import require_pin
 from task_images.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
-_GOOGLES_MIRROR = "mirror.gcr.io/"
+_DOCKER_HUB, _GOOGLES_MIRROR = "docker.io/", "mirror.gcr.io/"
 _OWN_IMAGE = (
     "Name one with --image, or a registry with --registry ghcr.io/me; "
     "mlbench images push --registry ghcr.io/me   builds and pushes the images"
@@ -384,7 +384,7 @@ def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
         part = "torch-blackwell" if is_blackwell else "torch"
     image = require_pin("images", part)
     # Docker Hub limits anonymous pulls of an address, and Google's machines have a mirror.
-    return _GOOGLES_MIRROR + image if cluster.provider == "gke" else image
+    return image.replace(_DOCKER_HUB, _GOOGLES_MIRROR, 1) if cluster.provider == "gke" else image
 
 
 def public_images() -> list[str]:
@@ -394,7 +394,7 @@ def public_images() -> list[str]:
 
 def is_public(image: str) -> bool:
     """Whether this is one of them, from Docker Hub or its mirror."""
-    return image.removeprefix(_GOOGLES_MIRROR) in public_images()
+    return image.replace(_GOOGLES_MIRROR, _DOCKER_HUB, 1) in public_images()
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

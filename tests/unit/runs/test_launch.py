@@ -232,7 +232,9 @@ def test_the_image_of_a_task() -> None:
     built = f"localhost/mlbench/digits_resnet:{__version__}"
     assert one(DIGITS, REMOTE).image == require_pin("images", "torch")
     assert one(DIGITS, Cluster("near", "kind", details={"options": {"load": [built]}})).image == built
-    assert one(DIGITS, Cluster("g", "gke", details={"gpu": "nvidia-l4"})).image == f"mirror.gcr.io/{TORCH}"
+    assert one(DIGITS, Cluster("g", "gke", details={"gpu": "nvidia-l4"})).image == TORCH.replace(
+        "docker.io", "mirror.gcr.io"
+    )
     newest = Cluster("b", "eks", details={"gpu": "B200"})
     assert one(DIGITS, newest).image == require_pin("images", "torch-blackwell")
     instinct = Cluster("m", "attached", details={"gpu_resource": "amd.com/gpu"})
