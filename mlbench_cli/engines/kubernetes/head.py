@@ -59,15 +59,16 @@ class KubernetesHead(RemoteHead):
         super().__init__(run, channel, RUN_PLACE, share_nodes(run.spec), save_manifests)
         self._access, self._namespace = access, namespace
         self._observer: RunObserver | None = None
+        self._pods: list[dict[str, Any]] = []  # of the head, as last seen
         self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
 
     def _find_pod(self) -> str | None:
         """The pod of the run's head; None while none is running."""
         with self._access.client(retry_seconds=WATCH_RETRY_SECONDS) as api:
-            pods = self._head_pods(api)
+            self._pods = self._head_pods(api)
         running = [
             pod
-            for pod in pods
+            for pod in self._pods
             if pod["status"].get("phase") == "Running" and not has_ended(pod) and not is_on_silent_node(pod)
         ]
         return str(running[-1]["metadata"]["name"]) if running else None
@@ -106,6 +107,8 @@ class KubernetesHead(RemoteHead):
             elif not max_age:
                 self._observer.expire()
             seen = self._observer.observe(snapshot)
+            if not snapshot.is_served and (found := self._observer.explain_head(seen, self._pods)) is not None:
+                seen = replace(seen, findings=(*seen.findings, found))
             return seen if self._observer.job is not None else _without_job(self.run, seen)
 
     # --- end ------------------------------------------------------------------------------------------------------
@@ -128,11 +131,12 @@ class KubernetesHead(RemoteHead):
             return fetched
 
     def _stop_those_who_wait(self, api: Api, ending: str) -> None:
-        """Stop workers that would otherwise run forever, unless the Job is over or stopped already."""
-        if active(self._list_workers(api), {}):
-            with suppress(ObjectNotFound):
-                if not is_over(read_job(api, self._namespace, self.run.spec)):
-                    self.stop(api, ending)
+        """Stop workers that would otherwise run forever, or that a queue would start again, unless the Job is over or
+        stopped already."""
+        with suppress(ObjectNotFound):
+            job = read_job(api, self._namespace, self.run.spec)
+            if not is_over(job) and (job["spec"].get("suspend") or active(self._list_workers(api), {})):
+                self.stop(api, ending)
 
     def _await_head(self, api: Api) -> Snapshot:
         """The head's snapshot, once everything that is still being sent has arrived there; while it is not running,

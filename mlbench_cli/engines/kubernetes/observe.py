@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from mlbench_cli.engines.crashes import last_lines
 from mlbench_cli.engines.diagnosis import read_last_lines
-from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
+from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose, explain_head
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
 from mlbench_cli.engines.kubernetes.ending import decide_ending, start_limit, stopped_as
+from mlbench_cli.engines.kubernetes.manifests import head_name
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.workers import (
@@ -40,6 +41,8 @@ from mlbench_cli.util.files import read_end
 CONFIRM_SECONDS = 15.0  # that a problem must last before it counts as permanent
 # An autoscaler may need this long to say that it is there, and the pods of another run to free resources.
 CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
+CONFIRM_CONTAINER_SECONDS = 180.0  # a busy node's runtime may take several attempts
+HEAD_SECONDS = 30.0  # in which a head starts after the first worker, if nothing is wrong
 QUICK_POLL = 2.0  # seconds between two looks at Job, pods and events while workers are not yet running
 SLOW_POLL = 10.0
 # Findings on a pod that say no more than its exit code, or that it was told to end.
@@ -122,6 +125,18 @@ class RunObserver:
             self._groups = frozenset(group["name"] for group in self._ask_groups())
         wanted = waiting or without_node or failed or silent
         self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
+
+    def explain_head(self, seen: Observation, pods: Sequence[Pod]) -> Finding | None:
+        """Why the run's head, whose pods these are, does not run although workers have for a while."""
+        now = time.time() + self._api.server_ahead
+        started = [worker.started for worker in seen.workers if worker.started is not None]
+        if seen.ended or not started or now - min(started) < HEAD_SECONDS:
+            return None
+        try:
+            job = self._api.get(object_path("Job", self._namespace, head_name(self._run.name)))
+        except ApiError:
+            return None
+        return explain_head(job, pods, self._ask_events(without_node=False), now=now)
 
     def observation(self, snapshot: Snapshot) -> Observation:
         """Derive an observation from what the agents say now, and from Job, pods, events and nodes as last read.
@@ -227,8 +242,11 @@ class RunObserver:
         return [replace(finding, permanent=finding.permanent and self._lasts(finding, now)) for finding in found]
 
     def _lasts(self, finding: Finding, now: float) -> bool:
-        needed = CONFIRM_UNSCHEDULABLE_SECONDS if finding.code == "unschedulable" else CONFIRM_SECONDS
-        return now - self._since[finding.code] >= needed
+        special = {
+            "unschedulable": CONFIRM_UNSCHEDULABLE_SECONDS,
+            "container_not_created": CONFIRM_CONTAINER_SECONDS,
+        }
+        return now - self._since[finding.code] >= special.get(finding.code, CONFIRM_SECONDS)
 
     def _last_lines(self, states: Sequence[WorkerState], first: int | None, snapshot: Snapshot) -> Mapping[int, str]:
         """The ends of the logs of workers that failed, the first one's among them."""

@@ -15,6 +15,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unsch
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of
 from mlbench_cli.model.run import Finding, WorkerState
+from mlbench_cli.util.text import shorten_line
 
 LISTED = 100  # workers that evidence names at most
 
@@ -44,6 +45,25 @@ def diagnose(
         found.append(deadline(facts))
     if found:
         return found
+    return _not_started(facts)
+
+
+def explain_head(job: Object, pods: Sequence[Pod], events: Sequence[Object], *, now: float) -> Finding | None:
+    """Why the head of a run does not run; None if nothing says so. Its workers hold what they cannot send meanwhile."""
+    found = _not_started(Facts(job, dict(enumerate(pods[-1:])), events, (), now))
+    if not found:
+        return None
+    words = found[0].evidence.get("message") or found[0].summary
+    return Finding(
+        "head_missing",
+        f"The pod that takes in the run's logs and results does not start: {shorten_line(str(words))}",
+        hint=f"kubectl describe job {job['metadata']['name']}   The workers hold what they have for 15 minutes.",
+        evidence=found[0].evidence,
+    )
+
+
+def _not_started(facts: Facts) -> list[Finding]:
+    """Why pods are not created, have no node, or have no container."""
     pending = waiting(facts)
     without_node = list_unscheduled(pending)
     with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}

@@ -11,6 +11,13 @@ from mlbench_cli.model.run import WorkerState
 from mlbench_cli.util.text import shorten_line
 
 Object = Mapping[str, Any]
+SPOT_LABELS = (  # of GKE, EKS' node groups, AKS, and Karpenter (also EKS Auto Mode and AKS node auto-provisioning)
+    ("cloud.google.com/gke-spot", "true"),
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+    ("karpenter.sh/capacity-type", "spot"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,12 +66,12 @@ class Facts:
         return self.now - (seconds(pod["metadata"].get("creationTimestamp")) or self.now)
 
     def events_of(self, item: Object, *reasons: str) -> list[Object]:
-        """Events of these reasons on that object, the latest last."""
+        """Events of these reasons (none: of all) on that object, the latest last."""
         uid = item.get("metadata", {}).get("uid")
         found = [
             event
             for event in self.events
-            if event.get("reason") in reasons and event.get("involvedObject", {}).get("uid") == uid
+            if event.get("involvedObject", {}).get("uid") == uid and (not reasons or event.get("reason") in reasons)
         ]
         return sorted(found, key=when)
 
@@ -84,12 +91,9 @@ class Facts:
         return unreachable or bool(condition(node, "Ready").get("status") == "Unknown")
 
     def is_spot(self, pod: Pod) -> bool:
-        """Whether the pod's node may be taken away at any time, by the labels of GKE, EKS and AKS."""
+        """Whether the pod's node may be taken away at any time, by its labels."""
         labels = self.node(pod).get("metadata", {}).get("labels", {})
-        gke = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
-        if labels.get("kubernetes.azure.com/scalesetpriority") == "spot":
-            return True
-        return "true" in (labels.get(key) for key in gke) or labels.get("eks.amazonaws.com/capacityType") == "SPOT"
+        return any(labels.get(key) == value for key, value in SPOT_LABELS)
 
 
 def when(event: Object) -> float:

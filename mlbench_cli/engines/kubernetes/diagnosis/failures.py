@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from mlbench_cli.engines.kubernetes.diagnosis.crashes import crash
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence
 from mlbench_cli.engines.kubernetes.workers import (
+    Pod,
     first_failed,
     has_started,
     memory_limit,
@@ -46,18 +47,19 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
     def finding(code: str, summary: str, hint: str, retryable: bool = True) -> Finding:
         return Finding(code, summary, hint, retryable=retryable, evidence=evidence(worker, pod, words))
 
+    # The kubelet says TerminationByKubelet also of a pod that had to make room for a critical one.
+    if cause == "PreemptionByScheduler" or word == "Preempting":
+        return finding(
+            "preempted",
+            f"Worker {worker} was preempted by a pod with a higher priority.",
+            "Run it again when the cluster is less busy.",
+        )
     if word == "Evicted" or cause == "TerminationByKubelet":
         return finding(
             "evicted",
             f"Worker {worker} was evicted from {node}: {shorten_line(words) or 'no reason given'}",
             "Raise --memory, write less to disk, or use larger nodes.",
             retryable=False,
-        )
-    if cause == "PreemptionByScheduler":
-        return finding(
-            "preempted",
-            f"Worker {worker} was preempted by a pod with a higher priority.",
-            "Run it again when the cluster is less busy.",
         )
     if spot and cause in ("EvictionByEvictionAPI", "DeletionByPodGC", "DeletionByTaintManager"):
         return _shut_down(finding, worker, node, spot)
@@ -89,6 +91,8 @@ def ending(facts: Facts, worker: int) -> Finding:
     ended = terminated_state(pod) if pod else {}
     if summary is not None and summary.get("reason") == "deadline":
         return deadline(facts, worker)
+    if pod is not None and summary is None and (found := _failed_before(worker, pod)) is not None:
+        return found
     if not ended if summary is None else summary.get("reason") == "terminated":
         unknown = "; its exit code is unknown" if summary is None else ""
         return Finding(
@@ -105,6 +109,22 @@ def ending(facts: Facts, worker: int) -> Finding:
     reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
     node = str((pod or {}).get("spec", {}).get("nodeName") or "")
     return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod), node)
+
+
+def _failed_before(worker: int, pod: Pod) -> Finding | None:
+    """The finding on a container that had to end before the task's, and failed; webhooks add such ones."""
+    for status in pod.get("status", {}).get("initContainerStatuses") or ():
+        ended = (status.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            words = shorten_line(str(ended.get("message") or ended.get("reason") or "it gave no reason"))
+            return Finding(
+                "sidecar_failed",
+                f"The container {status.get('name')} of worker {worker}, which must run before the task, ended with "
+                f"exit code {ended['exitCode']}: {words}",
+                hint=f"kubectl logs {pod['metadata']['name']} -c {status.get('name')}",
+                evidence=evidence(worker, pod, words),
+            )
+    return None
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:

@@ -4,22 +4,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, when
+from msgspec.structs import replace
+
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence
+from mlbench_cli.engines.kubernetes.ending import is_stopped
 from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
-from mlbench_cli.kube.objects import condition
+from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import shorten_line
 
 CREATING_SECONDS = 60.0  # a container that takes longer to create may be stuck
 PULLING_SECONDS = 180.0  # time for a registry that does not answer to recover
 
-IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed")
-IMAGE_PERMANENT = re.compile(
-    r"not found|manifest unknown|does not exist|denied|unauthorized|authentication required|invalid reference"
-    r"|\b40[13]\b",
-    re.IGNORECASE,
-)
 PULL_PREAMBLE = re.compile(
     r'rpc error: code = \w+ desc = |failed to (pull|pull and unpack) image "[^"]*": '
     r'|failed to resolve reference "[^"]*": ',
@@ -30,10 +27,15 @@ PULL_HINTS = (
     (re.compile(r"toomanyrequests|\b429\b|rate limit"), "The registry limits pulls: log in with --pull-secret, or "
      "copy the image to a registry of your own (mlbench images push)."),
     (re.compile(r"no space left on device"), "The node's disk is full: choose nodes with larger disks."),
+    (re.compile(r"short[- ]name"), "The nodes want the registry's name, too, for example --image docker.io/NAME:TAG."),
 )  # fmt: skip
 MAX_RESTARTS = 3  # of a sidecar that the task waits for; from this many on its failure is permanent
-CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
+# Of the node's runtime, which a busy node may get over: a call that took too long, a name that is still reserved.
+RUNTIME_REASONS = ("CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError")
+# Of the kubelet and of volumes, whatever they are called; the others are told elsewhere.
+STUCK = re.compile(r"NetworkNotReady|Failed(?!Scheduling$|ScaleUp$|ToRetrieveImagePullSecret$)\w+")
+# Decisions of the API server on a pod: they stay the same. A webhook that does not answer is an "Internal error".
+REFUSED = re.compile(r"\bis (?:forbidden|invalid)\b|denied (?:the )?request")
 
 CPU_LIMIT_HINT = "--pod-patch FILE with   spec: {containers: [{name: main, resources: {limits: {cpu: N}}}]}"
 
@@ -62,10 +64,9 @@ def not_created(facts: Facts) -> list[Finding]:
                 evidence=proof,
             )
         ]
-    code, hint = _refusal(message)
-    return [
-        Finding(code, f"The pods cannot be created: {message}", hint=hint, permanent=hint is not None, evidence=proof)
-    ]
+    refused = REFUSED.search(message) is not None or "security context constraint" in message
+    code, hint = _refusal(message) if refused else ("pods_not_created", None)
+    return [Finding(code, f"The pods cannot be created: {message}", hint=hint, permanent=refused, evidence=proof)]
 
 
 def list_unscheduled(pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
@@ -91,7 +92,16 @@ def waiting(facts: Facts) -> dict[int, Pod]:
 
 
 def _suspended_finding(facts: Facts) -> Finding:
-    if queue := queue_of(facts.job):
+    queue = queue_of(facts.job)
+    if facts.pods and not is_stopped(facts.job):
+        who = f'The queue "{queue}"' if queue else "Somebody"
+        return Finding(
+            "preempted",
+            f"{who} has suspended the run's Job, which ended its workers.",
+            hint="Run it again when the cluster is less busy: kubectl describe workloads",
+            retryable=True,
+        )
+    if queue:
         return Finding("queued", f'The run is waiting in the queue "{queue}".', hint="kubectl get workloads")
     return Finding(
         "suspended",
@@ -104,8 +114,8 @@ def _lacks_cpu_limit(message: str) -> bool:
     return re.search(r"must specify [^:]*limits\.cpu", message) is not None
 
 
-def _refusal(message: str) -> tuple[str, str | None]:
-    """Code and hint for a refused pod; no hint if the problem may be temporary."""
+def _refusal(message: str) -> tuple[str, str]:
+    """Code and hint for a refused pod."""
     if "violates PodSecurity" in message:
         return (
             "pod_security",
@@ -121,11 +131,9 @@ def _refusal(message: str) -> tuple[str, str | None]:
             "admission_denied",
             "GKE Autopilot rejects these requests: change --num-cpus N --memory N, or use another compute class.",
         )
-    if "admission webhook" in message or "denied the request" in message:
-        return "admission_denied", "A policy of the cluster forbids such pods. Ask its administrator."
-    if re.search(r"(minimum|maximum) .* usage per|LimitRange", message):
+    if re.search(r"(minimum|maximum) .* usage per|limit to request ratio|less than or equal to \w+ limit", message):
         return "admission_denied", "kubectl describe limitrange"
-    return "pods_not_created", None
+    return "admission_denied", "A policy of the cluster forbids such pods. Ask its administrator."
 
 
 def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
@@ -145,11 +153,16 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     if word == "ErrImageNeverPull":
         summary = f'The image "{facts.image}" is not on the node, and the pull policy does not allow pulling it.'
         return finding("image_not_found", summary, "Load it onto every node.")
-    if word in IMAGE_REASONS:
+    if word in PULL_REASONS:
         return _pull(facts, worker, pod, message)
-    if word in CONFIG_REASONS:
+    if word == "CreateContainerConfigError":
         summary = f"The container of worker {worker} cannot be created: {shorten_line(message) or word}"
         return finding("config_error", summary, _config_hint(message))
+    if word in RUNTIME_REASONS:
+        node = pod.get("spec", {}).get("nodeName")
+        summary = f"The node {node} has not created the container of worker {worker}: {shorten_line(message) or word}"
+        hint = f"Run it again on other nodes. kubectl describe node {node}"
+        return replace(finding("container_not_created", summary, hint), retryable=True)
     return _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
 
 
@@ -161,7 +174,7 @@ def _sidecar(worker: int, pod: Pod) -> Finding | None:
         held: Mapping[str, Any] = (status.get("state") or {}).get("waiting") or {}
         ended: Mapping[str, Any] = (status.get("lastState") or {}).get("terminated") or {}
         reason, message = str(held.get("reason") or ""), str(held.get("message") or "")
-        if reason in IMAGE_REASONS and IMAGE_PERMANENT.search(message):
+        if reason in PULL_REASONS and FINAL_PULL.search(message):
             summary = f'The image "{image}" of the container {name} cannot be pulled: {shorten_line(message)}'
             return Finding("image_not_found", summary, permanent=True, evidence=evidence(worker, pod, message))
         if reason == "CrashLoopBackOff" or (status.get("restartCount") and ended and not status.get("started")):
@@ -190,11 +203,16 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
             permanent=True,
             evidence=evidence(worker, pod, words),
         )
-    if IMAGE_PERMANENT.search(words):
+    known = next((hint for pattern, hint in PULL_HINTS if pattern.search(words)), None)
+    if FINAL_PULL.search(words):
+        lacking = [str(event.get("message")) for event in facts.events_of(pod, "FailedToRetrieveImagePullSecret")]
+        secret = f"{lacking[-1]}; kubectl get secrets" if lacking else None
         return Finding(
             "image_not_found",
             f'The image "{facts.image}" cannot be pulled: {shorten_line(words)}',
-            hint="Check the name and the tag, push the image (mlbench images push) or load it, or pass the registry's "
+            hint=known
+            or secret
+            or "Check the name and the tag, push the image (mlbench images push) or load it, or pass the registry's "
             "credentials with --pull-secret.",
             permanent=True,
             evidence=evidence(worker, pod, words),
@@ -202,7 +220,7 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
     return Finding(
         "image_pull",
         f'The image "{facts.image}" was not pulled by {pod.get("spec", {}).get("nodeName")}: {shorten_line(words)}',
-        hint=next((hint for pattern, hint in PULL_HINTS if pattern.search(words)), "Can the nodes reach the registry?"),
+        hint=known or "Can the nodes reach the registry?",
         retryable=True,
         permanent=facts.age(pod) > PULLING_SECONDS,
         evidence=evidence(worker, pod, words),
@@ -210,13 +228,12 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
 
 
 def _stuck(facts: Facts, worker: int, pod: Pod, word: str) -> Finding | None:
-    events = facts.events_of(pod, *STUCK_EVENTS)
+    events = [event for event in facts.events_of(pod) if STUCK.fullmatch(str(event.get("reason")))]
     if not events:
         return None
-    latest = max(events, key=when)
-    kind, message = str(latest.get("reason")), str(latest.get("message", ""))
+    kind, message = str(events[-1].get("reason")), str(events[-1].get("message", ""))
     return Finding(
-        "volume_mount" if kind in ("FailedMount", "FailedAttachVolume") else "pod_sandbox",
+        "volume_mount" if "Mount" in kind or "Volume" in kind else "pod_sandbox",
         f"Worker {worker} cannot start ({word}, {kind}): {shorten_line(message)}",
         hint=f"kubectl describe pod {pod['metadata']['name']}",
         evidence=evidence(worker, pod, message),

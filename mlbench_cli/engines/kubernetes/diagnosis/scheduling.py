@@ -27,7 +27,8 @@ LOCAL_PROVIDERS = ("kind://", "k3s://", "minikube://")
 # failed scale-up, the maximum size of a pool, limits, quota.
 _MISFIT = re.compile(
     r"\d+ (?:Insufficient \S+|node\(s\) (?:didn't match Pod's node affinity(?:/selector)?|didn't match node selector"
-    r"|had (?:untolerated )?taints?(?: \{[^}]*\}| that the pod didn't tolerate)?(?:, that the pod didn't tolerate)?))"
+    r"|had (?:untolerated )?taints?(?:\(s\)| \{[^}]*\}| that the pod didn't tolerate)?"
+    r"(?:, that the pod didn't tolerate)?))"
 )
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
@@ -36,7 +37,7 @@ _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P":
 _MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
 # If there are enough nodes for one worker each, anti-affinity can only concern other runs' workers.
 _ANTI_AFFINITY = re.compile(r"anti-affinity")
-_PREEMPTION = re.compile(r"\s*preemption: .*", re.DOTALL)
+_PREEMPTION = re.compile(r"\s*(?:no new claims to deallocate, )?preemption: .*", re.DOTALL)
 
 
 def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Finding]:
@@ -72,7 +73,7 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
                 evidence=evidence,
             )
         ]
-    if word and word != "NotTriggerScaleUp":
+    if word not in ("", "NotTriggerScaleUp", "FailedScheduling"):
         return [Finding("scaling_up", "The cluster is adding a node.", evidence=evidence)]
     lacks, grows = _lacks(facts), may_grow(facts, blocked)
     if lacks is None and _ANTI_AFFINITY.search(message):
@@ -111,7 +112,7 @@ def may_grow(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> bool:
     annotations = facts.job.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations") or {}
     if BOOKED in annotations:
         return True  # machines that are booked may come after hours
-    if KARPENTER_GROUP in facts.groups or any(event.get("reason") in KARPENTER for event in facts.events):
+    if KARPENTER_GROUP in facts.groups or any(_is_of_karpenter(event) for event in facts.events):
         return True
     told = [event for _, pod in blocked for event in facts.events_of(pod, *CLUSTER_AUTOSCALER)]
     if told:
@@ -144,7 +145,8 @@ def quantity(text: object) -> Decimal:
 
 def _scaler_event(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object:
     """The last event of an autoscaler about these pods or a node for them; empty if there is none."""
-    found = [event for _, pod in blocked for event in facts.events_of(pod, *CLUSTER_AUTOSCALER, *KARPENTER)]
+    told = (event for _, pod in blocked for event in facts.events_of(pod))
+    found = [event for event in told if event.get("reason") in CLUSTER_AUTOSCALER or _is_of_karpenter(event)]
     begun = seconds(facts.job.get("metadata", {}).get("creationTimestamp")) or 0.0
     found += [
         event
@@ -154,6 +156,11 @@ def _scaler_event(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object:
         and when(event) >= begun
     ]
     return max(found, key=when, default={})
+
+
+def _is_of_karpenter(event: Object) -> bool:
+    """Whether Karpenter has said this. Its refusals have the scheduler's reason, and a beginning of their own."""
+    return event.get("reason") in KARPENTER or str(event.get("message", "")).startswith("Failed to schedule pod, ")
 
 
 def _lacks(facts: Facts) -> str | None:

@@ -168,6 +168,27 @@ def test_objects_applied_by_hand_are_adopted(server: KubeApi, tmp_path: Path) ->
     assert template["metadata"]["annotations"][TOKEN_ANNOTATION] == uid
 
 
+def test_a_run_that_its_queue_takes_from_its_machines_does_not_start_again(server: KubeApi, tmp_path: Path) -> None:
+    """Kueue suspends the Job, and would start it again later, when nobody waits for it any more."""
+    run = a_run(tmp_path, kubernetes=KubernetesOptions(queue="team"))
+    submit(server, run)
+    job = job_of(server)
+    job["spec"]["suspend"] = False
+    engine = KubernetesEngine(server.access)
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    for worker in range(2):
+        put_pod(server, worker, phase="Running", containerStatuses=[{"name": "main", "state": running}])
+    assert engine.look(run).ended is None
+    job["spec"]["suspend"] = True
+    for worker in range(2):
+        del server.objects["pods", f"r-2-{worker}-x"]
+    seen = engine.look(run)
+    assert (seen.ended, [finding.code for finding in seen.findings]) == ("failed", ["preempted"])
+    engine.head(run).fetch()
+    assert job_of(server)["spec"]["activeDeadlineSeconds"] == 1
+    assert job_of(server)["metadata"]["annotations"][STOPPED_ANNOTATION].startswith("failed ")
+
+
 def test_a_queue_releases_the_job_itself(server: KubeApi, tmp_path: Path) -> None:
     submit(server, a_run(tmp_path, kubernetes=KubernetesOptions(queue="q")))
     assert job_of(server)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"

@@ -174,8 +174,20 @@ def disrupted_pod(reason: str, **status: Any) -> dict[str, object]:
 GPUS = {"limits": {"nvidia.com/gpu": "1"}}
 GKE_SPOT = a_node(labels={"cloud.google.com/gke-spot": "true"})
 EKS_SPOT = a_node(labels={"eks.amazonaws.com/capacityType": "SPOT"})
+KARPENTER_SPOT = a_node(labels={"karpenter.sh/capacity-type": "spot"})
 AKS_SPOT = a_node(labels={"kubernetes.azure.com/scalesetpriority": "spot"})
 MANIFEST = 'rpc error: code = NotFound desc = failed to pull and unpack image "x": manifest unknown'
+
+# Why the API server does not create a pod, in the words of its admission plugins.
+REFUSALS = {
+    "a policy in CEL": "pods \"r-0-\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+    "a limit range": 'pods "r-0-" is forbidden: cpu max limit to request ratio per Container is 4, but provided ratio '
+    "is 5",
+    "a default limit": 'Pod "r-0-" is invalid: spec.containers[0].resources.requests: Invalid value: "500m": must be '
+    "less than or equal to cpu limit of 200m",
+    "its priority": 'pods "r-0-" is forbidden: no PriorityClass with name high was found',
+    "its runtime": 'pods "r-0-" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
+}
 
 
 def case(code: str, *pods: dict[str, Any], permanent: bool = False, **facts: Any) -> tuple[str, bool, dict[str, Any]]:
@@ -221,6 +233,14 @@ BUILT = {
             initContainerStatuses=a_sidecar(waiting("CrashLoopBackOff"), 3, exitCode=0, reason="Completed"),
         ),
         permanent=True,
+    ),
+    "a webhook's container that fails before the task": case(
+        "sidecar_failed",
+        a_pod(
+            state=INITIALIZING,
+            phase="Failed",
+            initContainerStatuses=a_sidecar({"terminated": {"exitCode": 255, "reason": "Error"}}),
+        ),
     ),
     "sidecar that ended once": case(
         "sidecar_failed",
@@ -278,12 +298,48 @@ BUILT = {
         permanent=True,
     ),
     "unknown refusal": case("pods_not_created", events=[an_event("FailedCreate", "etcd: timed out", "job")]),
+    **{
+        f"refused by {who}": case("admission_denied", events=[an_event("FailedCreate", words, "job")], permanent=True)
+        for who, words in REFUSALS.items()
+    },
+    "webhook that does not answer": case(
+        "pods_not_created",
+        events=[
+            an_event(
+                "FailedCreate",
+                'Internal error occurred: failed calling webhook "mutate.kyverno.svc": failed to call webhook: Post '
+                '"https://kyverno-svc.kyverno.svc:443/mutate/fail": context deadline exceeded',
+                "job",
+            )
+        ],
+    ),
     "image not found": case("image_not_found", a_pod(state=waiting("ErrImagePull", MANIFEST)), permanent=True),
     "image not found, backing off": case(
         "image_not_found", a_pod(state=waiting("ImagePullBackOff", "Back-off")), events=BACKING_OFF, permanent=True
     ),
     "image forbidden": case(
         "image_not_found", a_pod(state=waiting("ErrImagePull", "unexpected status: 403 Forbidden")), permanent=True
+    ),
+    "image without a login": case(
+        "image_not_found",
+        a_pod(state=waiting("ImagePullBackOff", 'Head "https://1.dkr.ecr.invalid/v2/x": no basic auth credentials')),
+        permanent=True,
+    ),
+    "image without a registry": case(
+        "image_not_found",
+        a_pod(
+            state=waiting(
+                "ImageInspectError",
+                'Failed to inspect image "": rpc error: code = Unknown desc = short '
+                "name mode is enforcing, but image name x/y:1 returns ambiguous list",
+            )
+        ),
+        permanent=True,
+    ),
+    "runtime too busy": case(
+        "container_not_created",
+        a_pod(state=waiting("CreateContainerError", 'failed to reserve container name "main": name is reserved')),
+        permanent=True,  # if it lasts
     ),
     "image never pulled": case("image_not_found", a_pod(state=waiting("ErrImageNeverPull")), permanent=True),
     "registry away": case("image_pull", a_pod(state=waiting("ErrImagePull", "i/o timeout"))),
@@ -294,6 +350,14 @@ BUILT = {
         "config_error", a_pod(state=waiting("CreateContainerConfigError", "image will run as root")), permanent=True
     ),
     "volume": case("volume_mount", CREATING, events=[an_event("FailedMount", 'configmap "r" not found')]),
+    "devices": case(
+        "pod_sandbox",
+        CREATING,
+        events=[
+            an_event("FailedPrepareDynamicResources", "NodePrepareResources: deadline exceeded", at=LONG_AGO),
+            an_event("FailedScheduling", "0/3 nodes are available"),
+        ],
+    ),
     "sandbox": case("pod_sandbox", CREATING, events=[an_event("FailedCreatePodSandBox", "no IP addresses left")]),
     "node silent": case("node_unreachable", a_pod(state={"running": {}}), nodes=[a_node(ready="Unknown")]),
     "GKE spot": case("spot_lost", a_pod(phase="Failed", reason="Terminated", message=SHUTDOWN), nodes=[GKE_SPOT]),
@@ -302,6 +366,16 @@ BUILT = {
         "driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[AKS_GPU]
     ),
     "EKS spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[EKS_SPOT]),
+    "Karpenter's spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[KARPENTER_SPOT]),
+    "made room for a critical pod": case(
+        "preempted",
+        a_pod(
+            phase="Failed",
+            reason="Preempting",
+            message="Preempted in order to admit critical pod",
+            conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
+        ),
+    ),
     "node shut down": case("node_shut_down", a_pod(phase="Failed", reason="NodeShutdown")),
     "evicted by the kubelet": case("evicted", disrupted_pod("TerminationByKubelet")),
     "GPU memory": case("gpu_out_of_memory", a_pod(state=terminated_container(1, message="CUDA out of memory."))),

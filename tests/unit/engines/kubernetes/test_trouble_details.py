@@ -49,6 +49,14 @@ def test_why_an_image_does_not_come_is_in_the_events_of_its_pull(events: list[An
     assert found.summary.endswith(f"was not pulled by n0: {words}")
 
 
+def test_a_pull_secret_that_is_not_there_is_named() -> None:
+    lacking = "Unable to retrieve some image pull secrets (team); attempting to pull the image may not succeed."
+    events = [an_event("FailedToRetrieveImagePullSecret", lacking)]
+    found = only(a_pod(state=waiting("ErrImagePull", "pull access denied")), events=events)
+    assert found.code == "image_not_found"
+    assert "(team)" in str(found.hint)
+
+
 # --- pods without a node ---------------------------------------------------------------------------------------------
 
 
@@ -141,6 +149,8 @@ def test_taints_and_tolerations_as_kubernetes_defines_them(
         ({"eks.amazonaws.com/capacityType": "SPOT"}, True),
         ({"eks.amazonaws.com/capacityType": "ON_DEMAND"}, False),
         ({"kubernetes.azure.com/scalesetpriority": "spot"}, True),
+        ({"karpenter.sh/capacity-type": "spot"}, True),
+        ({"karpenter.sh/capacity-type": "on-demand"}, False),
         ({}, False),
     ],
 )
