@@ -144,7 +144,7 @@ class Access:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if self.ca:
-                context.load_verify_locations(cadata=self.ca.decode("ascii"))
+                context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))  # comments may have any letters
         except (ssl.SSLError, ValueError) as error:
             raise CredentialError(f"The certificate authority of {self.server} cannot be read: {error}.") from None
         try:

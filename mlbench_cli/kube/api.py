@@ -39,10 +39,15 @@ READ_SECONDS = 30.0
 RETRY_SECONDS = 15.0  # how long a request is retried before it fails
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
-ETCD = re.compile(r"etcdserver|leader changed|apiserver (not ready|is shutting down)", re.IGNORECASE)
+# Messages of a 500 by which the cluster says that a part of it does not answer.
+SILENT_PART = re.compile(
+    r"etcdserver|leader changed|apiserver (not ready|is shutting down)|failed calling webhook", re.IGNORECASE
+)
 # Requests that the API server forwards to a kubelet, and its messages if it cannot.
 PROXIED = re.compile(r"/pods/[^/]+/(exec|log)(\?|$)")
 KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error trying to reach service")
+# Of admission plugins and webhooks; what a user lacks a right for begins with the user's name.
+POLICY = re.compile(r"is forbidden: (?!User\b)|denied (?:the )?request")
 ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
 INSIDE = re.compile(r"HTTPS?Connection(Pool)?\(host=[^)]*\): ")  # objects of urllib3 in its messages
 VERSION_SECONDS = 5.0
@@ -371,6 +376,11 @@ class _Backoff:
         return True
 
 
+def is_policy(message: str) -> bool:
+    """Whether an admission plugin or webhook has refused a request, whoever made it."""
+    return POLICY.search(message) is not None
+
+
 def error_of(status: int, content: bytes | str, request: str, retry_after: float | None = None) -> ApiError:
     """The error for a rejected request; `content` is usually a Kubernetes Status object."""
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
@@ -384,6 +394,9 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
         return AccessDenied(words, status=status, reason=reason, hint="Log in to the cluster again.")
     if status == 403 and "exceeded quota" in message:
         return QuotaExceeded(words, status=status, reason=reason, hint="kubectl describe resourcequota")
+    if status in (400, 403, 422) and is_policy(message):
+        hint = "Whoever asks, a policy of the cluster forbids it. Ask its administrator, or use another namespace."
+        return AccessDenied(words, status=status, reason=reason, hint=hint)
     if status == 403:
         return AccessDenied(
             words, status=status, reason=reason, hint="mlbench doctor lists the rights that are needed."
@@ -397,7 +410,7 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
         kind = Expired
     elif PROXIED.search(request) and (KUBELET.search(message) or status in (502, 504)):
         kind = NodeUnreachable
-    elif status in UNAVAILABLE_STATUSES or (status == 500 and ETCD.search(message)):
+    elif status in UNAVAILABLE_STATUSES or (status == 500 and SILENT_PART.search(message)):
         kind = ServerUnreachable
     error = kind(words, status=status, reason=reason)
     error.details["retry_after"] = retry_after

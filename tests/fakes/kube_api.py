@@ -52,6 +52,7 @@ class Fault:
     times: int = 1
     status: int | None = None
     retry_after: str | None = None
+    message: str = "as the test wants it"
     cut: int | None = None
     stall: int | None = None
 
@@ -301,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _dispatch(self, path: str) -> None:
         if self.fault.status:
-            return self._status(self.fault.status, "Fault", "as the test wants it")
+            return self._status(self.fault.status, "Fault", self.fault.message)
         if self.api.tokens is not None:
             sort, _, token = self.headers.get("Authorization", "").partition(" ")
             if sort != "Bearer" or token not in self.api.tokens():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.agent.channel import BOOT, Channel, Target
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import AccessDenied, ApiError, NodeUnreachable
+from mlbench_cli.kube.api import AccessDenied, ApiError, NodeUnreachable, is_policy
 
 if TYPE_CHECKING:
     import websocket
@@ -66,10 +66,12 @@ class PodChannel(Channel):
                 path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/exec"
                 self._websocket = api.open_websocket(path, query, PROTOCOLS)
         except AccessDenied as error:
-            error.hint = (
-                "mlbench reads runs through kubectl exec. Grant it: kubectl create role mlbench-exec --verb=create,get "
-                f"--resource=pods/exec -n {self._namespace}, and bind it to your user"
+            grant = (
+                "kubectl create role mlbench-exec --verb=create,get --resource=pods/exec "
+                f"-n {self._namespace}, and bind it to your user"
             )
+            asked = "ask the cluster's administrator for an exception" if is_policy(error.message) else grant
+            error.hint = f"mlbench reads runs through kubectl exec. Grant it: {asked}"
             raise
         except NodeUnreachable as error:  # until the cluster, too, has noticed that the node is gone
             raise UnreachableError(error.message, hint=error.hint) from None

@@ -90,6 +90,35 @@ def test_nobody_in_particular_is_told_to_log_in() -> None:
     assert "Log in" in str(error_of(403, json.dumps(words), "GET /").hint)
 
 
+@pytest.mark.parametrize(
+    ("status", "words", "hint"),
+    [
+        (
+            403,
+            'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch"',
+            "mlbench doctor",
+        ),
+        (
+            422,
+            "jobs.batch \"r\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+            "policy",
+        ),
+        (403, 'admission webhook "validation.gatekeeper.sh" denied the request: [team-label] no label', "policy"),
+        (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed', "policy"),
+    ],
+)
+def test_a_policy_is_told_from_a_right_that_is_missing(status: int, words: str, hint: str) -> None:
+    error = error_of(status, json.dumps({"message": words, "reason": "Forbidden"}), "POST x")
+    assert error.exit_code == 3
+    assert hint in str(error.hint)
+
+
+def test_a_webhook_that_does_not_answer_may_answer_later() -> None:
+    words = 'Internal error occurred: failed calling webhook "x": failed to call webhook: context deadline exceeded'
+    error = error_of(500, json.dumps({"message": words, "reason": "InternalError"}), "POST x")
+    assert error.exit_code == 10
+
+
 def test_a_used_up_quota_is_want_of_capacity() -> None:
     from mlbench_cli.kube.api import error_of
 

@@ -232,6 +232,7 @@ def test_the_name_in_the_certificate_may_be_given(https: tuple[KubeApi, bytes]) 
     server, ca = https
     address = server.url.replace("127.0.0.1", "localhost")
     assert works(Access(server.url, ca=ca))
+    assert works(Access(server.url, ca="# Főtanúsítvány\n".encode() + ca))  # bundles name their authorities
     assert works(Access(address, ca=ca, server_name="127.0.0.1"))
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED") as caught:
         works(Access(address, ca=ca))

@@ -16,7 +16,7 @@ from mlbench_cli.model.spec import KubernetesOptions
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
-from tests.contract.engines.kubernetes.test_engine import a_run, submit
+from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit
 from tests.contract.local_runs import until
 from tests.fakes.kube_api import Fault, KubeApi
 from tests.fakes.kubelet import Kubelet
@@ -161,12 +161,40 @@ def test_an_image_without_python_runs_its_command_and_that_is_said(
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
 
 
-def test_a_client_that_may_not_exec_is_told_which_right_it_lacks(server: KubeApi, store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "words", "hint"),
+    [
+        (403, 'pods "x" is forbidden: User "me" cannot get resource "pods/exec"', "pods/exec"),
+        (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed', "exception"),
+    ],
+)
+def test_a_client_that_may_not_exec_is_told_what_to_ask_for(
+    server: KubeApi, store: Store, tmp_path: Path, status: int, words: str, hint: str
+) -> None:
     run = record(store, "sleep 600")
-    server.faults.append(Fault("GET .*/exec", times=1000, status=403))
+    server.faults.append(Fault("GET .*/exec", times=1000, status=status, message=words))
     with Kubelet(server, tmp_path / "pods"):
         submit(server, run)
         until(lambda: head_of(server))
         with pytest.raises(CredentialError) as caught:
             list(watch(KubernetesEngine(server.access), run))
-        assert "pods/exec" in str(caught.value.hint)
+        assert hint in str(caught.value.hint)
+
+
+def test_why_a_head_does_not_start_is_told_while_the_workers_run(server: KubeApi, store: Store) -> None:
+    """Else a detached run would lose its results when the workers give up."""
+    run = record(store, "sleep 600")
+    submit(server, run)
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    for worker in range(2):
+        put_pod(server, worker, phase="Running", containerStatuses=[{"name": "main", "state": running}])
+    engine = KubernetesEngine(server.access)
+    assert engine.look(run).findings == ()
+    refused = 'Error creating: pods "r-2-head-" is forbidden: exceeded quota: team, requested: pods=1, used: pods=2'
+    head = {"uid": server.objects["jobs", "r-2-head"]["metadata"]["uid"]}
+    event = {"metadata": {"name": "e"}, "type": "Warning", "reason": "FailedCreate", "message": refused}
+    server.put("events", {**event, "involvedObject": head})
+    (found,) = engine.look(run).findings
+    assert found.code == "head_missing"
+    assert "exceeded quota: team" in found.summary
+    assert not found.permanent
