@@ -11,6 +11,17 @@ from task_images import contract
 EVIDENCE_WIDTH = 300
 # Patterns are compiled when a rank has crashed, which few do: all of them take 2 ms.
 GPU_MEMORY = r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED"
+# Of NVIDIA's and AMD's drivers and container tools, and of torch. CUDA's error 802: the fabric manager does not run.
+DRIVER = (
+    r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
+    r"|driver/library version mismatch|nvidia-container-cli: \w+ error|unresolvable CDI devices"
+    r"|forward compatibility was attempted|unsupported display driver / cuda driver"
+    r"|No HIP GPUs are available|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
+)
+GPU_FAULT = (
+    r"\bXid\b|uncorrectable (ECC|NVLink)|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
+    r"|system not yet initialized|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
+)
 INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found"
 SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
@@ -37,6 +48,33 @@ def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> F
     numbers = _join_facts(used and f"it used {used[1]}", capacity and f"the GPU has {capacity[1]}")
     summary = f"{who} ran out of GPU memory{numbers}."
     return Finding("gpu_out_of_memory", summary, hint="Use a smaller batch.", evidence=evidence)
+
+
+def explain_driver(
+    who: str, text: str, evidence: Mapping[str, object], *, node: str = "", words: str = ""
+) -> Finding | None:
+    """The finding on a process or container whose `text` says that the GPU's driver is not what it needs.
+
+    torch only warns of a driver that a program on the CPU does without.
+    """
+    if not any(re.search(DRIVER, line) for line in text.splitlines() if "UserWarning" not in line):
+        return None
+    owner = f"{who[0].lower()}{who[1:]}'s node{node and f' {node}'}"
+    return Finding(
+        "driver_mismatch",
+        f"The GPU driver of {owner} is missing, broken or too old for the program{f': {words}' if words else '.'}",
+        hint="Use other nodes or a newer driver (a node whose driver was updated needs a restart), or an image or "
+        "torch for an older CUDA or ROCm.",
+        evidence=evidence,
+    )
+
+
+def explain_gpu_fault(who: str, text: str, logs: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose `text` tells of a GPU, or of the links between GPUs, that is broken."""
+    if not re.search(GPU_FAULT, text):
+        return None
+    hint = f"Run it again on other nodes. {logs}"
+    return Finding("gpu_fault", f"{who} had a GPU fault.", hint=hint, retryable=True, evidence=evidence)
 
 
 def explain_interface(who: str, lines: Sequence[str], evidence: Mapping[str, object]) -> Finding | None:

@@ -98,13 +98,15 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             hint="Use fewer workers or a smaller batch, or close other programs.",
             evidence=evidence,
         )
-    if found := crashes.explain_interface(f"Rank {rank}", lines, evidence):
-        return found
-    if found := crashes.explain_gpu_memory(f"Rank {rank}", "\n".join(lines), evidence):
-        return found
-    if found := crashes.explain_small_world(f"Rank {rank}", "\n".join(lines), evidence):
-        return found
-    if found := crashes.explain_unreachable(f"Rank {rank}", "\n".join(lines), evidence):
+    who, text = f"Rank {rank}", "\n".join(lines)
+    if found := (
+        crashes.explain_interface(who, lines, evidence)
+        or crashes.explain_gpu_memory(who, text, evidence)
+        or crashes.explain_driver(who, text, evidence)
+        or crashes.explain_gpu_fault(who, text, logs, evidence)
+        or crashes.explain_small_world(who, text, evidence)
+        or crashes.explain_unreachable(who, text, evidence)
+    ):
         return found
     if code == 127:
         return Finding(

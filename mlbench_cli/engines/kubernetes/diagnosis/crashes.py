@@ -4,7 +4,14 @@ import re
 import signal
 from collections.abc import Callable
 
-from mlbench_cli.engines.crashes import describe_signal, explain_exit, explain_gpu_memory, last_lines
+from mlbench_cli.engines.crashes import (
+    describe_signal,
+    explain_driver,
+    explain_exit,
+    explain_gpu_fault,
+    explain_gpu_memory,
+    last_lines,
+)
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import shorten_line
 
@@ -15,15 +22,6 @@ SHARED_MEMORY = re.compile(
     r"|insufficient shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
 )
 ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
-DRIVER = re.compile(
-    r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
-    r"|driver/library version mismatch|nvidia-container-cli: (initialization|driver|detection) error"
-    r"|No HIP GPUs are available|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
-)
-GPU_FAULT = re.compile(
-    r"\bXid\b|uncorrectable ECC|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
-    r"|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
-)
 RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
 INIT_KILLED = re.compile(r"container init was OOM-killed")
 # The command itself, by the words of runc, crun and youki.
@@ -42,7 +40,7 @@ def crash(
     lines = last_lines(log or message, EVIDENCE_LINES)
     evidence = {"worker": worker, "exit_code": code, "reason": reason or None, "log": lines}
     text = f"{message}\n{log}"
-    logs = f"mlbench logs {name} --rank {worker}"
+    who, logs = f"Worker {worker}", f"mlbench logs {name} --rank {worker}"
 
     def finding(kind: str, summary: str, hint: str, *, retryable: bool = False) -> Finding:
         return Finding(kind, summary, hint, retryable=retryable, evidence=evidence)
@@ -65,8 +63,8 @@ def crash(
             return _architecture(finding, worker)
         words = RUNTIME.sub("", lines[-1]) if lines else f"exit code {code}"
         never_made = reason in ("StartError", "ContainerCannotRun")
-        if never_made and DRIVER.search(message):
-            return _driver(finding, worker, node, words)
+        if never_made and (found := explain_driver(who, message, evidence, node=node, words=words)):
+            return found
         if never_made and not NO_COMMAND.search(message):
             return finding(
                 "container_not_created",
@@ -77,31 +75,17 @@ def crash(
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)
-    if found := explain_gpu_memory(f"Worker {worker}", text, evidence):
+    if found := explain_gpu_memory(who, text, evidence):
         return found
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
         return finding("shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Raise --shm.")
-    if DRIVER.search(text):
-        return _driver(finding, worker, node)
-    if GPU_FAULT.search(text):
-        return finding(
-            "gpu_fault", f"Worker {worker} had a GPU fault.", f"Run it again on other nodes. {logs}", retryable=True
-        )
+    if found := explain_driver(who, text, evidence, node=node) or explain_gpu_fault(who, text, logs, evidence):
+        return found
     if DISK.search(text):
         return finding(
             "disk_full", f"Worker {worker} ran out of disk space.", f"Write less to the output folder. {logs}"
         )
-    return explain_exit(f"Worker {worker}", code, _how(code), logs, evidence)
-
-
-def _driver(finding: Callable[..., Finding], worker: int, node: str, words: str = "") -> Finding:
-    return finding(
-        "driver_mismatch",
-        f"The GPU driver of worker {worker}'s node {node} is missing, broken or too old for the image"
-        f"{': ' + words if words else '.'}",
-        "Use other nodes or a newer driver (a node whose driver was updated needs a restart), or an image for an older "
-        "CUDA or ROCm.",
-    )
+    return explain_exit(who, code, _how(code), logs, evidence)
 
 
 def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:

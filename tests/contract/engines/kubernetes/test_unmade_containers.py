@@ -72,6 +72,16 @@ def test_a_pod_that_its_node_rejects_is_told_in_the_nodes_words(
                       "initialization error: nvml error: driver/library version mismatch: unknown", 128),
         ),
         (
+            "driver_mismatch",
+            container("terminated", "StartError", RUNC + HOOK + "nvidia-container-cli: requirement error: unsatisfied "
+                      "condition: cuda>=12.6, please update your driver to a newer version: unknown", 128),
+        ),
+        (
+            "driver_mismatch",
+            container("terminated", "StartError", RUNC + "could not apply required modification to OCI specification: "
+                      "failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=0: unknown", 128),
+        ),
+        (
             "out_of_memory",
             container("terminated", "StartError", RUNC + "container init was OOM-killed (memory limit too low?)", 128),
         ),

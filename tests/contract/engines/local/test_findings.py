@@ -55,6 +55,24 @@ def test_a_gpu_without_room_is_named_with_what_was_used_and_what_it_has() -> Non
     assert finding.summary == "Rank 0 ran out of GPU memory: it used 78.90 GiB, the GPU has 79.11 GiB."
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu_fault"),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "gpu_fault",
+        ),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "driver_mismatch"),
+        ("x.py:1: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old", "rank_crashed"),
+    ],
+)
+def test_a_broken_gpu_or_driver_is_named_on_every_engine(line: str, code: str) -> None:
+    state = {"name": "r-1", "ended": "failed", "first_failed": 0, "ranks": [facts(exit_code=1, signal=None)]}
+    [finding] = diagnose(state, lambda rank: [line, "Traceback"], timeout=60)
+    assert finding.code == code
+
+
 def test_all_reasons_are_given_the_failed_rank_first() -> None:
     ranks = [facts(), facts(1, exit_code=1, signal=None)]
     found = diagnose_state({"first_failed": 1, "ranks": ranks, "disk_full": True})
