@@ -265,8 +265,9 @@ def map_cloud_errors() -> Iterator[None]:
 
 
 def _no_token_error(words: str) -> CredentialError:
-    """The error if no source has a token, because nobody has signed in, or a configured source was rejected."""
-    if "EnvironmentCredential: Authentication failed" in words or os.environ.get("AZURE_CLIENT_ID"):
+    """The error if no source has a token, because nobody has signed in, or a configured source was rejected: Entra's
+    refusals have a number, also that of a sign-in that has expired."""
+    if "AADSTS" in words or "Authentication failed" in words or os.environ.get("AZURE_CLIENT_ID"):
         return CredentialError(f"Azure rejected the credentials: {words}", hint=LOGIN)
     cli = re.search(r"AzureCliCredential: (.*?)(?: \w+Credential: | To mitigate|$)", words)
     reason = f"none in the environment, and the Azure CLI has none ({cli[1]})" if cli else words

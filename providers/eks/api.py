@@ -33,7 +33,10 @@ from providers.base import (
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
-LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure or aws sso login gives credentials"
+LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure, aws login or aws sso login gives credentials"
+EXPIRED = (
+    "Temporary credentials have expired: aws sso login, or aws login, then repeat; or this machine's clock is off."
+)
 SET_CLOCK = "AWS rejects signatures that are more than five minutes off: set this machine's clock, then repeat."
 ASK_RIGHTS = "Ask for that permission, or use another profile: export AWS_PROFILE=NAME"
 MORE_QUOTA = "Ask for more: https://console.aws.amazon.com/servicequotas   or use less, or another --region"
@@ -41,8 +44,14 @@ ELSEWHERE = "Try --zones a,b,c or another --machine-type, --spot or no --spot, o
 
 # AWS' error codes -> mlbench's error classes. The first match counts.
 CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
-    (r"RequestLimitExceeded|Throttl\w*|TooManyRequests\w*|SlowDown|BandwidthLimitExceeded", TransientError, None),
-    (r"RequestTimeTooSkewed|RequestExpired", CredentialError, SET_CLOCK),
+    (
+        r"RequestLimitExceeded|\w*RateLimit\w*|Throttl\w*|TooManyRequests\w*|SlowDown|BandwidthLimitExceeded|ResourcePropagationDelay\w*|"
+        r"Concurrent(?:Modification|TagAccess)\w*|EntityTemporarilyUnmodifiable",
+        TransientError,
+        None,
+    ),
+    (r"RequestTimeTooSkewed", CredentialError, SET_CLOCK),
+    (r"RequestExpired", CredentialError, EXPIRED),  # EC2's word for both
     (
         r"ExpiredToken\w*|InvalidClientTokenId|UnrecognizedClient\w*|AuthFailure|MissingAuthenticationToken\w*|"
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidSignature\w*|IncompleteSignature\w*",
@@ -50,7 +59,8 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
         LOG_IN,
     ),
     (
-        r"AccessDenied\w*|UnauthorizedOperation|Unauthorized\w*|OptInRequired|NotAuthorized\w*|PendingVerification|Blocked",
+        r"AccessDenied\w*|UnauthorizedOperation|Unauthorized\w*|Forbidden\w*|OptInRequired|NotAuthorized\w*|"
+        r"PendingVerification|Blocked",
         RightsError,
         ASK_RIGHTS,
     ),
@@ -63,9 +73,9 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
         ELSEWHERE,
     ),
     (r"\w*LimitExceeded\w*|\w*QuotaExceeded\w*|MaxSpotInstanceCountExceeded|MaxIOPS\w*", CapacityError, MORE_QUOTA),
-    (r"(Resource|Repository|Image)NotFound\w*|NoSuch\w*|\w+\.NotFound\w*|\w+\.Unknown", NotFoundError, None),
+    (r"[\w.]*NotFound\w*|NoSuch\w*|\w+\.Unknown", NotFoundError, None),
     (
-        r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*|TokenAlreadyExists\w*",
+        r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*|\w*AlreadyExists\w*",
         UsageError,
         None,
     ),
@@ -74,6 +84,18 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     (r"Validation\w*|Invalid\w*|\w+\.Malformed|Malformed\w*|MissingParameter\w*", UsageError, None),
 )
 CAUSES: tuple[Cause, ...] = (
+    (
+        re.compile(r"explicit deny in a \w+ control policy"),
+        RightsError,
+        "A policy of the organization denies it to everybody. It may ask for tags (--tag NAME=VALUE) or another "
+        "--region; else ask its administrator.",
+    ),
+    (
+        re.compile(r"[Tt]ag policy does not allow"),
+        UsageError,
+        "The organization allows certain values of this tag only: --tag NAME=VALUE; aws organizations "
+        "describe-effective-policy --policy-type TAG_POLICY   shows them",
+    ),
     (
         re.compile(r"AWSServiceRoleForAmazonEKSNodegroup|service[- ]linked role .*[Nn]ode ?group"),
         CredentialError,
@@ -98,6 +120,8 @@ YOUNG_ROLE = re.compile(
 # STS' errors in regions that the account has not enabled, and a region that is always enabled.
 OFF_CODES = ("InvalidClientTokenId", "UnrecognizedClientException")
 ALWAYS_ON = "us-east-1"
+# In the names of botocore's errors about credentials, which become more with each way to log in.
+SIGN_IN = re.compile(r"Credential|Profile|SSO|Login|Token|MFA|MetadataRetrieval|InfiniteLoopConfig|ConfigNotFound")
 SKEWED = re.compile(r"Signature (expired|not yet current)")
 
 
@@ -197,6 +221,11 @@ def account_of(aws: Aws) -> str:
         ) from None
 
 
+def default_region() -> str | None:
+    """The region of the environment or the profile; None without one."""
+    return next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), session().region_name)
+
+
 def region_of(asked: str | None, zone: str | None = None) -> str:
     """The region: as requested, else the zone's, the environment's, or the profile's. Makes no calls."""
     from_zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", zone or "")
@@ -207,8 +236,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
             f"The zone {zone} is not in the region {asked}.", hint="Remove --region: it follows from the zone."
         )
     ours = session()
-    region = asked or (from_zone[1] if from_zone else None)
-    region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), ours.region_name)
+    region = asked or (from_zone[1] if from_zone else None) or default_region()
     if not region:
         raise UsageError(
             "No AWS region given, by option, environment or profile.",
@@ -234,18 +262,7 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     words = " ".join(str(error).split())
     if isinstance(error, exceptions.NoCredentialsError):
         return CredentialError("There are no AWS credentials on this machine.", hint=LOG_IN, details=NOT_CONFIGURED)
-    if isinstance(
-        error,
-        (
-            exceptions.PartialCredentialsError,
-            exceptions.CredentialRetrievalError,
-            exceptions.ProfileNotFound,
-            exceptions.SSOError,
-            exceptions.TokenRetrievalError,
-            exceptions.RefreshWithMFAUnsupportedError,
-            exceptions.UnauthorizedSSOTokenError,
-        ),
-    ):
+    if isinstance(error, exceptions.BotoCoreError) and SIGN_IN.search(type(error).__name__):
         return CredentialError(f"The AWS credentials cannot be used: {words}", hint=LOG_IN)
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
         return NoAnswerError(

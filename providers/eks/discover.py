@@ -24,7 +24,7 @@ from providers.base import (
     expiry_of,
 )
 from providers.doctor import Check, Checklist, Topic, load_policy
-from providers.eks.api import Aws, account_of, aws_in, find_raw_cluster, region_of, tags_of
+from providers.eks.api import ALWAYS_ON, Aws, account_of, aws_in, default_region, find_raw_cluster, region_of, tags_of
 from providers.eks.options import GPU_MACHINES
 from providers.eks.quota import QUOTAS, raise_quota
 from providers.eks.resources import find_raw_group, worker_group
@@ -40,7 +40,7 @@ def discover_clusters(region: str | None) -> list[Cluster]:
     """
     if region:
         return _search_region(aws_in(region_of(region)))
-    own = aws_in(region_of(None))
+    own = aws_in(region_of(default_region() or ALWAYS_ON))  # credentials without a region may have clusters, too
     regions = [item["RegionName"] for item in own.call("ec2", "describe_regions")["Regions"]]
     # Create the clients one after the other: boto3's sessions are not thread-safe.
     searched = [_with_clients(own.region), *(_with_clients(name) for name in regions if name != own.region)]

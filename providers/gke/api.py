@@ -213,9 +213,11 @@ def credentials() -> tuple["Credentials", str | None]:
     try:
         found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:
-        raise CredentialError(
-            f"There are no Google credentials on this machine: {error}", hint=LOGIN, details=NOT_CONFIGURED
-        ) from None
+        if "default credentials were not found" in str(error):
+            raise CredentialError(
+                f"There are no Google credentials on this machine: {error}", hint=LOGIN, details=NOT_CONFIGURED
+            ) from None
+        raise CredentialError(f"The Google credentials cannot be used: {error}", hint=LOGIN) from None
     return found
 
 

@@ -63,9 +63,9 @@ def _trouble(**trouble: str) -> Callable[[World], None]:
 
 
 GKE = {
-    "no credentials": Case(
+    "credentials that are not where they should be": Case(
         CredentialError,
-        "no Google credentials",
+        "/nowhere/key.json was not found",
         "gcloud auth application-default login",
         environment={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"},
     ),

@@ -4,6 +4,7 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.aks.api import error_from_answer
+from providers.base import RightsError
 from providers.eks.api import error_from_code
 from providers.gke.api import map_cloud_errors
 
@@ -31,6 +32,10 @@ def test_azure(code: str, words: str, kind: type[MlbenchError], hint: str) -> No
          CredentialError, "create-service-linked-role --aws-service-name eks-nodegroup.amazonaws.com"),
         ("Ec2SubnetInvalidConfiguration", "One or more Amazon EC2 Subnets of [subnet-1] does not automatically assign "
          "public IP addresses; Ec2SubnetInvalidConfiguration", UsageError, "--map-public-ip"),
+        ("TagPolicyViolation", "The tag policy does not allow the specified value for the following tag key: 'Team'.",
+         UsageError, "--tag NAME=VALUE"),
+        ("UnauthorizedOperation", "You are not authorized to perform: ec2:RunInstances with an explicit deny in a "
+         "service control policy", RightsError, "--tag NAME=VALUE"),
     ],
 )  # fmt: skip
 def test_aws(code: str, words: str, kind: type[MlbenchError], hint: str) -> None:

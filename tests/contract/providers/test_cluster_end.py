@@ -1,5 +1,6 @@
 """The end of a cluster: AWS keeps it itself, `extend` moves it everywhere, `gc` passes over no cloud in silence."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.contract.providers.eks_world import REGION
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT, ZONE
+from tests.fakes.kind_tools import World as KindWorld
 
 EKS = ["create-cluster", "eks", "1", "t", "-t", "m5.large", "--region", REGION, "--yes"]
 Command = Callable[..., Any]
@@ -122,6 +124,22 @@ def test_a_cloud_of_known_clusters_is_searched_or_named(
     assert result.code in (2, 8)
     assert "gke" in result.err
     assert "rel-1" in command("list-clusters").out  # nobody knows whether it is gone
+
+
+def test_a_cloud_whose_sign_in_has_expired_or_cannot_be_read_is_not_passed_over(
+    command: Command, world: KindWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS was never set up here."""
+    program = tmp_path / "bin" / "az"
+    program.parent.mkdir()
+    said = "ERROR: AADSTS70043: The refresh token has expired. To re-authenticate, please run: az login"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    result = command("gc", "--yes", "-o", "json")
+    assert result.code == 8
+    assert set(result.json["error"]["details"]["not_searched"]) == {"aks", "gke"}
 
 
 def test_clusters_of_a_cloud_that_refuses_are_not_forgotten(command: Command, gke_world: World, no_aws: None) -> None:

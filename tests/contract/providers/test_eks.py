@@ -274,12 +274,16 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tm
 
 
 @pytest.mark.slow
-def test_found_by_marks_in_every_region(aws: AwsClient, home: Path, tmp_path: Path) -> None:
+def test_found_by_marks_in_every_region(
+    aws: AwsClient, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     provider = EksProvider()
     aws.order("me/cloudformation", "deny", action="eks:CreateCluster .*", times=1)
     with pytest.raises(CredentialError):
         make("half-2", home, EksOptions(machine_type="g4dn.xlarge", region="us-west-2"))
     aws.order("me", "deny", region="eu-north-1")  # one that is closed to us
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):  # credentials need no region of their own
+        monkeypatch.delenv(variable, raising=False)
     found = {cluster.name: cluster for cluster in provider.discover({})}
     assert (found["half-2"].state, found["half-2"].details["region"]) == ("failed", "us-west-2")
     assert [cluster.name for cluster in provider.discover({"location": "eu-central-1"})] == []

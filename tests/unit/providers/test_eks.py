@@ -187,6 +187,10 @@ def test_every_resource_stands_behind_what_it_needs() -> None:
         ("InvalidParameterException", "Subnets are wrong", UsageError),
         ("UnsupportedAvailabilityZoneException", "", UsageError),
         ("DependencyViolation", "", UsageError),
+        ("RequestExpired", "Request has expired.", CredentialError),
+        ("ForbiddenException", "No access", RightsError),  # of IAM Identity Center
+        ("ResourcePropagationDelayException", "", TransientError),
+        ("AlreadyExistsException", "", UsageError),
         ("NeverSeenBefore", "", MlbenchError),
     ],
 )
@@ -213,6 +217,7 @@ def test_capacity_is_told_from_quota() -> None:
         (exceptions.PartialCredentialsError(provider="env", cred_var="aws_secret_access_key"), CredentialError),
         (exceptions.ProfileNotFound(profile="x"), CredentialError),
         (exceptions.UnauthorizedSSOTokenError(), CredentialError),
+        (exceptions.NoAuthTokenError(), CredentialError),
         (exceptions.EndpointConnectionError(endpoint_url="https://eks"), NoAnswerError),
         (exceptions.ReadTimeoutError(endpoint_url="https://eks"), NoAnswerError),
         (exceptions.ConnectTimeoutError(endpoint_url="https://eks"), NoAnswerError),
