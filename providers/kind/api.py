@@ -26,12 +26,13 @@ INSTALL = {
     "docker": "Install Docker: https://docs.docker.com/engine/install/",
     "kind": "Install kind: https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
 }
-# Messages of the tools, and hints.
+# Messages of the tools without their case, which changes with versions, and hints.
 HINTS = (
-    ("Cannot connect to the Docker daemon", UsageError, "Start Docker (systemctl start docker), then: docker info"),
-    ("failed to connect to the docker API", UsageError, "Start Docker (systemctl start docker), then: docker info"),
+    ("cannot connect to the docker daemon", UsageError, "Start Docker (systemctl start docker), then: docker info"),
+    ("failed to connect to the docker api", UsageError, "Start Docker (systemctl start docker), then: docker info"),
+    ("cannot connect to podman", UsageError, "Start Podman: podman machine start, or its socket; then: podman info"),
     (
-        "permission denied while trying to connect to the Docker",
+        "permission denied while trying to connect to the docker",
         CredentialError,
         "Join the group docker (sudo usermod -aG docker $USER) and log in again, then: docker info",
     ),
@@ -43,8 +44,9 @@ HINTS = (
     ("no space left on device", CapacityError, "Free up disk space for Docker: docker system prune"),
     ("port is already allocated", UsageError, "Choose another port, or stop the program that uses it: docker ps"),
     ("address already in use", UsageError, "Choose another port, or stop the program that uses it: docker ps"),
+    ("toomanyrequests", CapacityError, "Docker Hub limits pulls: docker login, or repeat the command later."),
     ("failed to pull image", UsageError, "Use --image with a node image that can be pulled or is on this machine."),
-    ("Unable to find image", UsageError, "Use an image that can be pulled or is on this machine."),
+    ("unable to find image", UsageError, "Use an image that can be pulled or is on this machine."),
 )
 
 
@@ -79,7 +81,7 @@ def tool_error(argv: Sequence[str], words: str, code: int) -> MlbenchError:
     quoted = words.strip()[-1500:] or f"exit code {code}"
     message = f'"{" ".join(argv[:3])}" failed: {quoted}'
     for phrase, error, hint in HINTS:
-        if phrase in words:
+        if phrase in words.lower():
             return error(message, hint=hint)
     return MlbenchError(message, hint="docker info; kind version")
 

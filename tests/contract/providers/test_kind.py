@@ -15,7 +15,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.kind import api
@@ -407,3 +407,23 @@ def test_a_kind_that_is_too_old_for_a_version_is_refused(kind: str, kubernetes: 
         return
     with pytest.raises(UsageError, match=says):
         api.require_image_support(kind, kubernetes)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "hint"),
+    [
+        ("permission denied while trying to connect to the docker API at unix:///x", CredentialError, "group docker"),
+        ("permission denied while trying to connect to the Docker daemon socket", CredentialError, "group docker"),
+        ("Cannot connect to Podman. Please verify your connection to the Linux system", UsageError, "podman machine"),
+        (
+            'failed to pull image "kindest/node:v1": Error response from daemon: toomanyrequests: You have '
+            "reached your unauthenticated pull rate limit.",
+            CapacityError,
+            "docker login",
+        ),
+    ],
+)
+def test_what_the_tools_say_is_understood_in_all_their_versions(said: str, kind: type[MlbenchError], hint: str) -> None:
+    error = api.tool_error(["docker", "info"], said, 1)
+    assert type(error) is kind
+    assert hint in str(error.hint)
