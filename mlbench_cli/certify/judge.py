@@ -342,7 +342,7 @@ class Acceptance:
                 state = State.WATCH if is_link else State.SLOW
                 detail += f"; confirmed in {count} over {found.seconds:.0f} s"
                 if is_link and not is_bad:
-                    self.notes.append(f"{about} is slow, and either end may be at fault ({detail})")
+                    self.notes.append(f"{about} is slow, and either end may be at fault")
             elif found.is_named is False:
                 if short < test.warn or found.slow * 2 < found.of:
                     continue  # fresh data does not show it
@@ -351,7 +351,7 @@ class Acceptance:
                 again = f"slow in {count} over {found.seconds:.0f} s, of {self.evidence.span:.0f} s that blame it"
                 detail += f"; {again if found.of else 'it was not measured again'}"
                 if not is_bad:
-                    self.notes.append(f"{about} could be neither cleared nor named ({detail})")
+                    self.notes.append(f"{about} could be neither cleared nor named")
             text = f"{about}: {detail}"
             reason = "link_slow" if is_link else test.reason
             self._find(reason, nodes, state, text, **self._facts(suspect, found))
