@@ -39,6 +39,7 @@ from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
+from mlbench_cli.runs.own_command import hides_failures
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
@@ -591,6 +592,10 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     in_public = {spec.task for spec in specs if spec.engine == "kubernetes" and spec.image and is_public(spec.image)}
     if packages := sorted({package for task in in_public for package in packages_of(task)}):
         console.note(f"Workers install {', '.join(packages)} with pip when they start.")
+    if any(hides_failures(argv) for argv in {spec.argv for spec in specs if not spec.runs_task_program}):
+        console.warn(
+            "The exit code of a pipe is that of tee, so a failed training counts as completed: set -o pipefail"
+        )
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:
         return

@@ -6,12 +6,18 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.text import shorten
 
 TIMEOUT = 4 * 3600.0  # seconds; a hang must not last a day
+MAX_SCRIPT = 1 << 16  # bytes; longer files are no scripts
+_TEE, _CHECKED = re.compile(r"(?<!\|)\|&?\s*tee\b"), re.compile(r"pipefail|PIPESTATUS")
+_SHELL_LINE = re.compile(r"#!.*sh\b")
 _OPERATORS = "&|;<>()`\n"
 _VARIABLE = re.compile(r"\$([A-Za-z_{(]|\d)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -22,21 +28,35 @@ _BUILTINS = (
 )
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 _PYTHONS = re.compile(r"python([23](\.\d+)?)?")
+# A quoted part (group 1), or the end of a line that goes on in the next one.
+_CONTINUED = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\[^\r\n])|\\\r?\n""", re.DOTALL)
 
 
 def split_command(command: str) -> tuple[str, ...]:
     """The words of a command, as a shell would split them. Raises UsageError for what only a shell could do."""
+    command = _CONTINUED.sub(lambda part: part[1] or "", command.strip())
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
     is_shell = any(os.path.basename(word) in _SHELLS for word in words)  # also in "timeout 60 sh -c ..."
     if (found := _find_shell_syntax(command, is_shell)) is not None:
+        shell = "bash -o pipefail" if "|" in command else "sh"
         raise UsageError(
             f"--command is not run by a shell, so {found} has no effect.",
-            hint=f"--command {shlex.quote('sh -c ' + shlex.quote(command))}",
+            hint=f"--command {shlex.quote(f'{shell} -c {shlex.quote(command)}')}",
         )
     return words
+
+
+def hides_failures(argv: Sequence[str]) -> bool:
+    """Whether a command, or a shell script that it names, has a pipe into tee, whose exit code is 0 whatever failed."""
+    texts = [" ".join(argv)]
+    for word in argv:
+        with suppress(OSError, ValueError):
+            text = read_regular(Path(word), MAX_SCRIPT).decode("utf-8", "replace")
+            texts += [text] if word.endswith("sh") or _SHELL_LINE.match(text) else []
+    return any(_TEE.search(text) and not _CHECKED.search(texts[0] + text) for text in texts)
 
 
 def _matches_files(pattern: str) -> bool:
