@@ -15,9 +15,9 @@ from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
+from mlbench_cli.results.archive.evidence import find_events
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
 from mlbench_cli.util.times import parse_timestamp
-from task_images import contract
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
 TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
@@ -66,8 +66,7 @@ class EventReader:
             try:
                 for line in read_log(self._engine, self._run, rank, cursor):
                     cursor = line.cursor
-                    if (event := contract.parse_event(line.text)) is not None:
-                        events.append(event)
+                    events += find_events(line.text)
             except MlbenchError:
                 pass
             self._cursors[rank] = cursor

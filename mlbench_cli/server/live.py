@@ -21,13 +21,12 @@ from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.model.silence import UNREACHABLE, Silence
 from mlbench_cli.results.analysis.tables import MetricPoint
-from mlbench_cli.results.archive.evidence import parse_metric
+from mlbench_cli.results.archive.evidence import find_events, parse_metric
 from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.util.text import clean
-from task_images import contract
 
 POLL_SECONDS = 0.7
 IDLE_SECONDS = 20.0  # after which a comment keeps the connection alive
@@ -87,12 +86,13 @@ class Watcher:
         for rank, cursor in self._cursors.items():
             for line in read_log(engine, self._run.run, rank, cursor):
                 self._cursors[rank] = line.cursor
-                event = contract.parse_event(line.text)
-                if event is None:
+                events = [*find_events(line.text)]
+                if not events:
                     count += 1
                     lines.append((rank, clean(line.text.decode("utf-8", "replace").rstrip("\r\n")[:4000], keep="\r\t")))
-                elif event["event"] == "metric" and (metric := parse_metric(event)):
-                    point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric)
+                for event in events:
+                    metric = parse_metric(event) if event["event"] == "metric" else None
+                    point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric) if metric else None
                     points += [point] if point else []
         used = {str(rank): facts for rank, facts in latest_resources(self._run).items()}
         return News(self._run.status(), used, points, lines, count, is_over)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -37,6 +38,7 @@ MAX_AMOUNT = 1e100  # of an amount: larger ones are not measurements, and their 
 MAX_CLOCK_ERROR = 0.1
 MAX_SLEW = 0.0005  # maximum slew rate of NTP in seconds per second
 _MARK = contract.PREFIX.encode() + b"{"
+_JSON = json.JSONDecoder()
 # What reporters write for values that are not finite -> the words of metrics.jsonl.
 _SPECIAL = {
     **dict.fromkeys(("nan", "+nan", "-nan"), "nan"),
@@ -247,11 +249,27 @@ def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[Json
         position = 0
         while (found := block.find(_MARK, position)) >= 0:
             position = block.find(b"\n", found) + 1 or len(block)
-            line = block[found:position]
-            if (event := contract.parse_event(line)) is not None:
-                yield event
-            else:
-                counts.ignore(_explain_event(line))
+            yield from find_events(block[found:position], counts)
+
+
+def find_events(line: bytes, counts: LogCounts | None = None) -> Iterator[JsonObject]:
+    """The events in one line of a log: one that ends the line, or several, or some with other text behind them."""
+    if (event := contract.parse_event(line)) is not None:
+        yield event
+        return
+    for part in map(_cut_event, line.split(_MARK)[1:]):
+        if (event := contract.parse_event(part)) is not None:
+            yield event
+        elif counts is not None:
+            counts.ignore(_explain_event(part))
+
+
+def _cut_event(text: bytes) -> bytes:
+    """An event without what follows it on its line, such as a progress bar, from the text behind its mark."""
+    try:  # as Latin-1, of which each byte is a character
+        return _MARK + text[: _JSON.raw_decode("{" + text.decode("latin-1"))[1] - 1]
+    except (ValueError, RecursionError):
+        return _MARK + text
 
 
 def _explain_event(line: bytes) -> str:
@@ -389,6 +407,7 @@ class _EventCollector:
 
     def __init__(self, evidence: Evidence, watcher: "GoalWatcher | None") -> None:
         self._world_size = evidence.spec.world_size
+        self._is_task = evidence.spec.runs_task_program
         self._writers = evidence.writers
         self._watcher = watcher
         self.logs: dict[int, LogFacts] = {}
@@ -406,7 +425,8 @@ class _EventCollector:
         for event in read_events(log, facts.counts):
             rank, kind = event["rank"], event["event"]
             if rank >= self._world_size or rank not in own:
-                facts.foreign += 1
+                # A command may start further ranks itself, such as torchrun with several processes on each worker.
+                facts.foreign += rank < self._world_size or self._is_task
                 continue
             facts.take(event)
             if kind == "metric" and not (metric := parse_metric(event)):
@@ -489,6 +509,9 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
     None if name, value or time is missing or malformed. A value is a number, or one of _SPECIAL in any case.
     """
     name, value, moment = event.get("name"), event.get("value"), event["time"]
+    if type(value) is int and not is_finite_number(value):  # a count of operations is more than 2**63
+        with suppress(OverflowError):
+            value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value)  # bare NaN and Infinity, as Python's json and most reporters print them
     if isinstance(value, str):
@@ -510,9 +533,10 @@ def _explain_metric(event: Mapping[str, Any]) -> str:
     """Why `parse_metric` refuses a metric."""
     if not isinstance(event.get("name"), str) or not event["name"]:
         return "a metric has no name"
-    return (
-        f"the value of {one_line(event['name'], 60)} is {one_line(str(event.get('value')), 40)}, which is not a number"
-    )
+    name, value = one_line(event["name"], 60), json.dumps(make_strict(event.get("value")))  # a text has quotes
+    if not 0 <= event["time"] <= MAX_SECONDS:
+        return f"the time of {name} is {event['time']:g}, which is not in seconds since 1970"
+    return f"the value of {name} is {one_line(value, 40)}, which is not a number"
 
 
 def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, object]:
