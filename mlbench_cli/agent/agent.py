@@ -43,10 +43,11 @@ SAMPLES = 600  # after this many seconds lines get rarer, so that a day has abou
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
 # Variables that other launchers set for their own processes. A rank that inherited them would join their groups, or
-# wait for their servers: torchrun, Slurm's srun, MPI's mpirun and PMI, Cray's and IBM's launchers.
+# wait for their servers: torchrun (PET_: what its options default to), Slurm's srun, MPI's mpirun and PMI, Cray's and
+# IBM's launchers.
 FOREIGN_PREFIXES = (
     *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "HYDRA_", "JSM_NAMESPACE_"),
-    *("HYDI_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
+    *("HYDI_", "PET_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
     *("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MPI_", "SLURM_PMI", "SRUN_", "FLUX_TASK_", "ALPS_APP_"),
 )
 FOREIGN_VARIABLES = frozenset(

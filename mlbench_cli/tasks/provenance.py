@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -82,7 +83,8 @@ class Provenance(Struct, frozen=True):
     command       None for a catalog task, and on clusters
     experiment    name and beginning of the id, to keep runs apart whose code is unknown
     source        None for a catalog task, on clusters, and without a git repository
-    packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
+    packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them,
+                  and for a command whose environment is not known
     machine       None on clusters, where each rank reports its own
     session       identifies this machine and its boot, to group runs; None on clusters
     loader        variables by which libraries and modules of others get into the ranks; None on clusters, where the
@@ -120,6 +122,7 @@ def collect_provenance(
     folder        working directory of a user's command; None: the current one
     """
     local = spec.engine == "local"
+    path = _package_path(command) if local else None
     git = _start_git(folder or Path()) if local and not spec.runs_task_program else None  # works while we collect
     known = Provenance(
         mlbench=__version__,
@@ -128,12 +131,23 @@ def collect_provenance(
         code=_task_code(spec.task, spec.method.get("name", "")) if spec.runs_task_program else None,
         command=command,
         experiment=experiment,
-        packages=environment.list_packages(isolation.protected_path()) if local else None,
+        packages=environment.list_packages(path) if path is not None else None,
         machine=_machine() if local else None,
         session=_session() if local else None,
         loader=_list_loader_variables(spec) if local else None,
     )
     return known if git is None else replace(known, source=_read_commit(git))
+
+
+def _package_path(command: CommandRecord | None) -> list[str] | None:
+    """Where the packages of the ranks are; None if unknown. A command may run in a virtual environment of its own."""
+    if command is None:
+        return isolation.protected_path()
+    prefix = Path(command.interpreter or "").parent.parent
+    if command.interpreter and prefix == Path(sys.prefix):
+        return isolation.protected_path()
+    is_own = (prefix / "pyvenv.cfg").exists() or (prefix / "conda-meta").exists()
+    return sorted(map(str, prefix.glob("lib/python3*/site-packages"))) if command.interpreter and is_own else None
 
 
 def _list_loader_variables(spec: RunSpec) -> dict[str, str]:

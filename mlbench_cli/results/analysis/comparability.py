@@ -49,6 +49,7 @@ _MAX_TEXT = 150
 _MAX_RATE_RATIO = 1.5
 _MIN_TRIP_SECONDS = 2e-4
 _OPTIONS = "kubernetes."
+_FRAMEWORKS = ("torch", "tensorflow", "jax")
 _CLOUDS = ("gke/", "eks/", "aks/")  # whose kinds name a machine type that is the same everywhere
 # Fields of a spec that do not change the measurement, and why.
 NEUTRAL = {
@@ -427,11 +428,14 @@ class _Evidence:
         return str(found)[:16]
 
     def framework(self) -> str | None:
+        """As rank 0 reported it; of a command that reports none, those that its environment has."""
         for rank in self._ranks[:1]:
             version = rank.get("framework_version") or rank.get("version")
             if rank.get("framework") and version:
                 return shorten(f"{rank['framework']} {version}", 60)
-        return None
+        packages = _mapping(self._provenance.get("packages")) if is_command(self._spec) else {}
+        found = [f"{name} {packages[name]}" for name in _FRAMEWORKS if name in packages]
+        return shorten(", ".join(found), 60) or None
 
 
 def name_experiment(run: str) -> str:

@@ -334,7 +334,9 @@ def _provenance_differences(original: Archive, reproduction: Archive) -> Iterabl
         a, b = read(one), read(other)
         if a != b:
             yield NotTheSame(name, str(a or UNKNOWN), str(b or UNKNOWN), matters)
-    packages = [found.get("packages") or {} for found in (one, other)]
+    packages = [found.get("packages") for found in (one, other)]
+    if None in packages:
+        return
     changed = [name for name in sorted({*packages[0], *packages[1]}) if packages[0].get(name) != packages[1].get(name)]
     for name in changed[:_MAX_PACKAGES]:
         before, after = (str(each.get(name) or "none") for each in packages)
