@@ -6,6 +6,7 @@ repeats of each other.
 
 import ast
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -16,17 +17,45 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.util.masking import is_secret_file
 
 FOLDER = "code"  # of an archive
 MAX_BYTES = 16 << 20  # of one file that is taken for code; larger ones are data
 MAX_FILES = 2000
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-_SHELL_LINE = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b")
+_SHELL_LINE, _PYTHON_LINE = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b"), re.compile(rb"#!.*\b(?:python[\d.]*|uv)\b")
 _OPERATORS = re.compile(r"[;&|()<>`]")
 _PYTHONS = re.compile(r"python([23](\.\d+)?)?")
-_CHANGE_FOLDER = ("-C", "--chdir", "--directory")  # of env, make, uv, poetry
-# Named files of these kinds do not tell what the program does: "my-train --config a.yaml" has no known code.
-_SETTINGS = ("", ".cfg", ".conf", ".csv", ".env", ".ini", ".json", ".npz", ".toml", ".tsv", ".txt", ".yaml", ".yml")
+_CHANGE_FOLDER = ("-C", "--chdir", "--cwd", "--directory")  # of env, make, conda, uv, poetry
+_TEXT = re.compile(r"-[A-Za-z]*c")  # -c, and "bash -lc"
+# Without a file of these kinds, or an executable one, a command has no known code: "my-train --config a.yaml".
+_PROGRAMS = (
+    *(
+        ".bash",
+        ".c",
+        ".cc",
+        ".cpp",
+        ".cu",
+        ".f90",
+        ".go",
+        ".ipynb",
+        ".jar",
+        ".java",
+        ".jl",
+        ".js",
+        ".ksh",
+        ".lua",
+        ".m",
+    ),
+    *(".mjs", ".php", ".pl", ".py", ".pyz", ".r", ".rb", ".rs", ".scala", ".sh", ".so", ".ts", ".zsh"),
+)
+# What a shell or a program writes is not its code, and differs after every run: "> log", "| tee log", "--out a.json".
+_WORD = r"(?:\"[^\"]*\"|'[^']*'|[^\s()<>|;&\"']+)"
+_REDIRECTED = re.compile(rf"[|(]&?\s*tee(?:[ \t]+{_WORD})*|[\d&]?>{{1,2}}[|&]?[ \t]*{_WORD}")
+_OUTPUT = re.compile(
+    r"-o|--?(\w+[-_])*(out|output|outfile|logs?|logfile|save|write|dump|results?|report|export|metrics|history|checkpoint"
+    r"|ckpt)([-_]\w+)*"
+)
 _VARIABLE = re.compile(r"^(?:.*[)}]|\$\w+)/")  # "$(dirname "$0")/train.py", "$HERE/train.py"
 
 
@@ -47,15 +76,16 @@ def collect_code(argv: Sequence[str], include: Iterable[str] = (), folder: Path 
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     roots = [folder, folder / "src", *(Path(entry) for entry in own if Path(entry).is_relative_to(folder))]
     included = list(_included_files(include, folder))
-    for path in [*_named_files(argv, folder), *included]:
+    named = [Path(os.path.abspath(path)) for path in (*_named_files(argv, folder), *included)]
+    for path in named:
         # Python looks beside the file that a link means, people beside the link.
         _add(path, (path.resolve().parent, path.parent, *roots), found)
-    for name in _imports_of_text(argv):
+    for name in sorted(_imports_of_text(argv)):
         for path in _module_files(name, folder):
             _add(path, (path.parent, *roots), found)
     if not included and not any(_is_program(path) for path in found):
         return None
-    files = _name_files(found, folder)
+    files = _name_files(found, (folder, *(each for path in named for each in (path.parent, path.resolve().parent))))
     sums = "".join(f"{_digest(path)}  {name}\n" for name, path in sorted(files.items()))
     return CommandCode(hashlib.sha256(sums.encode("utf-8", "surrogateescape")).hexdigest(), files)
 
@@ -78,15 +108,15 @@ def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
     words = list(argv)
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""
-        if before == "-m":
+        if before in ("-m", "--module"):
             yield from _module_files(word, folder)
-        elif word.startswith("-m") and _PYTHONS.fullmatch(os.path.basename(words[0])):
+        elif word.startswith("-m") and _follows_python(words[:number]):
             yield from _module_files(word[2:], folder)
         elif before in _CHANGE_FOLDER and os.path.isdir(folder / word):
             yield from _named_files(["", *words[number + 1 :]], folder / word)
-        elif before == "-c" and os.path.basename(words[0]) in _SHELLS:
+        elif _TEXT.fullmatch(before) and any(os.path.basename(each) in _SHELLS for each in words[:number]):
             try:
-                named = ["sh", *shlex.split(_OPERATORS.sub(" ", word))]
+                named = ["sh", *shlex.split(_OPERATORS.sub(" ", _REDIRECTED.sub(" ", word)))]
             except ValueError:
                 continue
             for place in _folders_of(named, (folder,)):
@@ -94,7 +124,13 @@ def _named_files(argv: Sequence[str], folder: Path) -> Iterator[Path]:
         elif number and os.path.isfile(folder / word / "__main__.py"):  # False for what can be no path, such as a text
             yield from sorted(path for path in (folder / word).rglob("*.py") if _is_code(path))
         elif _is_code(path := folder / word.rpartition("=")[2]) and (number or _is_own_program(word, path, folder)):
-            yield path
+            option = word.rpartition("=")[0] or before
+            if path.suffix.lower() in _PROGRAMS or not (_OUTPUT.fullmatch(option) or is_secret_file(path.name)):
+                yield path
+
+
+def _follows_python(words: Sequence[str]) -> bool:
+    return any(_PYTHONS.fullmatch(os.path.basename(word)) for word in words)
 
 
 def _folders_of(words: Sequence[str], roots: tuple[Path, ...]) -> Iterable[Path]:
@@ -105,7 +141,7 @@ def _folders_of(words: Sequence[str], roots: tuple[Path, ...]) -> Iterable[Path]
 
 def _imports_of_text(argv: Sequence[str]) -> set[str]:
     """The modules that `python -c TEXT` imports."""
-    if not argv or "-c" not in argv[:-1] or not _PYTHONS.fullmatch(os.path.basename(argv[0])):
+    if "-c" not in argv[:-1] or not _follows_python(argv[: list(argv).index("-c")]):
         return set()
     return _imported_names(argv[list(argv).index("-c") + 1])
 
@@ -114,7 +150,8 @@ def _included_files(include: Iterable[str], folder: Path) -> Iterator[Path]:
     for word in include:
         path = folder / word
         if path.is_dir():
-            yield from sorted(each for each in path.rglob("*") if _is_code(each) and ".git" not in each.parts)
+            files = (each for each in path.rglob("*") if _is_code(each) and not is_secret_file(each.name))
+            yield from sorted(each for each in files if ".git" not in each.parts)
         elif path.is_file():
             yield path
         else:
@@ -136,23 +173,32 @@ def _add(path: Path, roots: tuple[Path, ...], found: dict[Path, None]) -> None:
     if path in found or len(found) >= MAX_FILES:
         return
     found[path] = None
-    if path.suffix != ".py":
-        for other in _files_of_shell_script(path, roots):
-            _add(other, (other.parent, *roots), found)
-        return
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return
-    for other in (root / name for name in _named_scripts(text) for root in roots):
+    texts = _python_texts(path)
+    for other in _files_of_shell_script(path, roots) if not texts else ():
+        _add(other, (other.parent, *roots), found)
+    for other in (root / name for text in texts for name in sorted(_named_scripts(text)) for root in roots):
         if _is_code(other):
             _add(other, (other.parent, *roots), found)
-    for name in _imported_names(text):
+    for name in (name for text in texts for name in sorted(_imported_names(text))):
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             for folder in dict.fromkeys((*roots, path.parent)):
                 for other in _module_files(".".join(parts[:length]), folder):
                     _add(other, roots, found)
+
+
+def _python_texts(path: Path) -> list[str | bytes]:
+    """The Python code in a file: a script, also one without ".py", or the cells of a notebook; empty for others."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(512)
+            is_python = path.suffix in (".py", ".ipynb") or _PYTHON_LINE.match(first)
+            data = first + file.read() if is_python else b""
+        if path.suffix != ".ipynb":
+            return [data] if is_python else []
+        return ["".join(cell["source"]) for cell in json.loads(data)["cells"] if cell["cell_type"] == "code"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
 
 
 def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
@@ -165,7 +211,7 @@ def _files_of_shell_script(path: Path, roots: tuple[Path, ...]) -> Iterator[Path
     except OSError:
         return
     words = ["sh"]
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in _REDIRECTED.sub(" ", text.replace("\\\n", " ")).splitlines():
         line = _OPERATORS.sub(" ", line) if "$(" not in line else line
         try:
             words += shlex.split(line, comments=True)
@@ -205,11 +251,12 @@ def _imported_names(text: str | bytes) -> set[str]:
     return {name for name in names if all(part.isidentifier() for part in name.split("."))}
 
 
-def _name_files(found: Iterable[Path], folder: Path) -> dict[str, Path]:
-    """The files by their names below the working folder; others by their last part."""
+def _name_files(found: Iterable[Path], folders: Sequence[Path]) -> dict[str, Path]:
+    """The files by their names below the first of `folders` that has them; others by their last part. Equal for every
+    process."""
     files: dict[str, Path] = {}
-    for path in found:
-        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+    for path in sorted(found):
+        name = path.relative_to(next((each for each in folders if path.is_relative_to(each)), path.parent)).as_posix()
         if name in files or any(part.startswith(".") for part in name.split("/")):
             name = f"{len(files)}-{path.name.lstrip('.')}"
         files[name] = path
@@ -229,7 +276,7 @@ def _is_own_program(word: str, path: Path, folder: Path) -> bool:
 
 
 def _is_program(path: Path) -> bool:
-    return path.suffix.lower() not in _SETTINGS or os.access(path, os.X_OK)
+    return path.suffix.lower() in _PROGRAMS or os.access(path, os.X_OK)
 
 
 def _is_code(path: Path) -> bool:

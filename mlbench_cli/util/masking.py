@@ -23,12 +23,22 @@ _VALUE = re.compile(
     r"|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
     r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
+_FILE = re.compile(
+    r"\.env.*|.+\.env|\.netrc|(credentials|secrets?)(\.(json|ya?ml|toml|ini|cfg|txt))?|.+\.(pem|key)"
+    r"|id_(rsa|dsa|ecdsa|ed25519)",
+    re.IGNORECASE,
+)
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
 def is_secret_variable(name: str) -> bool:
     """Whether an environment variable with this name usually holds a secret."""
     return _VARIABLE.search(name) is not None
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file with this name usually holds secrets, such as `.env`."""
+    return _FILE.fullmatch(name) is not None
 
 
 def mask_words(words: Sequence[str]) -> tuple[str, ...]:

@@ -61,6 +61,20 @@ def test_the_python_is_that_of_the_users_path(project: Path, tmp_path: Path, com
         assert f"Interpreter: {program}" in done.stderr
         document = json.loads((folder_of(os.environ["MLBENCH_HOME"], "who-1") / "run.json").read_bytes())
         assert document["provenance"]["command"]["interpreter"] == program
+        assert document["provenance"]["packages"] == {}  # of that environment, not of mlbench's
+
+
+def test_runs_with_another_framework_are_not_repeats(project: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "mine", with_pip=False)
+    (packages,) = (tmp_path / "mine").glob("lib/python3*/site-packages")
+    (project / "train.py").write_text("print(1)\n")
+    path = f"{tmp_path / 'mine' / 'bin'}:{os.environ['PATH']}"
+    for name, version in (("old", "2.9.0"), ("new", "2.10.0")):
+        (packages / f"torch-{version}.dist-info").mkdir()
+        assert mlbench("run", name, "1", "--command", "python train.py", PATH=path).returncode == 0
+        (packages / f"torch-{version}.dist-info").rmdir()
+    done = mlbench("compare", "old", "new")
+    assert "versions of the framework differ: torch 2.9.0 and torch 2.10.0" in done.stdout + done.stderr
 
 
 # One of each character, and of each word, that only a shell knows.
@@ -85,9 +99,18 @@ def test_what_only_a_shell_understands_is_refused_with_the_way_out_and_quoted_wo
         assert run(["run", "x", "1", "--command", command]) == 2, command
         said = capsys.readouterr().err
         assert "--command is not run by a shell" in said
-        assert "sh -c" in said
+        assert ("bash -o pipefail -c" if "|" in command else "sh -c") in said
     for command in QUOTED:
         assert run(["run", "x", "1", "--command", command, "--dry-run"]) == 0, command
+
+
+def test_a_command_may_have_several_lines_and_a_pipe_that_hides_failures_is_told(project: Path) -> None:
+    """As people copy it from a README, and as YAML keeps a block."""
+    done = mlbench("run", "lines", "1", "--command", "echo one \\\n  two\n")
+    assert (done.returncode, log_of("lines-1")) == (0, "one two\n")
+    assert "pipefail" not in done.stderr
+    (project / "train.sh").write_text("false | tee log\n")
+    assert "a failed training counts as completed" in mlbench("run", "tee", "1", "--command", "sh train.sh").stderr
 
 
 def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
@@ -125,6 +148,7 @@ def test_variables_of_other_launchers_do_not_reach_the_ranks(project: Path) -> N
         "OMPI_COMM_WORLD_RANK": "5",
         "HOROVOD_RANK": "1",
         "HYDI_CONTROL_FD": "5",
+        "PET_NNODES": "4",
         "TF_CONFIG": '{"cluster": {"worker": ["elsewhere:1"]}}',
         "RANK": "9",
         "WORLD_SIZE": "99",
@@ -205,13 +229,14 @@ def test_two_versions_of_a_script_are_not_repeats_of_each_other(project: Path) -
 
 
 WAYS = [
+    "./train",
     "python -m pack.deep.start",
     "bash -c 'cd pack && sh ../run.sh'",
     "env DEBUG=1 python src/first.py",
     "python -c 'import starts' settings.yaml",
     *("sh -c 'cd src && python first.py'", "env -C src python first.py", "python link.py", "python starts.py"),
     *("python -m pack.train", "python pack", f"python ../project/pack/ {'x' * 300}"),
-    *("sh run.sh", "./run.sh --fast", "sh inside.sh"),
+    *("sh run.sh", "./run.sh --fast", "sh inside.sh", "cat train.ipynb"),
 ]
 
 
@@ -233,11 +258,14 @@ def test_code_is_known_however_a_command_reaches_it(
         "src/first.py": "import work\n",
         "run.sh": '#!/bin/sh\nset -e\nHERE=$(dirname "$0")\npython3 "$HERE/src/first.py" "$@" | cat  # as always\n',
         "inside.sh": "cd src\npython3 first.py&&true\n",
+        "train": "#!/usr/bin/env -S python3 -u\nimport first\n",
+        "train.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": ["import os\n", "import first"]}]}),
     }
     for name, text in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     (project / "run.sh").chmod(0o755)
+    (project / "train").chmod(0o755)
     (project / "link.py").symlink_to("src/first.py")
     (project / "starts.py").write_text("import runpy\nrunpy.run_path('src/first.py')\n")
     digests = []
@@ -249,6 +277,44 @@ def test_code_is_known_however_a_command_reaches_it(
         assert "src/work.py" in document["provenance"]["command"]["files"]
         digests.append(document["provenance"]["command"]["digest"])
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "timeout 60 bash -ec 'python train.py | tee log'",
+        "env A=1 python -c 'import train' --out log --env-file .env",
+        "bash run.sh",
+    ],
+)
+def test_what_a_command_writes_and_its_secrets_are_not_its_code(project: Path, command: str) -> None:
+    """Otherwise the second run of a script would be of other code than the first, whose log is now there."""
+    (project / "train.py").write_text("print(open('.env').read())\n")
+    (project / ".env").write_text("TOKEN=secret\n")
+    (project / "run.sh").write_text('source .env\nset -o pipefail\npython train.py 2>&1 | tee -a "log" > log2\n')
+    for name in ("first", "second"):
+        assert mlbench("run", name, "1", "--command", command).returncode == 0
+        (project / "log").write_text(name)
+    folders = [folder_of(os.environ["MLBENCH_HOME"], f"{name}-1") for name in ("first", "second")]
+    first, second = (json.loads((path / "run.json").read_bytes())["provenance"]["command"] for path in folders)
+    assert first["digest"] == second["digest"]
+    assert second["files"] == ["run.sh"] * ("run.sh" in command) + ["train.py"]
+    assert not [path for path in folders[1].glob("code/**/*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
+def test_a_script_elsewhere_has_the_same_code_for_every_process(project: Path, tmp_path: Path) -> None:
+    """With folders, since packages have files of equal names."""
+    for name in ("a", "b", "c"):
+        (tmp_path / "elsewhere" / name).mkdir(parents=True)
+        (tmp_path / "elsewhere" / name / "__init__.py").write_text(f"NAME = '{name}'\n")
+    (tmp_path / "elsewhere" / "train.py").write_text("import a, b, c\n")
+    for seed in ("1", "2"):
+        command = f"python {tmp_path}/elsewhere/train.py"
+        assert mlbench("run", f"s{seed}", "1", "--command", command, PYTHONHASHSEED=seed).returncode == 0
+    folders = [folder_of(os.environ["MLBENCH_HOME"], f"s{seed}-1") for seed in ("1", "2")]
+    first, second = (json.loads((path / "run.json").read_bytes())["provenance"]["command"] for path in folders)
+    assert first == second
+    assert first["files"] == ["a/__init__.py", "b/__init__.py", "c/__init__.py", "train.py"]
 
 
 def test_runs_of_unknown_code_are_repeats_only_within_their_experiment(project: Path) -> None:
@@ -318,7 +384,7 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
     rows = (folder_of(os.environ["MLBENCH_HOME"], "nan-1") / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["value"] for row in rows] == [1.9, "nan", "inf", "nan", "-inf"]
     assert (
-        "2 events of rank 0 were ignored. The first: the value of loss is 12 ms"
+        '2 events of rank 0 were ignored. The first: the value of loss is "12 ms"'
         in findings_of("nan-1")["event_ignored"]
     )
     (project / "report.py").write_text(MILLISECONDS)
@@ -329,6 +395,49 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
     (project / "report.py").write_text("".join(f"print({result % seconds!r})\n" for seconds in (0.5, 0.0001)))
     assert mlbench("run", "two", "1", "--command", "python report.py").returncode == 0
     assert "a result that differs from the last one" in findings_of("two-1")["event_ignored"]
+
+
+MIXED = r"""
+import os, time
+start = '@mlbench {"v":1,"event":"metric","rank":%s,"time":%f,"name":' % (RANK, time.time())
+print("\033[32m" + start + '"a","value":1}\033[0m')
+print(start + '"b","value":2}\r 40%|####      | 2/5 [00:01<00:02]', start + '"c","value":3}' + start + '"d","value":4}')
+print(start + '"flops","value":%d}' % 10**22)
+"""
+ARRAY = """
+from types import SimpleNamespace
+from mlbench import emit
+emit("metric", name="share", value=SimpleNamespace(item=lambda: 0.5))  # as numpy's and torch's numbers
+"""
+
+
+def test_an_event_ends_where_its_object_ends_whatever_follows_it(project: Path) -> None:
+    """Progress bars, colors and other processes write to the same line. torchrun may start further ranks."""
+    (project / "report.py").write_text(MIXED.replace("RANK", "0") + ARRAY)
+    assert mlbench("run", "mixed", "1", "--command", "python report.py").returncode == 0
+    shown = json.loads(mlbench("status", "mixed-1", "-o", "json").stdout)
+    assert shown["metrics"] == {"a": 1, "b": 2, "c": 3, "d": 4, "flops": 1e22, "share": 0.5}
+    assert findings_of("mixed-1") == {}
+    (project / "report.py").write_text(MIXED.replace("RANK", "2 * int(os.environ['RANK'])"))
+    assert mlbench("run", "more", "2", "--command", "python report.py").returncode == 0
+    assert findings_of("more-2") == {}
+    assert mlbench("verify", "mixed-1", "more-2").returncode == 0
+
+
+HISTORY = """
+import json, time
+end = time.time()
+for name in ("loss", "accuracy"):
+    for seconds in (4, 0, -4):
+        event = {"v": 1, "event": "metric", "rank": 0, "time": end - seconds, "name": name, "value": seconds}
+        print("@mlbench " + json.dumps(event))
+"""
+
+
+def test_a_history_may_be_reported_metric_by_metric_after_the_training(project: Path) -> None:
+    (project / "train.py").write_text(HISTORY)
+    assert mlbench("run", "keras", "1", "--command", "python train.py").returncode == 0
+    assert findings_of("keras-1") == {}
 
 
 def test_a_command_that_never_reports_the_metric_of_its_goal_says_so(project: Path) -> None:
