@@ -69,6 +69,7 @@ ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the format, of every e
 _ATTRIBUTES = (stat.S_IFREG | 0o644) << 16
 _UNIX = 3
 UNPROVEN = "(unproven)"
+_REPACKED = "another program packed this file again; unpack it, and verify the folder"
 _ENCRYPTED = 1  # flag of an entry
 _ENTRY_MARK = b"PK\1\2"
 # What zipfile raises for bytes that are not a zip, besides OSError.
@@ -451,20 +452,17 @@ class Zip(Archive):
         before, room = "", self.file_size
         for entry in self._zip.infolist():
             name = entry.orig_filename
-            if name <= before:
-                twice = name == before
-                raise self._damage(
-                    "duplicate" if twice else "order", name, "it appears twice" if twice else "it is not sorted"
-                )
+            if name == before:
+                raise self._damage("duplicate", name, "it appears twice")
+            if name < before:
+                raise self._damage("order", name, f"it is not sorted, so {_REPACKED}")
             before, room = name, room - entry.compress_size
             if entry.flag_bits & _ENCRYPTED:
                 raise self._damage("encrypted", name, "it is encrypted")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                raise self._damage(
-                    "compressed",
-                    name,
-                    "it is compressed, so another program packed this file again; unpack it, and verify the folder",
-                )
+                raise self._damage("compressed", name, f"it is compressed, so {_REPACKED}")
+            if name.endswith("/"):
+                raise self._damage("unsafe_name", name, f"it is a folder, so {_REPACKED}")
             if trouble := find_name_problem(name):
                 raise self._damage("unsafe_name", name, trouble)
             if stat.S_ISLNK(entry.external_attr >> 16):
@@ -674,7 +672,7 @@ def check_canonical(zipped: Zip) -> dict[str, str]:
         message = f"it cannot be read: {error.strerror or error}"
         raise DamagedArchive(zipped.path, name, message, problem="changed") from None
     if copy.differing:
-        message = f"it is not in canonical form, from byte {min(copy.differing)}"
+        message = f"it is not in canonical form from byte {min(copy.differing)} on, so it was damaged, or {_REPACKED}"
         raise DamagedArchive(zipped.path, name, message, problem="header")
     if copy.end != zipped.file_size:
         message = f"{zipped.file_size - copy.end} bytes follow the end of the zip"

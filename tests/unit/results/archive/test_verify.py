@@ -200,6 +200,20 @@ def test_compressed_dated_linked_and_encrypted_entries() -> None:
     ]
 
 
+def test_what_another_program_packed_again_is_told_apart_from_damage(tmp_path: Path) -> None:
+    """It compresses, adds folders, takes the files in any order, or keeps their dates."""
+    for name, data in contents().items():
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_bytes(data)
+    shutil.make_archive(str(tmp_path / "folder"), "zip", tmp_path, "run")
+    disordered = write_zip(sorted(contents().items(), reverse=True)).getvalue()
+    dated = repack(lambda zipped, name, data: zipped.writestr(zipfile.ZipInfo(name, (2024, 2, 2, 0, 0, 0)), data))
+    for data in ((tmp_path / "folder.zip").read_bytes(), disordered, dated):
+        (problem,) = verify_zip(io.BytesIO(data)).problems
+        assert "another program packed this file again; unpack it, and verify the folder" in problem.message
+    assert find_problems(tmp_path / "run") == []
+
+
 def test_duplicates_and_disorder() -> None:
     files = sorted(contents().items())
     assert codes(write_zip([*files, files[-1]]).getvalue()) == ["duplicate"]
