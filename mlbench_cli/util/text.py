@@ -13,6 +13,9 @@ _WORKFLOW_COMMAND = re.compile(r"(^\s*|#)(::|#\[)", re.MULTILINE)
 # "Next: mlbench ...", without further words for people behind it
 _COMMAND = re.compile(r"(?:Next|Repeat|The same without prompts): mlbench (?:(?!   |, ).)*$")
 _WORDS = re.compile(r"\s*(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
+# Control and format characters, surrogates, private ones, separators. Not those that this Python's Unicode does not
+# have yet: a newer Python prints them, and the judge must write the same documents on both.
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp", "Zs")
 
 
 class Option(NamedTuple):
@@ -24,8 +27,8 @@ class Option(NamedTuple):
 
 
 def significant(value: float) -> str:
-    """Three significant digits, four for whole numbers up to 9999; an exponent only from 10^15 on."""
-    return f"{value:.{decimals(value)}f}" if abs(value) < 1e15 else f"{value:.3g}"
+    """Three significant digits, four for whole numbers up to 9999; an exponent below 10^-4 and from 10^15 on."""
+    return f"{value:.{decimals(value)}f}" if value == 0 or 1e-4 <= abs(value) < 1e15 else f"{value:.3g}"
 
 
 def decimals(value: float) -> int:
@@ -86,8 +89,9 @@ def disarm_commands(text: str) -> str:
 
 def one_line(text: str, limit: int = 200) -> str:
     """Untrusted text as one printable line of at most `limit` characters."""
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(shown.split())[:limit]
+    if not text.isprintable():
+        text = "".join(" " if unicodedata.category(char) in _UNSEEN else char for char in text)
+    return " ".join(text.split())[:limit]
 
 
 def shorten(value: object, limit: int = 60) -> str:

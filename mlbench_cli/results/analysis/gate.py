@@ -165,7 +165,7 @@ def describe_limit(limit: float) -> str:
 
 def _trim(value: float) -> str:
     text = significant(value)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 # --- against a baseline ---------------------------------------------------------------------------------------------

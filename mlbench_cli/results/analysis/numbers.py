@@ -1,8 +1,8 @@
 """Format measured values, with the same rules for terminal, reports, dashboard and charts.
 
-Three significant digits with a unit, and an exponent only from 10^15 on. A mean of three runs or more has its 95 %
-interval. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)", or "3.20 % slower" if it is close to 1; without
-an interval it is no finding, and says so.
+Three significant digits with a unit, and an exponent below 10^-4 and from 10^15 on. A mean of three runs or more has
+its 95 % interval. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)", or "3.20 % slower" if it is close to
+1; without an interval it is no finding, and says so.
 """
 
 import math
@@ -49,9 +49,9 @@ def format_value(value: float | str | None, unit: str = "") -> str:
         number = _with_prefix(value)
         prefix = number[-1] if number[-1] in "kMG" else ""
         return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
+    if abs(value) < 0.1 and not unit:
+        return f"{value:.3g}"  # a learning rate is 0.005, not 0.00500
     text = significant(value) if abs(value) < 9999.5 and not unit else _with_prefix(value)
-    if abs(value) < 0.1 and not unit and "." in text:
-        text = text.rstrip("0").rstrip(".")  # a learning rate is 0.005, not 0.00500
     return f"{text}{_SPACE}{unit}" if unit else text
 
 
@@ -157,7 +157,7 @@ def format_percent(share: float) -> str:
 def format_money(amount: float) -> str:
     """An amount without its currency: "0.49", "1,240"; below a cent with up to three significant digits: "0.005"."""
     if 5e-7 <= abs(amount) < 0.01:
-        return significant(amount).rstrip("0")
+        return f"{amount:.{decimals(amount)}f}".rstrip("0")
     return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
@@ -223,6 +223,8 @@ def _between(low: float, high: float, mean: float, unit: str) -> str:
     scale, name = next(((size, name) for size, name in _PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
     if not unit and abs(mean) < 9999.5:
         scale, name = 1.0, ""
+    if not unit and abs(mean) < 1e-4:
+        return f"{low:.3g} to {high:.3g}"
     digits = decimals(mean / scale)
     return f"{low / scale:.{digits}f}{name} to {high / scale:.{digits}f}{name}"
 

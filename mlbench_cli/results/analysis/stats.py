@@ -40,6 +40,7 @@ POWER = 0.9  # probability of finding equal sides equal, for choosing the number
 MAX_REPEATS = 20
 _MIN_DEVIATION = 0.005  # of a history: equal values would divide by 0
 _MAX_LOG = 700.0
+_ROUNDING = 1e-9
 _ALMOST = 1.1
 _NORMAL_80 = 0.8416  # 80 % quantile of the normal distribution
 
@@ -203,7 +204,8 @@ def ratio(old: Sequence[float], new: Sequence[float]) -> Ratio | None:
     if not old or not new or min(*old, *new) <= 0:
         return None
     before, after = ([math.log(value) for value in side] for side in (old, new))
-    difference, count = statistics.fmean(after) - statistics.fmean(before), min(len(old), len(new))
+    difference = _without_rounding(statistics.fmean(after) - statistics.fmean(before))
+    count = min(len(old), len(new))
     if count >= MIN_RUNS:
         parts = [statistics.variance(side) / len(side) for side in (before, after)]
         if not any(parts):
@@ -216,9 +218,15 @@ def ratio(old: Sequence[float], new: Sequence[float]) -> Ratio | None:
     return Ratio(difference, count)
 
 
+def _without_rounding(difference: float) -> float:
+    """A difference of logarithms, or 0: equal values differ in their last digits when they are summed in another order,
+    in every repeat alike, and repeats would show that as a difference."""
+    return difference if abs(difference) > _ROUNDING else 0.0
+
+
 def paired_ratio(differences: Sequence[float]) -> Ratio:
     """New / old from one difference of logarithms for each session."""
-    count, mean = len(differences), statistics.fmean(differences)
+    count, mean = len(differences), _without_rounding(statistics.fmean(differences))
     if count < MIN_RUNS:
         return Ratio(mean, count)
     return Ratio(mean, count, statistics.stdev(differences) / math.sqrt(count), count - 1)

@@ -35,6 +35,7 @@ first rank to the end of the run is in exactly one of PARTS:
 All values are untrusted: malformed ones are omitted.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeGuard, cast
@@ -514,7 +515,7 @@ def faults_document(record: Mapping[str, Any] | None, reported: ReportedFacts) -
         end = ends[number] if following is not None else wall
         trained = attempt.get("training")
         training = min(_number(trained), end) if is_finite_number(trained) else end
-        loading = sum(cost for moment, _, cost in reported.restored if start <= moment - began <= training + 1)
+        loading = math.fsum(cost for moment, _, cost in reported.restored if start <= moment - began <= training + 1)
         loading = min(loading, training - start)
         timeline.append(["restart" if number else "startup", start, training])
         seconds["restart" if number else "startup"] += training - start - loading
@@ -546,7 +547,9 @@ def faults_document(record: Mapping[str, Any] | None, reported: ReportedFacts) -
                 seconds=0.0,
             )
             recoveries.append(before)
-        checkpointing = sum(cost for moment, _, cost in reported.written if training <= moment - began <= kept + 0.01)
+        checkpointing = math.fsum(
+            cost for moment, _, cost in reported.written if training <= moment - began <= kept + 0.01
+        )
         checkpointing = min(checkpointing, kept - training)
         waiting = min(_find_waiting(events, training, kept), kept - training - checkpointing)
         seconds["checkpointing"] += checkpointing
@@ -566,7 +569,7 @@ def faults_document(record: Mapping[str, Any] | None, reported: ReportedFacts) -
         "seconds": {part: round(value, 3) for part, value in seconds.items()},
         "goodput": round(seconds["useful"] / wall, 4) if wall else None,
         "checkpoints": len(costs),
-        "checkpoint_seconds": round(sum(costs) / len(costs), 4) if costs else None,
+        "checkpoint_seconds": round(math.fsum(costs) / len(costs), 4) if costs else None,
         "recoveries": recoveries,
         "timeline": [[part, round(begin, 3), round(end, 3)] for part, begin, end in timeline if end > begin],
         "events": [

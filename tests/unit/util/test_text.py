@@ -47,6 +47,12 @@ def test_sizes(count: float, shown: str) -> None:
     assert text.size(count) == shown
 
 
+@pytest.mark.parametrize("character", ["\U0001fae8", "\u0378", "ß"])  # of Unicode 15, of none, and an old one
+def test_a_line_is_the_same_for_every_python(character: str) -> None:
+    """Whose tables of Unicode differ: documents that the judge writes must not."""
+    assert text.one_line(f"loss{character}\u202e\x07 1") == f"loss{character} 1"
+
+
 @pytest.mark.parametrize(
     ("given", "keep", "shown"),
     [

@@ -27,6 +27,8 @@ from mlbench_cli.results.analysis.stats import Ratio, estimate, ratio
         (1739.0, "samples/s", "1.74k samples/s"),
         (90.37, "%", "90.4 %"),
         (0.7667, "", "0.767"),
+        (0.005, "", "0.005"),
+        (3.2e-8, "", "3.2e-08"),
         (521.9, "", "522"),
         (3390.0, "", "3390"),
         (None, "s", "–"),
@@ -66,6 +68,10 @@ def test_a_ratio_says_which_way_it_goes() -> None:
     assert str(describe_ratio(ratio(FAST, SLOW))) == "2.00× slower (1.96 to 2.05)"
     assert str(describe_ratio(ratio(FAST, SLOW), True, is_time=False)) == "2.00× higher (1.96 to 2.05)"
     assert str(describe_ratio(ratio((10.05, 9.9, 10.2), SLOW))) == "no difference seen (0.965 to 1.03×)"
+
+
+def test_a_difference_of_rounding_is_none() -> None:
+    assert plain(str(describe_ratio(ratio([0.3] * 3, [0.1 + 0.2] * 3)))) == "no difference seen (1.00 to 1.00×)"
 
 
 def test_percentages_differ_by_points() -> None:
