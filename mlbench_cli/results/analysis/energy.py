@@ -4,7 +4,7 @@ Sources, the best first: the counter of the GPU itself; else the sampled power, 
 estimate. CPUs, memory, fans, disks, network cards and power supplies are not included.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -100,22 +100,25 @@ def _read_gpus(archive: Archive) -> list[_Used]:
     return list(best.values())
 
 
-def _sum_gpu(rows: Iterable[Mapping[str, Any]]) -> _Used | None:
-    """By the counter if every row has it and it never falls, else the integral of power by trapezoids."""
-    samples = [
-        (time, watts, _amount(row.get("energy_joules")))
-        for row in rows
-        if (time := _amount(row.get("time"))) is not None and (watts := _amount(row.get("power_watts"))) is not None
-    ]
-    samples.sort(key=lambda sample: sample[0])
-    seconds = samples[-1][0] - samples[0][0] if samples else 0.0
+def _sum_gpu(rows: Sequence[Mapping[str, Any]]) -> _Used | None:
+    """By the counter if it never falls and no sample of power lacks it, else the integral of power by trapezoids. A GPU
+    may have only one of them."""
+    counted, powers = (_read_series(rows, name) for name in ("energy_joules", "power_watts"))
+    has_counter = len(counted) >= len(powers) and all(a[1] <= b[1] for a, b in pairwise(counted))
+    series = counted if has_counter else powers
+    seconds = series[-1][0] - series[0][0] if series else 0.0
     if seconds <= 0:
         return None
-    counted = [joules for _, _, joules in samples if joules is not None]
-    if len(counted) == len(samples) and all(a <= b for a, b in pairwise(counted)):
-        return _Used(counted[-1] - counted[0], seconds, GPU_COUNTER)
-    joules = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(samples))
+    if has_counter:
+        return _Used(counted[-1][1] - counted[0][1], seconds, GPU_COUNTER)
+    joules = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(powers))
     return _Used(joules, seconds, GPU_POWER)
+
+
+def _read_series(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Time and value of the rows that have both, in the order of time."""
+    pairs = ((_amount(row.get("time")), _amount(row.get(name))) for row in rows)
+    return sorted((time, value) for time, value in pairs if time is not None and value is not None)
 
 
 def _amount(value: object) -> float | None:

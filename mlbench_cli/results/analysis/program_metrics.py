@@ -37,6 +37,10 @@ _LOWER = frozenset(
         *("cer", "fid", "seconds", "time", "duration", "latency", "joules", "energy"),
     }
 )
+# Of a quantity, and not the quantity itself: loss_scale, learning_rate, acc_stderr; neg_log_loss has the other sign.
+_OTHER = frozenset(
+    {"learning", "neg", "negative", "rate", "scale", "std", "stddev", "stderr", "var", "variance", "weight"}
+)
 _HIGHER = frozenset(
     {
         *("accuracy", "acc", "prec", "precision", "recall", "f", "auc", "auroc", "bleu", "rouge", "map", "iou", "dice"),
@@ -120,7 +124,7 @@ def find_direction(name: str, goal: Goal | None = None) -> bool | None:
     if _RATE.search(name):
         return True
     words = {word.lower() for word in _WORD.findall(name)}
-    if words & {"scale", "weight", "rate", "learning"}:
+    if words & _OTHER:
         return None
     if words & _LOWER:
         return False

@@ -48,6 +48,13 @@ def test_without_a_counter_power_is_integrated_and_called_an_estimate(tmp_path: 
     assert found.label == "estimate: GPU power, integrated"
 
 
+def test_a_counter_needs_no_power(tmp_path: Path) -> None:
+    rows = [{key: row[key] for key in row if key != "power_watts"} for row in samples("0:1", [0] * 3, [10, 30, 40])]
+    found = find_energy(run_with(tmp_path / "a", {0: rows}))
+    assert found is not None
+    assert (found.joules, found.is_estimate) == (30, False)
+
+
 def test_a_counter_that_falls_is_not_believed(tmp_path: Path) -> None:
     found = find_energy(run_with(tmp_path / "a", {0: samples("0:1", [100, 100], [500, 3])}))
     assert found is not None
