@@ -39,6 +39,7 @@ def find_archives_below(folder: Path) -> list[Path]:
     if RunFolder(folder).is_sealed:
         return [folder]
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".zip" or RunFolder(path).is_sealed)
+    paths = [path for path in paths if not path.name.startswith(".")]  # "._a.zip" is what macOS puts beside a.zip
     found = [archive for path in paths for archive in archives_at(path)]
     if not found:
         raise NotFoundError(f"There is no archive in {folder}.", hint="mlbench download NAME --to FOLDER/NAME.zip")

@@ -129,7 +129,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
                 continue
             here = Path(place).absolute()
             names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
-            for name in sorted(files):
+            for name in sorted(name for name in files if not name.startswith(".")):
                 path = Path(place, name)
                 if name.endswith(".zip"):
                     archives |= dict.fromkeys(_archives_at(path))

@@ -25,6 +25,7 @@ def write_archives(folder: Path, seconds: tuple[float, ...], **changes: object) 
 )
 def test_results_are_held_against_a_folder(tmp_path: Path, seconds: tuple[float, ...], code: int) -> None:
     write_archives(tmp_path / "old", GOOD)
+    (tmp_path / "old" / "._x.zip").write_bytes(b"attributes, as macOS writes them beside a file")
     new = write_archives(tmp_path / "new", seconds)
     assert run(["gate", *new, "--baseline", str(tmp_path / "old")]) == code
 
