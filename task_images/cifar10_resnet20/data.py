@@ -85,12 +85,20 @@ def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PY
     """
 
     def build() -> Arrays:
-        source = _find(folder, archives)
-        if source is None:
+        found = _find(folder, archives)
+        if not found:
             cache = writable_folder(folder)
             say(f"{archives[0].name}: downloading {archives[0].bytes / 1e6:.0f} MB to {cache}")
-            source = fetch(archives[0], cache, say)
-        elif source.is_file():
+            found = [fetch(archives[0], cache, say)]
+        for source in found[:-1]:
+            try:
+                return read_checked(source)
+            except EnvironmentUnfitError as error:  # of a folder that an interrupted extraction left, for example
+                say(str(error))
+        return read_checked(found[-1])
+
+    def read_checked(source: Path) -> Arrays:
+        if source.is_file():
             fetch(next(archive for archive in archives if archive.name == source.name), source.parent, say)
         return read(source)
 
@@ -122,25 +130,15 @@ def read(source: Path) -> Arrays:
 
 
 def _sources(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
-    source = _find(folder, archives)
-    if source is None:
-        return []
-    return [source] if source.is_file() else sorted(path for path in source.iterdir() if path.is_file())
+    found = _find(folder, archives)
+    inside = {source: [source] if source.is_file() else sorted(source.iterdir()) for source in found}
+    return [path for source in found for path in inside[source] if path.is_file()]
 
 
-def _find(folder: Path, archives: tuple[Archive, Archive]) -> Path | None:
-    """A folder with all batches, else an archive; None without either. An incomplete folder, as an interrupted
-    extraction leaves it, is taken only where there is no archive, and is named when it is read."""
+def _find(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
+    """The folders and archives with the data set, in the order in which they are tried."""
     names = (*FOLDERS, *(archive.name for archive in archives))
-    found = [path for place in (folder, folder / "cifar10") for name in names if (path := place / name).exists()]
-    usable = [path for path in found if path.is_file() or not _missing(path)]
-    return next(iter(usable or found), None)
-
-
-def _missing(folder: Path) -> list[str]:
-    """The batches that a folder lacks."""
-    present = {path.stem for path in folder.iterdir()}
-    return [name for name in (*TRAINING, *VALIDATION) if name not in present]
+    return [path for place in (folder, folder / "cifar10") for name in names if (path := place / name).exists()]
 
 
 def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:

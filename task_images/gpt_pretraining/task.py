@@ -117,6 +117,7 @@ TASK = Task(
         "when": {"data": ["shards", "tokens"]},
         "folders": ["."],
         "wanted": [["*_train_000001.bin", "train.bin"], ["*_val_000000.bin", "val.bin"]],
+        "imports": ["*_train_*.bin", "tokens.json"],
         "instead": "--set data=synthetic, or --preset tiny",
     },
     preflight="task_images.gpt_pretraining.plan",

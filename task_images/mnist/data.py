@@ -151,7 +151,8 @@ def _list(folder: Path) -> list[Path]:
 def _read(path: Path) -> Bytes:
     """Big-endian: two zero bytes, 8 for bytes, the number of dimensions, each length in 4 bytes, the values."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = path.read_bytes()  # browsers unpack a .gz and keep its name
+        raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     except (EOFError, OSError, zlib.error) as error:
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Download the data set again.") from None
     dimensions = raw[3] if len(raw) > 3 else 0

@@ -102,6 +102,7 @@ TASK = Task(
         "when": {"data": "wikitext-2"},
         "folders": [".", "wikitext-2"],
         "wanted": [["wiki.train.tokens", "wikitext-2-v1.zip"]],
+        "imports": ["wiki.valid.tokens", "wiki.test.tokens"],
         "instead": "--preset tiny",
     },
     workers={

@@ -93,6 +93,7 @@ TASK = Task(
             "training-parallel-nc-v11.tgz",
             "dev.tgz",
             "newstest2014.de",
+            "*.bpe.32000.*",
         ],
         "instead": "--preset tiny",
     },

@@ -92,6 +92,7 @@ TASK = Task(
             "train.de",
             "test.en",
             "test.de",
+            "*.en-de.*",
         ],
         "instead": "--preset tiny",
     },

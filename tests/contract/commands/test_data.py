@@ -44,6 +44,15 @@ def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
+def test_unpacked_files_are_imported_as_well_as_their_archive(tmp_path: Path, capsys: Captured) -> None:
+    zipfile.ZipFile(write_wikitext(tmp_path / "wikitext-2-v1.zip")).extractall(tmp_path)
+    words = [word for path in (tmp_path / "wikitext-2").iterdir() for word in ("--import", str(path))]
+    folder = tmp_path / "data"
+    assert run(["data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), *words, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data_identity"]["counts"]["train words"] == 7
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

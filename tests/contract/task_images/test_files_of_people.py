@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -38,7 +39,7 @@ def write_cifar(folder: Path, names: list[str]) -> None:
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
 
 
-@pytest.mark.parametrize("extracted", [[], ["data_batch_1"], BATCHES[:-1]])
+@pytest.mark.parametrize("extracted", [[], ["data_batch_1"], BATCHES[:-1], BATCHES])
 def test_an_interrupted_extraction_does_not_hide_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extracted: list[str]
 ) -> None:
@@ -46,6 +47,8 @@ def test_an_interrupted_extraction_does_not_hide_the_archive(
     with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "whole", "cifar-10-batches-py")
     write_cifar(tmp_path / "cifar-10-batches-py", extracted)
+    if extracted == BATCHES:
+        os.truncate(tmp_path / "cifar-10-batches-py" / BATCHES[-1], 100)
     monkeypatch.setattr(cifar, "fetch", lambda *given: tmp_path)  # the digest is that of the published archive
     found = cifar.load(tmp_path, lambda text: None)
     assert [len(found.training[1]), len(found.validation[1])] == [10, 2]
@@ -78,6 +81,13 @@ def test_mnist_is_found_where_each_file_has_a_folder(tmp_path: Path) -> None:
         path.rename(tmp_path / "moved")
         path.mkdir()
         (tmp_path / "moved").rename(path / path.name)
+    assert len(mnist.read(tmp_path, lambda text: None).validation[1]) == 3
+
+
+def test_mnist_is_read_by_its_content(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    for path in list(tmp_path.iterdir()):
+        path.rename(f"{path}.gz")
     assert len(mnist.read(tmp_path, lambda text: None).validation[1]) == 3
 
 
