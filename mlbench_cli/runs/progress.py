@@ -61,7 +61,7 @@ class EventReader:
 
     def poll(self) -> list[JsonObject]:
         """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
-        events = []
+        events: list[JsonObject] = []
         for rank, cursor in self._cursors.items():
             try:
                 for line in read_log(self._engine, self._run, rank, cursor):

@@ -229,7 +229,7 @@ def _nodes(text: str | bytes) -> Iterator[ast.AST]:
         return
 
 
-def _named_scripts(text: bytes) -> set[str]:
+def _named_scripts(text: str | bytes) -> set[str]:
     """The programs that a Python file names, for example to start them."""
     texts = (node.value for node in _nodes(text) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return {text for text in texts if text.endswith((".py", ".sh")) and len(text) < 256 and "\0" not in text}

@@ -334,8 +334,8 @@ def _provenance_differences(original: Archive, reproduction: Archive) -> Iterabl
         a, b = read(one), read(other)
         if a != b:
             yield NotTheSame(name, str(a or UNKNOWN), str(b or UNKNOWN), matters)
-    packages = [found.get("packages") for found in (one, other)]
-    if None in packages:
+    packages = [known for found in (one, other) if (known := found.get("packages")) is not None]
+    if len(packages) < 2:
         return
     changed = [name for name in sorted({*packages[0], *packages[1]}) if packages[0].get(name) != packages[1].get(name)]
     for name in changed[:_MAX_PACKAGES]:
