@@ -399,9 +399,14 @@ def exchange_peers(samples: Samples, victim: int) -> None:
     samples.evidence.cases = [case._replace(peers=tuple(others)[:3])]
 
 
+def invent_silence(samples: Samples, victim: int) -> None:
+    samples.silent[victim] = "pairs"
+
+
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
+        (invent_silence, "was measured with others after it had fallen silent"),
         (raise_screen, "is no suspect by its samples, but rank 0 measured it again"),
         (raise_moments, "was measured again after it was cleared"),
         (delete_moments, "lacks moments at which it was measured again"),
