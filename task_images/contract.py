@@ -199,8 +199,9 @@ def _has_open_line(stream: TextIO) -> bool:
 
 
 def format_event(record: Mapping[str, Any]) -> str:
-    """The line of one event, without newline. Non-finite numbers become the strings "nan", "inf", "-inf"."""
-    return PREFIX + json.dumps(_finite(record), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    """The line of one event, without newline. Non-finite numbers become the strings "nan", "inf", "-inf"; tensors and
+    arrays of one number are numbers."""
+    return PREFIX + json.dumps(_plain(record), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def parse_event(line: str | bytes) -> dict[str, Any] | None:
@@ -263,13 +264,15 @@ def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
     return value
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):  # of torch or numpy
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 

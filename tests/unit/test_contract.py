@@ -4,7 +4,9 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from task_images import contract
 from task_images.contract import Contract, ContractError, emit, format_event, parse_event
@@ -23,6 +25,14 @@ def test_what_json_cannot_hold_becomes_text() -> None:
     event = parse_event(format_event({**EVENT, "value": float("nan"), "more": [float("inf"), {"a": -float("inf")}]}))
     assert event is not None
     assert (event["value"], event["more"]) == ("nan", ["inf", {"a": "-inf"}])
+
+
+def test_numbers_of_torch_and_numpy_are_numbers() -> None:
+    event = parse_event(
+        format_event({**EVENT, "value": torch.tensor([0.5]), "epoch": np.int64(3), "more": np.float32("nan")})
+    )
+    assert event is not None
+    assert (event["value"], event["epoch"], event["more"]) == (0.5, 3, "nan")
 
 
 def test_an_event_behind_an_unfinished_line() -> None:

@@ -5,7 +5,6 @@ This folder is on the PYTHONPATH of the ranks of a user's command. Any Python 3.
 
 import importlib.util
 import os
-from typing import Any, TextIO
 
 _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "task_images", "contract.py")
 _spec = importlib.util.spec_from_file_location("mlbench_contract", os.path.normpath(_path))
@@ -14,11 +13,6 @@ assert _spec.loader is not None
 _contract = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_contract)
 
+emit = _contract.emit
 Contract = _contract.Contract
 __all__ = ["Contract", "emit"]
-
-
-def emit(event: str, rank: "int | None" = None, stream: "TextIO | None" = None, **fields: Any) -> None:
-    """As the contract's; tensors and arrays of one number, which JSON does not know, are numbers."""
-    plain = {name: value.item() if hasattr(value, "item") else value for name, value in fields.items()}
-    _contract.emit(event, rank, stream, **plain)
