@@ -74,7 +74,7 @@ def run_trial(fault: str, image: str, home: Path, number: int) -> Trial:
     """Whether the right node, nobody, or another one was named, and what the certificate says."""
     victim = random.Random(number).choice(find_nodes())
     words = ["run", fault, str(NODES), "--task", "certify", "--preset", "tiny", "--image", image]
-    words += ["--cluster", f"{CLUSTER}-{NODES}", "--anonymous", "--yes", "--timeout", "15m"]
+    words += ["--cluster", f"{CLUSTER}-{NODES}", "--yes", "--timeout", "15m"]
     words += ["--set", "run.absent=60s", "--set", "limit_seconds=60", "--set", "stages=drift,node"]
     with other_image(fault, victim, image):
         mlbench(home, *words, may_fail=True)

@@ -74,15 +74,20 @@ _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
 _SLOW_DISK = 2_000_000  # bytes per second
 _LOST = 0.1
 _SOAK_SECONDS, _FLAP_SECONDS = 90.0, 10.0
-Trial = tuple[str, str]  # right, nobody, another, wrong reason; and what the certificate says
+# Right, nobody, another, not tested, contradiction or wrong reason; and what the certificate says.
+Trial = tuple[str, str]
 
 
 def judge_names(document: dict[str, Any], nodes: set[str], reasons: set[str], states: Sequence[str]) -> Trial:
     """Whether these nodes, and no others, are to be returned, or are in one of `states`, for one of the reasons."""
     bad = ("slow", "failed", "missing")
     said = "; ".join(f"{node['node']} {node['state']} {' '.join(node['reasons'])}" for node in document["nodes"])
+    if document["contradictions"]:
+        return "contradiction", "; ".join(document["contradictions"])
     if {node["node"] for node in document["nodes"] if node["state"] in bad} - nodes:
         return "another", said
+    if any(node["state"] == "not_tested" for node in document["nodes"]):
+        return "not tested", said
     found = [node for node in document["nodes"] if node["node"] in nodes and node["state"] in (*states, *bad)]
     if len(found) < len(nodes):
         return "nobody", said
