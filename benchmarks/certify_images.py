@@ -1,6 +1,6 @@
 """Nodes of a cluster with a wrong image: whom does certify name? `certify_images.py IMAGE [FAULT ...] [--trials N]`.
 
-Makes a KIND cluster of four workers with IMAGE, which has torch (Docker, kind). Before each trial one of its nodes gets
+Makes a KIND cluster of five workers with IMAGE, which has torch (Docker, kind). Before each trial one of its nodes gets
 another image under that name:
 torch    another version of torch: drift, and nobody is named
 image    no torch: no_answer, because nothing can be measured there
@@ -24,7 +24,7 @@ from certify_trials import MLBENCH, Trial, judge_names
 
 from mlbench_cli.results.archive.verify import verify
 
-NODES = 4
+NODES = 5
 CLUSTER = "trials"
 OTHER_VERSION = "2.9.9"
 _TORCH = "$(python3 -c 'import importlib.util as u; print(u.find_spec(\"torch\").submodule_search_locations[0])')"
