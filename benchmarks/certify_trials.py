@@ -119,10 +119,11 @@ def construct(fault: str, seed: int, template: Archive, folder: Path) -> Trial:
             log = run / f"logs/rank-{rank}.log"
             other = [line for line in log.read_text().splitlines() if not line.startswith(PREFIX)]
             log.write_text("\n".join([*other, *own, ""]))
+        observation = json.loads((run / "observation.json").read_text())
+        observation["seconds"] = _end_of(cluster)
         if fault == "missing":
-            observation = json.loads((run / "observation.json").read_text())
             observation["workers"][cluster.victim] |= {"started": None, "seconds": None}
-            (run / "observation.json").write_text(json.dumps(observation))
+        (run / "observation.json").write_text(json.dumps(observation))
 
     seal_anew(template, target, change)
     with Archive.open(target) as archive:
@@ -173,8 +174,13 @@ def write_lines(cluster: Cluster, fault: str) -> list[list[str]]:
         facts = {"operation": operation, "bytes": 1 << 20, "ranks": ranks, "right": True}
         say(0, "collective", times=[0.01] * 5, transport="TCP", **facts)
     say(0, "training", ranks=ranks, steps=[0.1] * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
-    say(0, "end", at=1e5)
+    say(0, "end", at=_end_of(cluster))
     return lines
+
+
+def _end_of(cluster: Cluster) -> float:
+    """Seconds from the start of a constructed run to its end."""
+    return max(sample.at for sample in cluster.taken) + 1.0
 
 
 def _lie(fault: str, archive: Archive, cluster: Cluster, chance: random.Random, folder: Path) -> str:
