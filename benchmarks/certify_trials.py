@@ -230,7 +230,9 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
         client = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
         try:
             if fault in _HARMS:
-                victim = _find_victim(folder, measured=fault in ("silent", "killed"))
+                victim = _find_victim(folder, client, measured=fault in ("silent", "killed"))
+                if victim is None:
+                    return "never started", (folder / "client.txt").read_text("utf-8", "replace")[-200:]
                 with _HARMS[fault](victim, options.share):
                     client.wait(_LIMIT_SECONDS)
             client.wait(_LIMIT_SECONDS)
@@ -244,15 +246,18 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
     return judge_names(document, nodes, REASONS.get(fault, set()), ["watch"] if fault in ("flapping", "lossy") else [])
 
 
-def _find_victim(folder: Path, *, measured: bool) -> int:
-    """The process of rank VICTIM, once it has said what it is, or has measured."""
+def _find_victim(folder: Path, client: "subprocess.Popen[bytes]", *, measured: bool) -> int | None:
+    """The process of rank VICTIM, once it has said what it is, or has measured; None if the client ends before."""
     word = b'"kind":"rates"' if measured else b'"kind":"inventory"'
     end = time.monotonic() + _LIMIT_SECONDS
     while time.monotonic() < end:
+        has_ended = client.poll() is not None
         for log in folder.glob(f"runs/*/logs/rank-{VICTIM}.log"):
             if word in log.read_bytes():
                 state = json.loads((log.parents[1] / ".state/state.json").read_text())
                 return int(next(facts["pid"] for facts in state["ranks"] if facts["rank"] == VICTIM))
+        if has_ended:
+            return None
         time.sleep(0.1)
     raise TimeoutError("the worker said nothing")
 
