@@ -27,10 +27,11 @@ BUILD_SECONDS = 3600.0
 PUSH_SECONDS = 3600.0
 DOCKERFILE = "Dockerfile"
 INSTALL = "Install Docker: https://docs.docker.com/engine/install/"
-# Docker's errors of pushes and builds, and their remedies. Sources: messages of ECR, Artifact Registry and GHCR.
+# Docker's errors of pushes and builds without their case, which changes with versions, and their remedies. Sources:
+# messages of ECR, Artifact Registry and GHCR.
 _REMEDIES: tuple[tuple[tuple[str, ...], type[MlbenchError], str], ...] = (
     (
-        ("no basic auth credentials", "denied:", "unauthorized", "403 Forbidden", "authentication required"),
+        ("no basic auth credentials", "denied:", "unauthorized", "403 forbidden", "authentication required"),
         CredentialError,
         "docker login REGISTRY, or ask for the right to push to it",
     ),
@@ -40,7 +41,7 @@ _REMEDIES: tuple[tuple[tuple[str, ...], type[MlbenchError], str], ...] = (
         UsageError,
         "The registry has this version already: mlbench images",
     ),
-    (("Cannot connect to the Docker daemon", "failed to connect to the docker API"), UsageError, "Start Docker."),
+    (("cannot connect to the docker daemon", "failed to connect to the docker api"), UsageError, "Start Docker."),
     (("unknown command: docker buildx", "'buildx' is not a docker command"), UsageError, "Install Docker's buildx."),
     (("no space left on device",), UsageError, "Free up disk space for Docker: docker system prune"),
 )
@@ -161,7 +162,7 @@ def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]
         said = " ".join((done.stderr or done.stdout).split())[-1500:] or f"exit code {done.returncode}"
         message = f'"docker {words[0]}" failed: {said}'
         for phrases, kind, hint in _REMEDIES:
-            if any(phrase in said for phrase in phrases):
+            if any(phrase in said.lower() for phrase in phrases):
                 raise kind(message, hint=hint)
         raise MlbenchError(message, hint="docker info")
 
