@@ -12,7 +12,7 @@ With real workers of this machine, which take turns on its CPUs:
 healthy  no fault: nobody is to be named
 quota    a control group gives worker 1 a part of one CPU (root, cgroup v1): matmul_slow, sustained_slow, memory_slow
 paused   worker 1's measuring process is stopped for a part of every 20 ms: as quota
-hog      a control group gives worker 1 and a program that copies memory one CPU together: as quota
+hog      worker 1 shares one CPU with a program that copies memory (root, cgroup v1): as quota
 slow-disk  worker 1 writes to a disk of 2 MB/s (root, loop device, cgroup v1): disk_slow
 flapping   worker 1 has a part of a CPU for 10 of every 20 s of a soak: flapping, or as quota
 silent   worker 1 is stopped for good once it has measured: no_answer

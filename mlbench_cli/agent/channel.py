@@ -306,9 +306,8 @@ class Channel:
         if self._errors is not None and not self._errors.closed:
             self._errors.seek(0)
             text = self._errors.read().decode("utf-8", "replace")
-        if (
-            not text.strip() and code is not None and self._greeting is not None
-        ):  # some shells print why they let none in
+        # Some shells print on standard output why they let nobody in.
+        if not text.strip() and code is not None and self._greeting is not None:
             assert self._process is not None
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)

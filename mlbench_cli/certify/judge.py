@@ -163,7 +163,7 @@ class Acceptance:
             if len(series) > 1 and (other := measured.setdefault(series, rank)) != rank:
                 yield f"ranks {other} and {rank} have measured the same to the last digit"
         for rank, stage in sorted(self.samples.silent.items()):
-            # A soak comes back to the stage node.
+            # A soak repeats the stage node.
             if rank in self.ranks and stage in ("start", "node", "pairs") and not self.evidence.cycles:
                 yield f"rank {rank} was measured with others after it had fallen silent"
         if self.evidence.screened:

@@ -75,6 +75,7 @@
       names.forEach(function (name) { select.appendChild(element("option", name)); });
       if (chosen) select.value = chosen;
     }
+    function gpuType() { return fields.gpu_type.disabled ? "" : fields.gpu_type.value.trim(); }
     function choose() {
       var task = find(known.tasks, fields.task.value), cluster = find(known.clusters, fields.cluster.value) || {};
       row("image", !task && !cluster.is_local);
@@ -85,8 +86,7 @@
       var preset = task && find(task.presets, fields.preset.value), lack = preset && cluster.is_local ? preset.lack : "";
       byId("preset-note").textContent = preset ? preset.note + (lack ? " – " + lack + (task.data ? " (--data-dir DIR): " + task.data : "") : "") : "";
       row("gpu_type", "paid" in fields.cluster.selectedOptions[0].dataset, false);
-      var hasGpus = cluster.has_gpus || (!fields.gpu_type.disabled && Boolean(fields.gpu_type.value.trim()));
-      row("device", hasGpus && (!task || task.has_gpu));
+      row("device", (cluster.has_gpus || gpuType()) && (!task || task.has_gpu));
       var gpu = !fields.device.disabled && fields.device.value === "gpu";
       var backends = (task ? task.backends : known.own_backends).filter(function (name) { return name !== "nccl" || gpu; });
       fill(fields.backend, backends.concat([CUSTOM]), gpu ? "nccl" : answers.backend);
@@ -97,7 +97,7 @@
       var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number) };
       if (find(known.clusters, fields.cluster.value)) wanted.cluster = fields.cluster.value;
       else wanted.create = { provider: fields.cluster.value.replace("new ", "") };
-      if (wanted.create && !fields.gpu_type.disabled && fields.gpu_type.value.trim()) wanted.create.gpu_type = fields.gpu_type.value.trim();
+      if (wanted.create && gpuType()) wanted.create.gpu_type = gpuType();
       ["task", "image", "command", "preset", "options"].forEach(function (name) {
         if (!fields[name].disabled && fields[name].value.trim()) wanted[name] = fields[name].value.trim();
       });
