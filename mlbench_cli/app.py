@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise, takewhile
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +78,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     group = get_command(app)
     if "_MLBENCH_COMPLETE" in os.environ:
         group.main(prog_name="mlbench")  # prints completions and exits
+    _refuse_empty_words(argv)
     try:
         # Not group.main(), which turns Ctrl-C and closed pipes into exits of its own.
         with group.make_context("mlbench", list(argv), obj=tuple(argv)) as context:
@@ -86,6 +88,15 @@ def _dispatch(argv: Sequence[str]) -> int:
     except typer.TyperException as error:
         raise _explain(error) from error
     return code if isinstance(code, int) else 0
+
+
+def _refuse_empty_words(argv: Sequence[str]) -> None:
+    """Raises UsageError for an empty word, which would be read as this folder, or as no choice. Behind "--" it belongs
+    to a command of the user."""
+    for before, word in pairwise(("mlbench", *takewhile(lambda word: word != "--", argv))):
+        if not word or re.fullmatch(r"--[\w-]+=", word):
+            what = f"{word[:-1]} has no value" if word else f'the word after "{before}" is empty'
+            raise UsageError(f"{what[0].upper()}{what[1:]}.", hint="Check the shell variables in this command line.")
 
 
 def _explain(error: typer.TyperException) -> UsageError:

@@ -55,6 +55,8 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["delete", "demo-1"], 2, "no terminal to ask on"),
     (["download", "nope"], 4, 'There is no run or experiment "nope"'),
     (["verify"], 2, "Missing argument"),
+    (["verify", ""], 2, 'after "verify" is empty'),  # and not this folder
+    (["run", "x", "1", "--from="], 2, "--from has no value"),
     (["verify", "nope.zip"], 4, "no archive nope.zip"),
     (["charts", "out"], 4, "no finished run"),
     (["charts", "out", "--filter", "x"], 4, 'with "x" in its name'),
