@@ -37,7 +37,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ _THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
 _SLOW_DISK = 2_000_000  # bytes per second
 _LOST = 0.1
 _SOAK_SECONDS, _FLAP_SECONDS = 90.0, 10.0
-# Right, nobody, another, not tested, contradiction or wrong reason; and what the certificate says.
+# Right, nobody, another, not tested, contradiction, wrong reason or no certificate; and what was said.
 Trial = tuple[str, str]
 
 
@@ -231,14 +231,14 @@ def run_trial(fault: str, options: argparse.Namespace, folder: Path) -> Trial:
         try:
             if fault in _HARMS:
                 victim = _find_victim(folder, client, measured=fault in ("silent", "killed"))
-                if victim is None:
-                    return "never started", (folder / "client.txt").read_text("utf-8", "replace")[-200:]
-                with _HARMS[fault](victim, options.share):
+                with nullcontext() if victim is None else _HARMS[fault](victim, options.share):
                     client.wait(_LIMIT_SECONDS)
             client.wait(_LIMIT_SECONDS)
         finally:
             client.kill()
-    run = next(folder.glob("runs/*/certificate.json")).parent
+    run = next((path.parent for path in folder.glob("runs/*/certificate.json")), None)
+    if run is None:
+        return "no certificate", (folder / "client.txt").read_text("utf-8", "replace")[-300:]
     document: dict[str, Any] = json.loads((run / "certificate.json").read_text())
     if not verify(run).ok:
         return "not verified", ""
