@@ -88,7 +88,7 @@ test-nightly:  ## all tests that need no cluster, with new inputs for the proper
 	MLBENCH_TEST_INPUTS=new $(MAKE) test MARKS="not cluster"
 
 test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
-	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv venv --quiet --seed --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
 	$(TESTED) $(LOWEST)/bin/python -m pytest -m "$(ALL)" $(WORKERS) $(TESTS)
 

@@ -10,6 +10,7 @@ import sysconfig
 import time
 import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def make_image_without(package: str, folder: Path) -> Path:
     for entry in own.iterdir():
         if not entry.name.startswith((package, "__editable__")):
             (site / entry.name).symlink_to(entry)
-    with zipfile.ZipFile(folder / f"{package}-2.6.0-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / f"{package}-{version(package)}-py3-none-any.whl", "w") as wheel:
         for path in own.glob(f"{package}*/**/*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 name, data = path.relative_to(own).as_posix(), path.read_bytes()
