@@ -452,13 +452,14 @@ def save_model(place: Path, state: Mapping[str, Any], is_part: bool) -> None:
 
 
 def load_model(place: Path, method: Method) -> None:
-    """Restore model and optimizer from a checkpoint of any method and number of ranks. Collective."""
+    """Restore the model and the state of the optimizer from a checkpoint of any method and number of ranks; the
+    optimizer's settings stay those of this run and its method. Collective."""
     model, optimizer = method.model, method.whole_optimizer()
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None  # with gradients, torch would not create the state of the optimizer that it is to fill
     weights, moments = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+    state: dict[str, Any] = {"model": weights, "optimizer": {"state": moments["state"]}}
     try:
         known = FileSystemReader(place).read_metadata().state_dict_metadata
         kept = state["optimizer"]["state"]  # a parameter that had no gradient so far has none
@@ -468,9 +469,8 @@ def load_model(place: Path, method: Method) -> None:
     except (Exception, CheckpointException) as error:  # readers of damaged parts may raise anything
         raise _make_error(place, error) from None
     options = StateDictOptions(strict=False)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
-    )
+    loaded = {**moments, **state["optimizer"]}
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=loaded, options=options)
     for parameter, gradient in gradients:
         parameter.grad = gradient
     method.take_optimizer(optimizer)
