@@ -10,11 +10,12 @@ from task_images.methods.base import LossScale, Method, MethodError, Option
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import device_mesh, fsdp
+    from torch.utils import _pytree as pytree
 
     from task_images import world as distributed
 else:
     device_mesh, fsdp = Lazy("torch.distributed.device_mesh"), Lazy("torch.distributed.fsdp")
-    distributed = Lazy("task_images.world")
+    distributed, pytree = Lazy("task_images.world"), Lazy("torch.utils._pytree")
 
 
 class Fsdp2(Method):
@@ -95,10 +96,10 @@ class Fsdp2(Method):
             for group in self.optimizer.param_groups:
                 group["fused"] = False
 
-    def _weigh_outputs(self, module: nn.Module, inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
-        for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
-            if tensor.requires_grad:
-                tensor.register_hook(self._weigh)  # type: ignore[no-untyped-call]
+    def _weigh_outputs(self, module: nn.Module, inputs: object, outputs: object) -> None:
+        for tensor in pytree.tree_leaves(outputs):
+            if getattr(tensor, "requires_grad", False):
+                tensor.register_hook(self._weigh)
 
     def _weigh(self, gradient: Tensor) -> Tensor:
         factor = self.world.size * self.share

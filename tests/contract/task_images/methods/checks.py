@@ -25,7 +25,7 @@ from task_images.methods.compressed import Compressed
 from task_images.methods.gossip import find_neighbors
 from task_images.run import run
 from task_images.world import World, check_identical, open_world
-from tests.contract.task_images.methods.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
+from tests.contract.task_images.methods.training import DictNet, MeanByHand, MixedNet, Net, PlainNet, compare, train
 from tests.documentation import ROOT, read_blocks
 
 DENSE = ("bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear")
@@ -76,11 +76,12 @@ def dense_methods_train_as_the_mean_by_hand(world: World) -> None:
 
 def torchs_engines_train_as_the_mean_by_hand(world: World) -> None:
     """Also if passes are accumulated, ranks count differently, and gradients are clipped by their norm."""
-    for passes, uneven, clip in ((1, False, None), (2, True, None), (1, True, 0.05))[2 * (world.size // 8) :]:
-        expected, _ = train(world, MeanByHand(), 4, passes, make_net=PlainNet, uneven=uneven, clip=clip)
+    cases = ((1, False, None, PlainNet), (2, True, None, DictNet), (1, True, 0.05, PlainNet))
+    for passes, uneven, clip, net in cases[2 * (world.size // 8) :]:
+        expected, _ = train(world, MeanByHand(), 4, passes, make_net=net, uneven=uneven, clip=clip)
         wanted = dict(expected.named_parameters())
         for method in (make(one.name) for one in list_possible(world.size) if one.wraps):
-            model, _ = train(world, method, 4, passes, make_net=PlainNet, uneven=uneven, clip=clip)
+            model, _ = train(world, method, 4, passes, make_net=net, uneven=uneven, clip=clip)
             for key, found in model.named_parameters():
                 torch.testing.assert_close(
                     _whole(found),
@@ -209,6 +210,16 @@ def a_sharded_optimizer_and_a_whole_one_go_on_from_each_other(world: World) -> N
         rest, _ = train(world, make(after), 2, make_net=PlainNet, start=3, state=state)
         for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=f"{before} {after} {key}")
+
+
+def the_optimizer_keeps_the_settings_of_the_run_that_goes_on(world: World) -> None:
+    """dgc has the momentum itself: it must not come back from the checkpoint of another method, nor get lost in one."""
+    for before, after, momentum in (("bsp", "dgc", 0.0), ("dgc", "bsp", 0.9)):
+        _, first = train(world, make(before), 2)
+        _, method = train(world, make(after), 1, start=2, state=save(world, first))
+        assert {group["momentum"] for group in method.optimizer.param_groups} == {momentum}, (before, after)
+        for each in (first, method):
+            each.close()
 
 
 def save(world: World, method: Method) -> Path:
@@ -412,6 +423,7 @@ CHECKS: list[Callable[[World], None]] = [
     what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint,
     torchs_engines_go_on_from_a_checkpoint,
     a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
+    the_optimizer_keeps_the_settings_of_the_run_that_goes_on,
     neighbors_come_together_as_fast_as_their_mixing_matrix_says,
     replicas_that_drift_have_a_distance_and_others_are_equal,
     local_steps_are_averaged_as_by_hand,

@@ -47,6 +47,13 @@ class PlainNet(nn.Module):
         return out
 
 
+class DictNet(PlainNet):
+    """The same, with its output in a dictionary, as the models of transformers have it."""
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, Any]:  # type: ignore[override]
+        return {"loss": super().forward(inputs), "cache": None}
+
+
 class MixedNet(nn.Module):
     """Parameters of three types."""
 
@@ -99,7 +106,8 @@ def train(
             inputs = torch.randn(4, 12)
             if number and number == passes - 1:
                 method.begin_last_pass()
-            module(inputs).backward()
+            outputs = module(inputs)
+            (outputs["loss"] if isinstance(outputs, dict) else outputs).backward()
         method.step(0.01, clip)
         if update == consensus_after:
             with method.consensus():
