@@ -172,23 +172,28 @@ class TrainingLoss:
     """Losses of this rank's passes; their means are over all ranks, which must request them after the same updates."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Any, float]] = []
+        self._held: list[tuple[Any, float, int]] = []
         self._recent, self._whole = Mean("loss"), Mean("loss")
+        self._diverged_at = math.inf  # step of the first loss that is not finite
 
-    def add(self, mean: Tensor | float, weight: float) -> None:
-        """Add this rank's mean loss over `weight` samples (or tokens). On a device it stays there until a mean is
-        requested, or until there are MAX_HELD."""
-        self._held.append((mean, weight))
+    def add(self, mean: Tensor | float, weight: float, step: int) -> None:
+        """Add this rank's mean loss over `weight` samples (or tokens) in `step` of the epoch. On a device it stays
+        there until a mean is requested, or until there are MAX_HELD."""
+        self._held.append((mean, weight, step))
         if len(self._held) == MAX_HELD:
             self._fold()
 
-    def collect_recent(self, world: World, epoch: int, step: int) -> float:
-        """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
+    def collect_recent(self, world: World, epoch: int) -> float | None:
+        """The mean since the last call, None if every update since then was skipped (fp16); one collective. Raises
+        DivergedError, on every rank, if it is not finite."""
         self._fold()
-        loss = collect(world, [self._recent])["loss"]
-        if not math.isfinite(loss):
-            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
-        return loss
+        total, weight = world.sum(self._recent.take())
+        if not weight:
+            return None
+        if not math.isfinite(total):
+            step = -world.max([-self._diverged_at])[0]
+            raise make_divergence_error(f"the training loss is {total / weight} in epoch {epoch}, at step {step:.0f}")
+        return total / weight
 
     def collect_whole(self, world: World) -> float:
         """The mean since the last call of this method, NaN if nothing was added; one collective."""
@@ -206,10 +211,14 @@ class TrainingLoss:
         self._whole.add(*state["whole"])
 
     def _fold(self) -> None:
-        means, weights = [mean for mean, _ in self._held], [weight for _, weight in self._held]
-        if means and isinstance(means[0], Tensor):
+        if not self._held:
+            return
+        means, weights, steps = map(list, zip(*self._held, strict=True))
+        if isinstance(means[0], Tensor):
             means = torch.stack(means).tolist()  # one transfer
         self._held = []
+        bad = (step for mean, step in zip(means, steps, strict=True) if not math.isfinite(mean))
+        self._diverged_at = min(self._diverged_at, next(bad, math.inf))
         for mean in (self._recent, self._whole):
             mean.add(sum(map(operator.mul, means, weights)), sum(weights))
 
@@ -217,7 +226,7 @@ class TrainingLoss:
 def check_finite(values: Mapping[str, float], epoch: int) -> Values:
     """Check and return the `values` of a validation. Raises DivergedError if their loss is not finite: the last update
     may have broken a model whose training loss was still finite."""
-    if not math.isfinite(values["loss"]):
+    if not math.isfinite(values.get("loss", 0.0)):
         raise make_divergence_error(f"the validation loss is {values['loss']} in epoch {epoch}")
     return dict(values)
 

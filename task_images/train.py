@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from task_images import Lazy
 from task_images.clock import ClockLook, Measurement, Throughput, Tracker
-from task_images.contract import TaskUsageError
+from task_images.contract import TaskError, TaskUsageError
 from task_images.data import Batch, Data, seed_device
 from task_images.methods.base import LossScale, MakeOptimizer, Method
 from task_images.metrics import (
@@ -262,6 +262,8 @@ class Loop(Generic[P]):
                 self._checkpoints.after_update()
             if self.is_done:
                 return
+        if position.epoch == epoch:
+            raise TaskError(f"epoch {epoch} ended after {position.in_epoch} updates, but its count is {steps}")
 
     def _step(self, update: Update[P], steps: int | None = None) -> int:
         """Make one update; returns its number in this epoch, from 1. Losses are reported if the epoch's `steps` are
@@ -277,9 +279,10 @@ class Loop(Generic[P]):
         step = position.in_epoch
         if steps is not None and (step % self.plan.report_every == 0 or step == steps):
             tracker.enter("metrics")
-            loss = self.losses.collect_recent(self.world, tracker.epoch, step)
+            loss = self.losses.collect_recent(self.world, tracker.epoch)
             tracker.enter("other")
-            self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
+            if loss is not None:
+                self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
             self.report.metric("learning_rate", rate, epoch=tracker.epoch, step=position.total)
         tracker.end_step(update.samples)
         return step
@@ -303,6 +306,8 @@ class Loop(Generic[P]):
                 if meter.after_update(update.samples * self.unit.per_sample):
                     break
             else:
+                if not position.in_epoch:
+                    raise TaskError(f"epoch {position.epoch} has no updates")
                 position.epoch, position.in_epoch = position.epoch + 1, 0
         measured = meter.measurement()
         self._measured_loss = self.losses.collect_whole(self.world)
@@ -335,7 +340,7 @@ class Loop(Generic[P]):
                 self.report.phase("validation", epoch=epoch, epochs=self.plan.epochs)
                 tracker.enter("validation")
                 self._set_mode(training=False)
-                values = self.validate(epoch)
+                values = check_finite(self.validate(epoch), epoch)
                 tracker.enter("other")
         seconds = self._wall()
         self._report_values(epoch, training_loss, rate, trained, values, seconds)
@@ -574,7 +579,7 @@ class Samples(SampleBatches):
                     loss = loss_of(outputs, targets)
                 mean.add_mean(loss, batch.size)
                 self._count(self.metrics, outputs, targets)
-        return check_finite(collect(self.world, [mean, *self.metrics]), epoch)
+        return collect(self.world, [mean, *self.metrics])
 
 
 def run_eagerly(needed: bool) -> AbstractContextManager[object]:
@@ -659,7 +664,7 @@ class Trainer(Loop[P], Generic[P]):
             raise make_divergence_error(NOT_FINITE)
         if updated:
             for loss in losses:
-                self.losses.add(loss.mean, loss.weight)
+                self.losses.add(loss.mean, loss.weight, self.position.in_epoch + 1)
         return updated
 
     def _count_flops(self) -> tuple[float, str] | None:

@@ -25,7 +25,7 @@ from task_images.language.tokens import Corpus, map_tensors
 from task_images.methods.base import Method, prepare_method
 from task_images.methods.ddp import Ddp
 from task_images.methods.fsdp import Fsdp2
-from task_images.metrics import Mean, Values, check_finite, collect
+from task_images.metrics import Mean, Values, collect
 from task_images.parameters import CheckpointSettings, CudaSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import PerUpdate
@@ -67,8 +67,8 @@ class PretrainingSettings(TrainingSettings, CheckpointSettings, CudaSettings):
     learning_rate: float = parameter(0.0006, "highest rate of AdamW", min=0, max=100)
     warmup_steps: int = parameter(700, "updates of linear warm-up", min=0, max=10000000)
     final_rate: float = parameter(0.1, "share of learning_rate at which the schedule ends", min=0, max=1)
-    beta1: float = parameter(0.9, "of AdamW", min=0, max=1)
-    beta2: float = parameter(0.95, "of AdamW", min=0, max=1)
+    beta1: float = parameter(0.9, "of AdamW", min=0, max=0.999999)
+    beta2: float = parameter(0.95, "of AdamW", min=0, max=0.999999)
     epsilon: float = parameter(1e-08, "of AdamW", min=0, max=1)
     weight_decay: float = parameter(0.1, "of matrices; scales, shifts and biases have none", min=0, max=10)
     clip: float = parameter(1.0, "maximum gradient norm; 0: no limit", min=0, max=1000000)
@@ -382,7 +382,7 @@ class Pretraining(ABC, Generic[S, B]):
                     means.setdefault(name, Mean(name)).add_mean(value, weight)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
-        return check_finite(collect(self.world, list(means.values())), epoch)
+        return collect(self.world, list(means.values()))
 
     def _make_ahead(self, passes: Iterator[B]) -> Iterator[B]:
         """Prefetch passes in a thread; for a GPU in pinned memory, for asynchronous transfers."""

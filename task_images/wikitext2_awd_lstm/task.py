@@ -23,7 +23,7 @@ from task_images.cache import require_data_dir
 from task_images.contract import Contract
 from task_images.data import seed_all, shard
 from task_images.methods.base import Bsp, prepare_method
-from task_images.metrics import Mean, Perplexity, Values, check_finite, collect
+from task_images.metrics import Mean, Perplexity, Values, collect
 from task_images.parameters import CheckpointSettings, CudaSettings, Task, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, Reporter, training_session
 from task_images.schedules import Constant, LinearWarmup, PerUpdate
@@ -474,7 +474,7 @@ def train(world: World, report: Reporter, p: Settings, corpus: Corpus) -> AwdLst
         PerUpdate(Constant(1.0)),  # the batches have the rate
         Plan.of(p),
         name=NAME,
-        validate=lambda epoch: check_finite(evaluate(corpus.valid), epoch),
+        validate=lambda epoch: evaluate(corpus.valid),
         goal=GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, world.contract.goal),
         details={
             "parameters": count_parameters(model.parameters()),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.contract import Contract, DivergedError, parse_event
+from task_images.contract import Contract, DivergedError, TaskError, parse_event
 from task_images.parameters import ThroughputProtocol
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import Constant, PerUpdate
@@ -46,7 +46,7 @@ class MeanTrainer(Loop[Numbers]):
         [values] = update.passes
         errors = self.learned - values
         self.learned -= rate * errors.mean()
-        self.losses.add(0.5 * (errors**2).mean(), update.weight)
+        self.losses.add(0.5 * (errors**2).mean(), update.weight, self.position.in_epoch + 1)
         return True
 
     def _check_replicas(self) -> dict[str, float]:
@@ -159,6 +159,34 @@ def test_an_update_that_is_skipped_keeps_the_learning_rate(tmp_path: Path) -> No
     assert result["details"]["updates_skipped"] == 1
 
 
+def test_updates_that_are_all_skipped_between_two_reports_are_no_divergence(tmp_path: Path) -> None:
+    """fp16 overflows first of all, because the loss scale starts high."""
+
+    def overflow_first(trainer: MeanTrainer) -> None:
+        update = trainer._update
+        trainer._update = lambda batch, rate: trainer.position.total > 0 and update(batch, rate)  # type: ignore[method-assign]
+
+    trainer, result = train(tmp_path, Plan(2, report_every=1), prepare=overflow_first)
+    assert result["details"]["updates_skipped"] == 1
+    assert np.isfinite([point["train_loss"] for point in trainer.curve]).all()
+
+
+def test_a_work_that_has_fewer_updates_than_it_says_is_an_error(tmp_path: Path) -> None:
+    def promise_more(trainer: MeanTrainer) -> None:
+        trainer.work.count = lambda epoch: 5  # type: ignore[method-assign]
+
+    with pytest.raises(TaskError, match="epoch 1 ended after 4 updates, but its count is 5"):
+        train(tmp_path, Plan(2), prepare=promise_more)
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    def diverge(trainer: MeanTrainer) -> None:
+        trainer.validate = lambda epoch: {"loss": float("nan"), "distance": 0.0}
+
+    with pytest.raises(DivergedError, match="the validation loss is nan in epoch 1"):
+        train(tmp_path, Plan(2), goal=1.0, prepare=diverge)
+
+
 def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None:
     """A test set, for example; a goal that was missed has the time of the training alone, too."""
 
@@ -173,5 +201,5 @@ def test_what_a_task_does_at_its_end_is_not_on_the_clock(tmp_path: Path) -> None
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match="the training has diverged"), np.errstate(all="ignore"):
-        train(tmp_path, Plan(200, report_every=4), rate=1e200)
+    with pytest.raises(DivergedError, match="in epoch 1, at step 2: the training has"), np.errstate(all="ignore"):
+        train(tmp_path, Plan(200, report_every=3), rate=1e200)
