@@ -113,7 +113,8 @@ def _describe_field(settings: type, one: Field[Any]) -> dict[str, Any]:
     declared = (getattr(base, "__dataclass_fields__", {}).get(one.name) for base in settings.__mro__)
     metadata: Mapping[str, Any] = next((item.metadata for item in declared if item and item.metadata), {})
     default = one.default if one.default_factory is MISSING else one.default_factory()
-    return {"type": getattr(one.type, "__name__", str(one.type)), **metadata, "default": default}
+    hint = typing.get_type_hints(settings)[one.name]  # annotations may be texts
+    return {"type": getattr(hint, "__name__", str(hint)), **metadata, "default": default}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _say(rank: int, message: str, hint: str | None = None) -> None:
 
 def find_package(task: str) -> str:
     """The package of a task: one of mlbench's by its name, or any by its dotted name."""
-    is_own = task.isidentifier() and Path(__file__).with_name(task).is_dir()
+    is_own = task.isidentifier() and Path(__file__).with_name(task).joinpath("task.py").is_file()
     return f"task_images.{task}" if is_own else task
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def load_file(path: str) -> type[Method]:
     if spec is None or spec.loader is None or not place.is_file():
         raise MethodError(f"{path} is not a Python file with a method", "--method-path FILE.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names of their annotations
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the file may raise anything

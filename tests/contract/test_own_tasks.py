@@ -130,6 +130,34 @@ def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packag
     assert "add method={'own': 'bsp'} to its TASK" in mlbench(home, *asked, code=2)
 
 
+def test_a_task_has_the_name_and_the_annotations_that_it_likes(tmp_path: Path, packages: Path) -> None:
+    """`translation` is also a folder of mlbench's own code, and annotations may be texts."""
+    home, folder = tmp_path / "home", tmp_path / "mine"
+    shutil.copytree(packages / "greetings" / "tasks" / "hello", folder / "translation")
+    text = DECLARATION.replace("    goal_full", '    sizes: list[int] = parameter([1, 2], "sizes")\n    goal_full')
+    (folder / "translation" / "__init__.py").write_text(f"from __future__ import annotations\n{text}")
+    (folder / "translation" / "task.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'salve '"))
+    subprocess.run([sys.executable, "-m", "task_images.describe", str(folder)], cwd=ROOT, check=True)
+    words = ("--task", "translation", "--task-path", str(folder), "--set", "sizes=3,4")
+    mlbench(home, "run", "own", "1", *words)
+    assert "salve salve salve" in mlbench(home, "logs", "own-1")
+
+
+def test_a_file_of_a_method_may_hold_dataclasses(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from task_images.methods.base import Method\n"
+        "@dataclass\nclass Kept:\n    updates: int = 0\n"
+        "class Mine(Method):\n    name, summary, source = 'mine', 'keeps count', 'this test'\n"
+    )
+    words = ("methods", "mine", "--method-path", str(tmp_path / "mine.py"))
+    assert "keeps count" in mlbench(tmp_path / "home", *words)
+    with open(tmp_path / "mine.py", "a") as file:
+        file.write("    from task_images.methods.base import Option\n    options = {'nesterov': Option(True)}\n")
+    assert "the default True of an option is no number" in mlbench(tmp_path / "home", *words, code=2)
+
+
 def test_a_task_knows_its_interpreter_where_none_is_named_python(tmp_path: Path, packages: Path) -> None:
     """As on Debian, where only python3 exists; what starts processes of its own needs sys.executable."""
     home, folder, venv = tmp_path / "home", tmp_path / "mine", tmp_path / "venv"
