@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from task_images.contract import TaskUsageError
+
 Norm = Callable[[int], nn.Module]
 
 NORMS = ("batch", "group")
@@ -42,10 +44,17 @@ def widen(channels: int, width: float) -> int:
 WIDTHS = (16, 32, 64)
 
 
+def check_depth(depth: int) -> None:
+    """Raises TaskUsageError for a depth that these ResNets cannot have."""
+    if depth < 8 or (depth - 2) % 6:
+        raise TaskUsageError(f"the depth {depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")
+
+
 def resnet(
     depth: int = 20, version: int = 1, channels: int = 3, classes: int = 10, *, norm: str = "batch"
 ) -> nn.Module:
-    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for other depths, versions or norms.
+    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises TaskUsageError for other depths, ValueError for other
+    versions or norms.
 
     Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes. Version 2:
     BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the activated input
@@ -54,8 +63,7 @@ def resnet(
     Input [n, channels, height, width], output [n, classes] (logits). Initialization: convolutions Kaiming normal (fan
     out), BN 1 and 0, linear layer as in torch.
     """
-    if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"a ResNet for small images has depth 6n+2, not {depth}")
+    check_depth(depth)
     if version not in (1, 2):
         raise ValueError(f"ResNet version {version} is neither 1 nor 2")
     blocks = (depth - 2) // 6

@@ -3,13 +3,13 @@
 from task_images.cifar10_resnet20 import Settings, make_schedule
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.classification import check_settings, train_classifier
-from task_images.contract import Contract, TaskUsageError
+from task_images.contract import Contract
 from task_images.data import seed_all
 from task_images.images import ImageData
 from task_images.methods.base import Method
 from task_images.parameters import read_parameters
 from task_images.report import training_session
-from task_images.resnet import resnet
+from task_images.resnet import check_depth, resnet
 
 
 def main(contract: Contract) -> None:
@@ -59,5 +59,4 @@ def train(contract: Contract, settings: Settings, method: Method | None = None) 
 def _check(settings: Settings, workers: int) -> None:
     check_settings(settings)
     make_schedule(settings, workers)
-    if (settings.depth - 2) % 6:
-        raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")
+    check_depth(settings.depth)

@@ -22,9 +22,10 @@ from task_images.cifar10_resnet20.data import prepare_data as prepare_data
 from task_images.contract import Contract, PeerLostError, TaskUsageError
 from task_images.data import Batch, numpy_generator
 from task_images.images import ImageData
-from task_images.metrics import Values, check_finite
+from task_images.metrics import Values
 from task_images.parameters import AccuracySettings, SgdSettings, TrainingSettings, parameter, read_parameters
 from task_images.report import GoalWatch, training_session
+from task_images.resnet import check_depth
 from task_images.tensorflow_ranks import TensorFlowRanks
 from task_images.train import Loop, Plan, SampleBatches, Unit, Update
 from task_images.world import World, check_same
@@ -88,8 +89,7 @@ def main(contract: Contract) -> None:
     settings = read_parameters(Settings, contract.parameters)
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
-    if (settings.depth - 2) % 6:
-        raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")
+    check_depth(settings.depth)
     synthetic = settings.data == "synthetic"
     name = "images like CIFAR-10, generated" if synthetic else "CIFAR-10"
     with training_session(contract, name, synthetic) as (world, report):
@@ -288,8 +288,7 @@ class Validator:
             own = [*(float(tf.reduce_sum(tf.cast(item, tf.float64))) for item in found), float(len(labels))]
             sums = [total + value for total, value in zip(sums, own, strict=True)]
         loss, first, fifth, number = self._world.sum(sums)
-        values = {"loss": loss / number, "Prec@1": 100 * first / number, "Prec@5": 100 * fifth / number}
-        return check_finite(values, epoch)
+        return {"loss": loss / number, "Prec@1": 100 * first / number, "Prec@5": 100 * fifth / number}
 
 
 @dataclass
@@ -329,7 +328,7 @@ class TensorFlowTrainer(Loop[Batch]):
         enter("optimizer")
         self._apply(gradient, tf.constant(rate, tf.float32))
         enter("metrics")
-        self.losses.add(float(loss), update.weight)
+        self.losses.add(float(loss), update.weight, self.position.in_epoch + 1)
         return True
 
     def _check_replicas(self) -> Values:

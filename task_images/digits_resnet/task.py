@@ -27,7 +27,7 @@ from task_images.parameters import (
     read_parameters,
 )
 from task_images.report import DataIdentity, compare_data, digest_arrays, training_session
-from task_images.resnet import resnet
+from task_images.resnet import check_depth, resnet
 from task_images.schedules import follow_plateaus, log2_warmup
 
 
@@ -105,7 +105,7 @@ def load_split(seed: int, validation_share: float, hold_out: float = 0.0) -> Spl
         members = generator.permutation(np.flatnonzero(labels == label))
         held, rest = np.split(members, [round(validation_share * len(members))])
         if hold_out:
-            held, rest = np.split(rest, [round(hold_out * len(rest))])
+            held, rest = np.split(rest, [max(1, round(hold_out * len(rest)))])
         validates[held], trains[rest] = True, True
     mean, deviation = images[trains].mean(), images[trains].std()
     images = (images - mean) / deviation
@@ -158,6 +158,7 @@ def main(contract: Contract) -> None:
     """Split the digits by the seed and train ResNet on them to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check_settings(settings)
+    check_depth(settings.depth)
     training, validation = load_split(contract.seed, settings.validation_share, settings.hold_out)
     with training_session(contract, "scikit-learn digits") as (world, report):
         report.data_identity(identify())

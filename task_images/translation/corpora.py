@@ -294,8 +294,6 @@ def read_corpus(
     with more than `longest_test`, unless it is 0. `read_pairs` reads those of "train" or "test" with that limit; the
     file `reference` has the references. Raises EnvironmentUnfitError naming the file that is wrong."""
     train, test = read_pairs("train", longest).within(longest), read_pairs("test", 0)
-    train.check(words.size, f"the training data in {place}")
-    test.check(words.size, f"the test data in {place}")
     read = {"training pairs": len(train) + sum(train.left_out.values()), "test pairs": len(test)}
     if (place / reference).is_file():
         references, source = list(lines(place / reference)), reference
@@ -310,6 +308,8 @@ def read_corpus(
         kept = [max(pair) <= longest_test for pair in zip(test.source.lengths, test.target.lengths, strict=True)]
         references = [one for one, keep in zip(references, kept, strict=True) if keep]
         test = test.within(longest_test)
+    train.check(words.size, f"the training data in {place}")
+    test.check(words.size, f"the test data in {place}")
     return Corpus(words, train, test, references, source, read, official)
 
 

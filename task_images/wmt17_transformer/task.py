@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.contract import Contract, need
+from task_images.contract import Contract, TaskUsageError, need
 from task_images.methods.base import LossScale
 from task_images.parameters import Task, parameter, read_parameters
 from task_images.translation.batches import TokenBatches, plan_passes
@@ -352,6 +352,11 @@ def main(contract: Contract) -> None:
     """Read the corpus and train the Transformer to the BLEU goal."""
     need("sacrebleu")
     p = read_parameters(Settings, contract.parameters)
+    if p.width % 2 or p.width % p.heads:
+        raise TaskUsageError(
+            f"a width of {p.width} is odd, or cannot be divided among {p.heads} heads",
+            "--set width=1024 --set heads=16",
+        )
 
     def write(folder: Path, seed: int) -> Path:
         write_sample(folder, train=4000, test=100, seed=seed)

@@ -52,6 +52,7 @@ def test_the_digits_are_split_by_class_and_by_seed() -> None:
     whole = np.bincount(np.concatenate([training[1], validation[1]]))
     assert np.array_equal(np.bincount(validation[1]), np.round(0.2 * whole))
     assert np.array_equal(load_split(42, 0.2).validation[0], validation[0])
+    assert np.array_equal(np.bincount(load_split(42, 0.2, hold_out=0.001).validation[1]), np.ones(10))
     assert not np.array_equal(load_split(43, 0.2).validation[1], validation[1])
 
 

@@ -72,6 +72,20 @@ def test_a_global_batch_that_does_not_divide(leave: Leave, task: str) -> None:
     assert "1001 cannot be shared evenly by 1 ranks with 5 passes" in said
 
 
+@pytest.mark.parametrize(("width", "heads"), [(64, 3), (9, 1)])
+def test_a_width_that_its_heads_cannot_share(leave: Leave, width: int, heads: int) -> None:
+    code, said = leave("wmt17_transformer", width=width, heads=heads)
+    assert code == 64
+    assert f"a width of {width} is odd, or cannot be divided among {heads} heads" in said
+
+
+def test_a_limit_that_leaves_no_test_sentence(leave: Leave, tmp_path: Path) -> None:
+    corpus_17(tmp_path)
+    code, said = leave("wmt17_transformer", tmp_path, data="wmt17", longest_test=1)
+    assert code == 78
+    assert "holds no usable pair of sentences" in said
+
+
 def test_a_missing_package_is_named() -> None:
     need("sacrebleu", "sacremoses")
     with pytest.raises(EnvironmentUnfitError, match="the package no_such_package is not installed"):
