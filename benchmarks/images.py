@@ -30,7 +30,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
+from task_images.cifar10_resnet20 import FOLDERS
+from task_images.cifar10_resnet20.data import DEVIATION, MEAN, TRAINING, VALIDATION, load
 from task_images.contract import Contract
 from task_images.data import Batch
 from task_images.images import ImageData, synthetic_images

@@ -1,7 +1,8 @@
 """CIFAR-10 in both forms in which its authors publish it (https://www.cs.toronto.edu/~kriz/cifar.html), or its like.
 
-The data folder, or its sub-folder `cifar10`, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz) or
-what is in it (cifar-10-batches-bin, cifar-10-batches-py). If there is none, the binary archive is downloaded.
+The data folder, or one of PLACES in it, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz), or what
+is in it: a folder (cifar-10-batches-bin, cifar-10-batches-py), or its files. If there is none, the binary archive is
+downloaded.
 """
 
 import io
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from task_images.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
-from task_images.cifar10_resnet20 import CifarSettings
+from task_images.cifar10_resnet20 import FOLDERS, PLACES, CifarSettings
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
@@ -32,6 +33,7 @@ MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 TRAINING = [f"data_batch_{number}" for number in range(1, 6)]
 VALIDATION = ["test_batch"]
+BATCHES = {*TRAINING, *VALIDATION}
 BINARY = Archive(
     "cifar-10-binary.tar.gz",
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -44,7 +46,6 @@ PYTHON = Archive(
     170_498_071,
     "md5:c58f30108f718f92721af3b95e74349a",
 )
-FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 FORM = 1
 
 
@@ -131,29 +132,32 @@ def read(source: Path) -> Arrays:
 
 def _sources(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
     found = _find(folder, archives)
-    inside = {source: [source] if source.is_file() else sorted(source.iterdir()) for source in found}
-    return [path for source in found for path in inside[source] if path.is_file()]
+    return [path for source in found for path in ([source] if source.is_file() else _batches(source))]
 
 
 def _find(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
     """The folders and archives with the data set, in the order in which they are tried."""
-    names = (*FOLDERS, *(archive.name for archive in archives))
-    return [path for place in (folder, folder / "cifar10") for name in names if (path := place / name).exists()]
+    names = (*FOLDERS, ".", *(archive.name for archive in archives))
+    paths = [folder / place / name for place in PLACES for name in names]
+    return [path for path in paths if path.is_file() or (path.is_dir() and (path.name in FOLDERS or _batches(path)))]
+
+
+def _batches(folder: Path) -> list[Path]:
+    """The files of the data set in a folder."""
+    return sorted(path for path in folder.iterdir() if path.stem in BATCHES and path.is_file())
 
 
 def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:
     """Name without ending, and contents, of every batch in `source`."""
-    wanted = {*TRAINING, *VALIDATION}
     try:
         if source.is_dir():
-            for path in sorted(source.iterdir()):
-                if path.stem in wanted:
-                    yield path.stem, _parse(f"{path}", path.name, path.read_bytes())
+            for path in _batches(source):
+                yield path.stem, _parse(f"{path}", path.name, path.read_bytes())
             return
         with tarfile.open(source, "r:*") as archive:
             for member in archive:
                 name = Path(member.name)
-                file = archive.extractfile(member) if member.isfile() and name.stem in wanted else None
+                file = archive.extractfile(member) if member.isfile() and name.stem in BATCHES else None
                 if file is not None:
                     yield name.stem, _parse(f"{name} in {source}", name.name, file.read())
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:

@@ -8,12 +8,13 @@ https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html
 import bz2
 import hashlib
 import io
+import lzma
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ FORMAT = 1
 _LABELS = {-1.0: 0.0, 0.0: 0.0, 1.0: 1.0}
 _LINE_LIMIT = 1 << 26
 _BLOCK_BYTES = 1 << 24
+_OPENERS: Mapping[str, Callable[..., Any]] = {".bz2": bz2.open, ".xz": lzma.open}  # both are published
 _SHAPE = re.compile(rb"\s*[^\s:]+(\s+\d+:[^\s:]+)*\s*")
 
 
@@ -47,7 +49,7 @@ def load(source: Path, features: int) -> Dense:
 
 
 def load_with_digest(source: Path, features: int) -> tuple[Dense, str]:
-    """The data set, and its digest, in the text file `source` (plain, or compressed if its name ends in .bz2).
+    """The data set, and its digest, in the text file `source` (plain, or compressed if its name ends in .bz2 or .xz).
 
     The first caller converts it into a cache entry beside it (float32, 4 x features bytes a row), or in mlbench's own
     folder if that place is read-only; other callers wait for it, later ones map it. A changed source is
@@ -81,7 +83,7 @@ def read_blocks(source: Path, features: int, reach: Callable[[int], None] = lamb
     bytes of the file that were read, after each block."""
     size = max(1, _BLOCK_BYTES // (4 * features))
     rows, labels, filled = np.zeros((size, features), np.float32), np.zeros(size, np.float32), 0
-    with open(source, "rb") as raw, bz2.open(raw) if source.suffix == ".bz2" else nullcontext(raw) as file:
+    with open(source, "rb") as raw, _OPENERS.get(source.suffix, nullcontext)(raw) as file:
         for number, line in _lines(source, file):
             labels[filled] = _parse(source, number, line, rows[filled])
             filled += 1
@@ -94,13 +96,13 @@ def read_blocks(source: Path, features: int, reach: Callable[[int], None] = lamb
         yield Dense(rows[:filled], labels[:filled])
 
 
-def _lines(source: Path, file: bz2.BZ2File | io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+def _lines(source: Path, file: bz2.BZ2File | lzma.LZMAFile | io.BufferedReader) -> Iterator[tuple[int, bytes]]:
     """Line number and line, without comments and empty lines."""
     number = 0
     while True:
         try:
             line = file.readline(_LINE_LIMIT)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, lzma.LZMAError) as error:
             raise EnvironmentUnfitError(f"{source} is damaged after line {number}: {error}") from None
         if not line:
             return
@@ -166,14 +168,14 @@ _DECAY = 1.3
 
 
 def find_files(data_dir: str | None) -> tuple[Path, Path]:
-    """Training and validation file, plain or .bz2, in the data folder or its sub-folder `epsilon`.
+    """Training and validation file, plain, .bz2 or .xz, in the data folder or its sub-folder `epsilon`.
 
     Raises EnvironmentUnfitError that names the files wanted and the way without them.
     """
     folders = [Path(data_dir), Path(data_dir, "epsilon")] if data_dir else []
     found = [
         next(
-            (folder / (name + end) for folder in folders for end in ("", ".bz2") if (folder / (name + end)).is_file()),
+            (path for folder in folders for end in ("", *_OPENERS) if (path := folder / (name + end)).is_file()),
             None,
         )
         for name in (TRAINING, VALIDATION)
@@ -183,7 +185,7 @@ def find_files(data_dir: str | None) -> tuple[Path, Path]:
         place = f"in {data_dir}" if data_dir else "because the run has no data folder"
         missing = " and ".join(name for name, path in zip((TRAINING, VALIDATION), found, strict=True) if path is None)
         raise EnvironmentUnfitError(
-            f"the data set epsilon is missing: {missing} (or the same with .bz2) is missing {place}",
+            f"the data set epsilon is missing: {missing} (or the same with .bz2 or .xz) is missing {place}",
             f"mlbench data prepare epsilon_logistic_regression fetches them ({SOURCE}); or use generated data: "
             "--set data=synthetic",
         )

@@ -67,14 +67,15 @@ TASK = Task(
     method={"own": "bsp"},
     goal={"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}% Top 1 Validation Accuracy"},
     data=(
-        "epsilon_normalized(.bz2) and epsilon_normalized.t(.bz2) in LIBSVM's format in the data folder; or generated"
+        "epsilon_normalized and epsilon_normalized.t in LIBSVM's format, plain, .bz2 or .xz, in the data folder; or "
+        "generated"
     ),
     files={
         "when": {"data": "libsvm"},
         "folders": [".", "epsilon"],
         "wanted": [
-            ["epsilon_normalized", "epsilon_normalized.bz2"],
-            ["epsilon_normalized.t", "epsilon_normalized.t.bz2"],
+            ["epsilon_normalized", "epsilon_normalized.bz2", "epsilon_normalized.xz"],
+            ["epsilon_normalized.t", "epsilon_normalized.t.bz2", "epsilon_normalized.t.xz"],
         ],
         "instead": "--set data=synthetic",
     },

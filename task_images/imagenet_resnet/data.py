@@ -52,8 +52,8 @@ def crop_for_validation(path: Path, side: int, shorter: int, draft: bool) -> Byt
     """The middle [side, side, 3] of the image, its shorter side scaled to `shorter`. Raises as `crop_for_training`."""
     with _open(path) as image:
         width, height = image.size
-        factor = shorter / min(width, height)
-        size = max(side, int(width * factor)), max(side, int(height * factor))
+        # Multiplied first: the shorter side must not become 255 by rounding.
+        size = max(side, shorter * width // min(width, height)), max(side, shorter * height // min(width, height))
         left, upper = (round((length - side) / 2) for length in size)
         return _scale(image, (0, 0, width, height), size, draft)[upper : upper + side, left : left + side]
 

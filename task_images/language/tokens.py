@@ -170,7 +170,7 @@ def _map(path: Path, facts: _Facts) -> Tokens:
     try:
         if (size := path.stat().st_size) % DTYPES[facts.dtype].itemsize:
             raise EnvironmentUnfitError(f"{path} has {size} bytes, no whole number of {facts.dtype}", "Write it again.")
-        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r")
+        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r") if size else np.zeros(0, DTYPES[facts.dtype])
     except FileNotFoundError:
         raise EnvironmentUnfitError(f"there is no {path}", "The data type is that of tokens.json.") from None
     except (OSError, ValueError) as error:
@@ -437,7 +437,7 @@ def _map_shard(path: Path, match: re.Match[str]) -> Shard:
                 f"{path} has {size} bytes, and its header promises {int(header[2])} tokens", "Download it again."
             )
         tokens: Tokens = np.memmap(path, TOKEN, mode="r", offset=4 * HEADER)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: it is cut off within a number, or has no token
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Download it again.") from None
     return Shard(path, match[1], match[2], int(match[3]), tokens)
 

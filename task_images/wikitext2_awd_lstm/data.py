@@ -11,6 +11,7 @@ preset's goal leaves room for that.
 import random
 import re
 import zipfile
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -93,7 +94,7 @@ def _lines(folder: Path, split: str) -> Iterator[bytes]:
             f"There is neither {name} nor {ARCHIVE} in {folder}.",
             hint="mlbench data prepare wikitext2_awd_lstm fetches it; the preset tiny includes a text.",
         ) from None
-    except (KeyError, zipfile.BadZipFile, OSError) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise EnvironmentUnfitError(
             f"{archive} is not the WikiText-2 archive: {error}", hint="Download it again."
         ) from None

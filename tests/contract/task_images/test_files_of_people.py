@@ -122,6 +122,19 @@ def test_marks_and_line_ends_are_no_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(found.words), len(found.train)] == [5, 8]  # the, cat, sat, end, and the end of each of three lines
 
 
+def test_a_damaged_archive_of_a_text_is_named(tmp_path: Path) -> None:
+    """A few bytes in the middle, which only unpacking finds."""
+    words = " ".join(np.random.default_rng(1).integers(0, 10**6, 5000).astype(str))
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", words)
+    damaged = bytearray((tmp_path / "wikitext-2-v1.zip").read_bytes())
+    damaged[1000:1100] = bytes(100)
+    (tmp_path / "wikitext-2-v1.zip").write_bytes(damaged)
+    with pytest.raises(EnvironmentUnfitError, match=r"wikitext-2-v1\.zip is not the WikiText-2 archive"):
+        wikitext.read_corpus(tmp_path)
+
+
 def test_a_row_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     rows = "1 1:0.5 2:0.25\n-1 1:0.125 3:0.375"
     (tmp_path / "whole.svm").write_text(rows + "\n")

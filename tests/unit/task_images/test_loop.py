@@ -164,7 +164,11 @@ def test_updates_that_are_all_skipped_between_two_reports_are_no_divergence(tmp_
 
     def overflow_first(trainer: MeanTrainer) -> None:
         update = trainer._update
-        trainer._update = lambda batch, rate: trainer.position.total > 0 and update(batch, rate)  # type: ignore[method-assign]
+
+        def update_later(batch: Update[Numbers], rate: float) -> bool:
+            return trainer.position.total > 0 and update(batch, rate)
+
+        trainer._update = update_later  # type: ignore[assignment, method-assign]
 
     trainer, result = train(tmp_path, Plan(2, report_every=1), prepare=overflow_first)
     assert result["details"]["updates_skipped"] == 1

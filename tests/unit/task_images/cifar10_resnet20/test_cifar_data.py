@@ -37,10 +37,20 @@ def check(images: Cifar) -> None:
 
 
 @pytest.mark.parametrize("files", [binary_files, python_files])
-@pytest.mark.parametrize("below", ["", "cifar10"])
+@pytest.mark.parametrize("below", ["", "cifar10", "cifar-10-binary"])
 def test_what_is_in_the_archive_is_read(tmp_path: Path, files: Callable[[], dict[str, bytes]], below: str) -> None:
     unpack(files(), tmp_path / below)
     check(load(tmp_path, print))
+
+
+@pytest.mark.parametrize("files", [binary_files, python_files])
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_data_folder_may_be_that_of_the_archive(
+    tmp_path: Path, files: Callable[[], dict[str, bytes]], inner: bool
+) -> None:
+    unpack(files(), tmp_path)
+    [folder] = tmp_path.iterdir()
+    check(load(folder if inner else folder.rename(tmp_path / "images"), print))
 
 
 def test_both_archives_are_read_and_checked(tmp_path: Path) -> None:

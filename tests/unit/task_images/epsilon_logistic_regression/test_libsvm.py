@@ -1,8 +1,10 @@
 """The LIBSVM reader: exact values, plain and compressed, re-use and renewal of the cache, errors with their place."""
 
 import bz2
+import lzma
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,12 @@ TEXT = b"""-1 1:0.5 2:-2.5e-3 4:1
 ROWS = [[0.5, -2.5e-3, 0, 1], [0, 0, 7, 0], [1, 2, 3, 4], [0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_small_file(tmp_path: Path, compressed: bool) -> None:
-    source = tmp_path / ("data.bz2" if compressed else "data")
-    source.write_bytes(bz2.compress(TEXT) if compressed else TEXT)
+@pytest.mark.parametrize(
+    ("name", "compress"), [("data", bytes), ("data.bz2", bz2.compress), ("data.xz", lzma.compress)]
+)
+def test_a_small_file(tmp_path: Path, name: str, compress: Callable[[bytes], bytes]) -> None:
+    source = tmp_path / name
+    source.write_bytes(compress(TEXT))
 
     rows, labels = load(source, 4)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision import transforms
 
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import Bytes, numpy_generator
@@ -55,6 +56,16 @@ def test_a_validation_crop_is_the_middle_of_the_scaled_image(tmp_path: Path) -> 
     scaled = Image.fromarray(noise).resize((57, 40), Image.Resampling.BILINEAR)
     expected = np.asarray(scaled)[4:36, 12:44]
     np.testing.assert_array_equal(validation_crop(path, 40, draft=True), expected)
+
+
+@pytest.mark.parametrize("size", [(374, 500), (499, 375), (640, 491), (300, 300)])
+def test_a_validation_crop_is_that_of_torchvision(tmp_path: Path, size: tuple[int, int]) -> None:
+    path = tmp_path / "x.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)).save(path)
+    reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])
+    with Image.open(path) as image:
+        expected = np.asarray(reference(image))
+    np.testing.assert_array_equal(crop_for_validation(path, 224, 256, draft=False), expected)
 
 
 @pytest.mark.parametrize("factor", [1, 2, 5, 9])

@@ -54,6 +54,14 @@ def load_as_there(folder: Path, steps: int, rank: int, ranks: int) -> list[tuple
     return found
 
 
+@pytest.mark.parametrize("size", [0, 1023, 1024])
+def test_a_shard_that_is_cut_off_is_named(tmp_path: Path, size: int) -> None:
+    path = make_folder(tmp_path) / "fineweb_train_000002.bin"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(EnvironmentUnfitError, match="fineweb_train_000002"):
+        read_shards(tmp_path, 50_257)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_rank_gets_the_batches_of_the_published_loader(tmp_path: Path, ranks: int) -> None:
     corpus = read_shards(make_folder(tmp_path), 50_257)

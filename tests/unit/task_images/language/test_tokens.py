@@ -87,6 +87,10 @@ def test_damaged_token_files_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(b"\1\0\2")
     with pytest.raises(EnvironmentUnfitError, match="3 bytes"):
         read_tokens(tmp_path, 10)
+    (tmp_path / "train.bin").write_bytes(b"")
+    (tmp_path / "val.bin").write_bytes(b"\1\0")
+    with pytest.raises(EnvironmentUnfitError, match="0 tokens are too few"):
+        Windows(read_tokens(tmp_path, 10).train, 4, 1)
 
 
 def test_the_text_of_python_has_documents_and_two_splits() -> None:
