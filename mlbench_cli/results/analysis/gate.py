@@ -85,8 +85,7 @@ def decide(
     unknown figure."""
     name = find_metric(found.rows, metric) if found.rows else metric
     row = found.rows.get(name) if name else None
-    higher = None if row is None else row.higher_is_better
-    higher = direction is Direction.HIGHER if direction is not None else higher
+    higher = None if row is None else _find_direction(row.higher_is_better, direction)
 
     def say(verdict: Verdict, reason: str) -> Decision:
         return Decision(verdict, reason, name, limit, row, higher)
@@ -116,6 +115,11 @@ def decide(
     if verdict is Verdict.CANNOT_TELL and worse.gate(limit) is Verdict.FAILED:
         undecided = f". It is beyond the limit, but not surely so as one of {checks} checks at once"
     return say(verdict, f"{begin}{shown}{undecided}.")
+
+
+def _find_direction(known: bool | None, given: Direction | None) -> bool | None:
+    """Whether higher is better: `given` is said for all checks at once, so it decides only where the name does not."""
+    return known if known is not None or given is None else given is Direction.HIGHER
 
 
 def _describe_failed(found: Comparison) -> str:
@@ -239,6 +243,7 @@ def check_results(
         for name, found in figures(archive).items()
     }
     names = [_find_name(each, known, direction) for each in wanted]
+    _require_use(direction, {name: known[name] for name in names if name in known})
     alike = {name: [each for each in earlier if is_baseline_of(each, own, across)] for name, own in cells.items()}
     count = sum(1 for found in alike.values() if found) * len(wanted)
     checks = []
@@ -248,7 +253,7 @@ def check_results(
                 decision = _decide_convergence(own, earlier)
             elif (found := _find_reason(own, earlier, alike[name], across)) is not None:
                 rows, _ = compare_runs([], [run for run in map(measure, own) if run.good])
-                higher = known.get(metric) if direction is None else direction is Direction.HIGHER
+                higher = _find_direction(known.get(metric), direction)
                 decision = Decision(*found, metric, each.limit, rows.get(metric), higher)
             else:
                 compared = compare(alike[name], own, ("the baseline", _name_of(own)), across)
@@ -272,6 +277,18 @@ def _find_name(wanted: Wanted, known: dict[str, bool | None], direction: Directi
             f'It is unknown whether lower or higher is better for "{name[:60]}".', hint="--direction higher, or lower"
         )
     return name
+
+
+def _require_use(given: Direction | None, known: dict[str, bool | None]) -> None:
+    """Raise UsageError if --direction contradicts the names of all figures that are checked."""
+    if given is None or None in known.values():
+        return
+    for name, higher in known.items():
+        if higher is not _find_direction(None, given):
+            raise UsageError(
+                f'Of "{name[:60]}", {"higher" if higher else "lower"} is better, as its name says.',
+                hint="Leave out --direction, which is for metrics whose name does not tell.",
+            )
 
 
 def _name_of(archives: Sequence[Archive]) -> str:

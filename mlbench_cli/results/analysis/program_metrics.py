@@ -37,9 +37,13 @@ _LOWER = frozenset(
         *("cer", "fid", "seconds", "time", "duration", "latency", "joules", "energy"),
     }
 )
-# Of a quantity, and not the quantity itself: loss_scale, learning_rate, acc_stderr; neg_log_loss has the other sign.
+# Of a quantity, and not the quantity itself: loss_scale, learning_rate, acc_stderr, accuracy_drop, energy_efficiency;
+# neg_log_loss has the other sign.
 _OTHER = frozenset(
-    {"learning", "neg", "negative", "rate", "scale", "std", "stddev", "stderr", "var", "variance", "weight"}
+    {
+        *("learning", "neg", "negative", "rate", "scale", "std", "stddev", "stderr", "var", "variance", "weight"),
+        *("change", "delta", "diff", "drop", "efficiency", "gain", "gap", "improvement", "reduction", "saved"),
+    }
 )
 _HIGHER = frozenset(
     {

@@ -30,6 +30,15 @@ def test_results_are_held_against_a_folder(tmp_path: Path, seconds: tuple[float,
     assert run(["gate", *new, "--baseline", str(tmp_path / "old")]) == code
 
 
+def test_a_direction_is_for_metrics_that_have_none_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    slow = write_archives(tmp_path / "new", (20.0, 20.4, 19.8))
+    gate = ["gate", *slow, "--baseline", str(tmp_path / "old"), "--check", "seconds=+10%"]
+    assert run([*gate, "--direction", "lower"]) == 7
+    assert run([*gate, "--direction", "higher"]) == 2  # twice as slow is no improvement, whatever else is checked
+    assert "lower is better" in capsys.readouterr().err
+
+
 def test_what_cannot_be_decided_can_be_allowed(tmp_path: Path) -> None:
     write_archives(tmp_path / "old", GOOD)
     new = write_archives(tmp_path / "new", (11.0, 13.5, 10.2))

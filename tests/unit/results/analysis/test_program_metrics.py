@@ -6,7 +6,10 @@ from mlbench_cli.results.analysis.program_metrics import find_direction
 
 HIGHER = ("eval_accuracy", "acc_norm,none", "val/f1", "train_samples_per_second", "bleu", "test_score", "it/s")
 LOWER = ("eval_loss", "val_ppl", "mean_absolute_error", "nll", "score_time", "WER")
-UNKNOWN = ("neg_log_loss", "acc_stderr,none", "loss_scale", "learning_rate", "error_rate", "accuracy_std", "epoch")
+UNKNOWN = (
+    *("neg_log_loss", "acc_stderr,none", "loss_scale", "learning_rate", "error_rate", "accuracy_std", "epoch"),
+    *("accuracy_drop", "energy_efficiency", "loss_reduction"),
+)
 
 
 @pytest.mark.parametrize(
