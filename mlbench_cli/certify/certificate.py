@@ -19,7 +19,7 @@ from mlbench_cli.results.report.render import make_environment, render_page
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
-from mlbench_cli.util.text import counted, list_some, shorten
+from mlbench_cli.util.text import clean_values, counted, list_some, shorten
 from task_images.certify.rules import LEAST_DIP, PEERS, TESTS
 
 ARCHIVE = "archive.zip"
@@ -149,7 +149,7 @@ def read_certificate(path: Path) -> Certificate:
                 f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate.",
                 hint="mlbench certify CLUSTER writes one.",
             )
-        document = dict(archive.document(run_folder.CERTIFICATE))
+        document = clean_values(archive.document(run_folder.CERTIFICATE))  # names of nodes become lines and commands
         document.pop("schema_version", None)
         obstacles = tuple(str(found["summary"]) for found in archive.findings)
         places = {str(worker["node"]) for worker in archive.result["worker_states"] if worker["node"] is not None}

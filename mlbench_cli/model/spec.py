@@ -17,6 +17,7 @@ SPEC_VERSION = 2
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
+TASK_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _REPEAT = re.compile(r"(.+-\d+)-r\d+")
 MAX_WORKERS = 4096
 DEFAULT_TIMEOUT = 86400.0
@@ -181,7 +182,13 @@ class RunSpec(Struct, frozen=True):
     kubernetes: KubernetesOptions | None = None  # of a run on Kubernetes
 
     def __post_init__(self) -> None:
+        # Files, pages and suggested commands have these names, also of an archive that a stranger has written.
         check_name(self.name)
+        check_name(self.cluster, "cluster name")
+        if not TASK_PATTERN.fullmatch(self.task):
+            raise UsageError(
+                f'The task "{shorten(self.task)}" has another name than letters, digits, "_", "-" and ".", 100 at most.'
+            )
         if self.engine != "kubernetes" and self.kubernetes is not None:
             raise UsageError(f"The run spec of {self.name} is for {self.engine}, and has options of Kubernetes.")
         if not 1 <= self.workers <= MAX_WORKERS:

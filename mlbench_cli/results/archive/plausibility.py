@@ -243,8 +243,6 @@ def _check_settings(
     evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool
 ) -> Iterator[str]:
     spec = evidence.spec
-    if evidence.name != spec.name:
-        yield f"the run is named {one_line(evidence.name, 40)}, but its spec {one_line(spec.name, 40)}"
     local = {spec.engine == LOCAL.provider, spec.cluster == LOCAL.name}
     if spec.cluster_kind is not None:
         local.add(spec.cluster_kind == LOCAL.provider)

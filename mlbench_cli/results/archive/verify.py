@@ -281,6 +281,8 @@ def _derivation_problems(
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
         yield Problem("inconsistent", run_folder.RUN, "spec_hash is not the hash of spec")
+    if run["name"] != run["spec"].get("name"):
+        yield Problem("inconsistent", run_folder.RUN, "name is not that of spec")
     judged_by = archive.result["judge"]
     if judged_by != JUDGE_VERSION:
         yield (

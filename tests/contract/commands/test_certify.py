@@ -196,6 +196,13 @@ def test_a_node_without_a_name_is_missing_and_the_others_keep_theirs(capsys: Cap
     assert not Path("first/changes.json").exists()
 
 
+def test_the_name_of_a_node_is_one_line_of_every_file() -> None:
+    seal_earlier(Path("t"), ["m0\ntouch evil", "m1", None, "m3"])
+    assert run(["certify", "--from", "t", "--to", "first"]) == 7
+    assert not [path for path in Path("first").iterdir() if b"\ntouch evil" in path.read_bytes()]
+    assert "m0 touch evil" in Path("first/nodes.csv").read_text()
+
+
 def test_a_certificate_whose_evidence_contradicts_itself_names_nobody(capsys: Captured) -> None:
     seal_earlier(Path("t"), ["m0", "m1", None, "m3"], end=1000.0)  # of a run of 3 s
     assert run(["certify", "--from", "t", "--to", "first"]) == 9
