@@ -15,6 +15,9 @@ from mlbench_cli.results.analysis.comparability import WORDS
 from mlbench_cli.results.archive.bundle import name_archive
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.util.files import allow_open_files
+
+SPARE_FILES = 100  # for all else that a command opens
 
 Unproven = Annotated[
     bool,
@@ -41,9 +44,11 @@ def open_archives(
     With `left_out`, for runs that nobody named one by one, an archive that is refused does not hide the others: it gets
     a warning and a sentence in that list. If none remains, the first refusal is raised.
     """
+    paths = list(paths)
+    allow_open_files(len(paths) + SPARE_FILES)  # each zip stays open
     opened: list[Archive] = []
     refusal: MlbenchError | None = None
-    for path in console.track("Verifying", list(paths)):
+    for path in console.track("Verifying", paths):
         try:
             archive = stack.enter_context(open_verified(path, unproven=unproven))
         except (DamagedArchive, UnprovenArchive) as error:

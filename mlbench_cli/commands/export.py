@@ -13,6 +13,7 @@ from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
 from mlbench_cli.commands._common import Format, Output, make_folder, one_of, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean, naming_file_on_os_error
+from mlbench_cli.results.analysis.series import drop_duplicates
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, list_settings
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.exports.facts import RunFacts, read_facts
@@ -60,7 +61,8 @@ def export(
     paths = api.Client(notice=console.warn).find_archives(sources or [])
     with ExitStack() as stack:
         several = len(paths) > len(sources or [])  # a word stands for several runs
-        archives = tell_apart(open_archives(paths, stack, unproven=unproven, left_out=[] if several else None))
+        opened = open_archives(paths, stack, unproven=unproven, left_out=[] if several else None)
+        archives = tell_apart(drop_duplicates(opened))
         if exporter is None:
             written = _write_table(form, Path(target), archives)
         else:

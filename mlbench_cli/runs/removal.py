@@ -9,6 +9,7 @@ from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.files import remove_folder
 
 
 def delete_run(
@@ -32,9 +33,7 @@ def delete_run(
         if row is None or row.queue is None or run.spec.engine == "local":
             _delete_from_cluster(run, store, force, warn)
         try:
-            shutil.rmtree(run.folder)
-        except FileNotFoundError:
-            pass
+            remove_folder(run.folder)
         except OSError as error:
             raise CleanupError(
                 f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"

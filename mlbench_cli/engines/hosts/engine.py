@@ -5,7 +5,6 @@ its client.
 """
 
 import json
-import resource
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -23,6 +22,7 @@ from mlbench_cli.engines.plan import make_plan, start_command
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.files import allow_open_files
 
 START_SECONDS = 60.0
 FILES_PER_CHANNEL = 3  # standard input, output and errors of ssh
@@ -36,7 +36,7 @@ class HostsEngine(MachinesEngine):
         super().__init__(details)
         self._details = details
         self._by_host = {host["name"]: Channel(details.target(host)) for host in details.hosts}
-        _allow_open_files(FILES_PER_CHANNEL * len(self._by_host))
+        allow_open_files(SPARE_FILES + FILES_PER_CHANNEL * len(self._by_host))
 
     def render(self, spec: RunSpec) -> Submission:
         """The plan of the run's agents. Raises CapacityError for more workers than slots, UsageError."""
@@ -183,12 +183,3 @@ def _find_errors(run: Run, answers: Sequence[Document | MlbenchError]) -> list[M
         if isinstance(answer, MlbenchError)
         and (number == 0 or run.spec.absent_seconds is None or not isinstance(answer, UnreachableError))
     ]
-
-
-def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files as far as allowed: the usual 1,024 suffice for only about 250 hosts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

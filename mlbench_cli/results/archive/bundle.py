@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import DamagedArchive, UsageError
+from mlbench_cli.results.archive.files import UNREADABLE, open_zip
 from mlbench_cli.util.text import counted, one_line
 
 PIECE = 1 << 20
@@ -34,9 +35,11 @@ def write_bundle(archives: Sequence[Path], target: Path) -> None:
 def list_bundle(path: Path) -> list[str]:
     """The names of the archives in a file that holds those of several runs; empty for any other file."""
     try:
-        with zipfile.ZipFile(path) as bundle:
+        if not path.is_file():  # a pipe, for one, would be waited for
+            return []
+        with open(path, "rb") as file, open_zip(file) as bundle:
             names = bundle.namelist()
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+    except (OSError, *UNREADABLE):
         return []
     return names if all(name.endswith(".zip") for name in names) else []
 
@@ -46,7 +49,7 @@ def unpack_bundle(path: Path) -> list[Path]:
     folder = Path(tempfile.mkdtemp(prefix="mlbench-bundle-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = []
-    with zipfile.ZipFile(path) as bundle:
+    with open(path, "rb") as stream, open_zip(stream) as bundle:
         room = path.stat().st_size
         for entry in bundle.infolist():
             target = folder / entry.filename
@@ -58,7 +61,7 @@ def unpack_bundle(path: Path) -> list[Path]:
             try:
                 with bundle.open(entry) as stored, target.open("xb") as file:
                     shutil.copyfileobj(stored, file, PIECE)
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            except (OSError, *UNREADABLE) as error:
                 raise DamagedArchive(path, entry.filename, f"it cannot be read: {error}") from None
             _unpacked[target] = f"{path}/{entry.filename}"
             found.append(target)

@@ -73,7 +73,7 @@ _REPACKED = "another program packed this file again; unpack it, and verify the f
 _ENCRYPTED = 1  # flag of an entry
 _ENTRY_MARK = b"PK\1\2"
 # What zipfile raises for bytes that are not a zip, besides OSError.
-_UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError, struct.error)
+UNREADABLE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError, struct.error)
 
 
 # --- names and digests ----------------------------------------------------------------------------------------------
@@ -166,19 +166,22 @@ def portable_part(part: str) -> str:
     return text.encode()[: MAX_PART_BYTES - 17].decode("utf-8", "ignore") + "-" + digest
 
 
-def walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
+def walk(folder: Path) -> Iterator[tuple[str, int]]:
     """Name and `st_mode` of everything except directories in an archive's folder, in no particular order. Links are not
     followed."""
-    with os.scandir(folder / below) as entries:
-        for entry in entries:
-            name = f"{below}/{entry.name}" if below else entry.name
-            if entry.name.startswith(".") and not name.startswith("output/"):
-                continue
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                yield from walk(folder, name)
-            else:
-                yield name, mode
+    pending = [""]  # and no recursion: a task may nest folders deeper than Python calls
+    while pending:
+        below = pending.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                if entry.name.startswith(".") and not name.startswith("output/"):
+                    continue
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    pending.append(name)
+                else:
+                    yield name, mode
 
 
 def log_names(names: Iterable[str]) -> dict[int, str]:
@@ -431,16 +434,14 @@ class Zip(Archive):
         head = file.read(4)
         if head != b"PK\3\4":
             raise self._damage("not_an_archive", "", "it does not start like a zip file" if head else "it is empty")
-        directory = _Directory(file)
         try:
-            self._zip = zipfile.ZipFile(cast(BinaryIO, directory))
-        except _UNREADABLE as error:
-            if directory.is_too_large:
-                raise self._damage("too_large", "", f"more than {MAX_FILES} files") from None
+            self._zip = open_zip(file)
+        except _TooLarge as error:
+            raise self._damage("too_large", "", str(error)) from None
+        except UNREADABLE as error:
             raise self._damage("truncated", "", f"the zip directory is missing or incomplete: {error}") from None
         except OSError as error:
             raise self._damage("truncated", "", f"the zip directory cannot be read: {error}") from None
-        directory.is_read = True
         self._entries = {entry.orig_filename: entry for entry in self._zip.infolist()}
         self.names = tuple(self._entries)
         self._check_entries()
@@ -483,21 +484,31 @@ class Zip(Archive):
         self.file.close()
 
 
+def open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """A zip of a stranger, with its directory read in bounded memory. Raises OSError, or one of UNREADABLE."""
+    directory = _Directory(file)
+    zipped = zipfile.ZipFile(cast(BinaryIO, directory))
+    directory.is_read = True
+    return zipped
+
+
+class _TooLarge(ValueError):
+    """A zip's directory has more bytes or files than that of an archive."""
+
+
 class _Directory:
     """A zip's file for zipfile, which reads a directory of the size that the zip declares, and has no limit for it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-        self.is_read = self.is_too_large = False
+        self.is_read = False
 
     def read(self, size: int = -1) -> bytes:
-        """Raises ValueError for a directory of more bytes or files than that of an archive."""
-        self.is_too_large = size > MAX_SUMS_BYTES
-        data = b"" if self.is_too_large else self._file.read(size)
-        self.is_too_large |= not self.is_read and data.count(_ENTRY_MARK) > MAX_FILES
-        if self.is_too_large:
-            raise ValueError("it is too large")
+        """Raises _TooLarge for a directory of more bytes or files than that of an archive."""
+        data = b"" if size > MAX_SUMS_BYTES else self._file.read(size)
+        if size > MAX_SUMS_BYTES or (not self.is_read and data.count(_ENTRY_MARK) > MAX_FILES):
+            raise _TooLarge(f"more than {MAX_FILES} files")
         return data
 
 
@@ -515,7 +526,7 @@ class _Entry(io.RawIOBase):
         try:
             self._data = self._data or self._zip.open(self._entry)
             return int(self._data.readinto(buffer))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise OSError(str(error)) from None
 
 

@@ -156,17 +156,20 @@ def make_portable(folder: Path) -> list[Finding]:
     return findings
 
 
-def _open_folders(folder: Path, below: str = "") -> Iterator[str]:
+def _open_folders(folder: Path) -> Iterator[str]:
     """Make all folders readable. Yields those that are too deep to be read by their paths, which it does not enter."""
-    with os.scandir(folder / below) as entries:
-        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for name in names:
-        inner = f"{below}/{name}" if below else name
-        if len(os.fsencode(inner)) > files.MAX_FOLDER_BYTES:
-            yield inner
-            continue
-        _let_read(folder / inner, stat.S_IRWXU)
-        yield from _open_folders(folder, inner)
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        with os.scandir(folder / below) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for name in names:
+            inner = f"{below}/{name}" if below else name
+            if len(os.fsencode(inner)) > files.MAX_FOLDER_BYTES:
+                yield inner
+                continue
+            _let_read(folder / inner, stat.S_IRWXU)
+            pending.append(inner)
 
 
 def _put_aside(folder: Path, name: str) -> None:
