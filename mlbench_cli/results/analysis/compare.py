@@ -197,6 +197,7 @@ class Comparison:
                 "shared": len(self.sessions.shared),
                 "basis": str(self.sessions.basis),
                 "note": self.sessions.note,
+                "warning": self.sessions.warning,
                 "in_blocks": self.sessions.in_blocks,
             },
             "differences": {name: list(values) for name, values in self.differences.items()},
@@ -229,6 +230,7 @@ def compare(
     first, second = names or (", ".join(run.name for run in one), ", ".join(run.name for run in other))
     counted_in = [[each for each in side if measured[id(each)].good] or side for side in (a, b)]
     obstacles = [found for found in dict.fromkeys(_obstacles(*counted_in)) if found.word not in across]
+    obstacles += [*_unreached(first, one), *_unreached(second, other)]
     every = [*one, *other]
     return Comparison(
         first,
@@ -350,6 +352,14 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
     for archive in one:
         if archive.run["id"] in both:
             yield Obstacle("", f"{archive.name} is on both sides.", "on both sides")
+
+
+def _unreached(name: str, side: Sequence[Measurement]) -> Iterator[Obstacle]:
+    """What is unknown of a side whose runs did not all reach the goal: the others are those that needed less time."""
+    missed = sum(run.is_unreached for run in side)
+    if missed and any(run.good for run in side):
+        counts = f"{missed} of {counted(len(side), 'run')} of {name}"
+        yield Obstacle("", f"{counts} did not reach the goal, so the time of {name} is unknown.", f"goal of {name}")
 
 
 def describe_doubt(archive: Archive) -> str:

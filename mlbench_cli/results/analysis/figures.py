@@ -31,6 +31,7 @@ UNCOMPILED = "seconds without compiling"
 BANDWIDTH, ROUND_TRIP = "network bandwidth", "network round trip"
 TIMES = (SECONDS, "run", "training")
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
+UNREACHED = ("goal_missed", "deadline")  # of a run with a goal: it would have needed more time, nobody knows how much
 IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
 
 

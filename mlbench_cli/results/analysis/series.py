@@ -33,6 +33,7 @@ from mlbench_cli.results.analysis.figures import (
     SUCCESSFUL,
     THROUGHPUT,
     UNCOMPILED,
+    UNREACHED,
     Figure,
     figures,
     outcome_of,
@@ -75,6 +76,11 @@ class Measurement:
         """Whether the run succeeded, so that its figures count."""
         return self.outcome in SUCCESSFUL
 
+    @property
+    def is_unreached(self) -> bool:
+        """Whether it has a goal and ended before it, so that its time to the goal is longer than anybody has seen."""
+        return bool(self.metric) and self.outcome in UNREACHED
+
     def get(self, name: str) -> float | None:
         """The value of a figure; None if the run has none of that name."""
         found = self.figures.get(name)
@@ -110,6 +116,11 @@ class Point:
             return ""
         what = "reached it" if self.good[0].outcome == "goal_reached" else "ended"
         return f"{len(self.good)} of {len(self.good) + len(self.bad)} {what}"
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some runs did not reach the goal: the mean of the others is that of the luckier ones."""
+        return any(run.is_unreached for run in self.bad)
 
     @property
     def shown(self) -> tuple[Measurement, ...]:

@@ -266,11 +266,8 @@ def _row(place: Place, changes: Mapping[str, Row], job: Job, top: float) -> Fact
         "throughput": point.throughput if point.good else None,
         "value": point.value,
         "runs": (len(point.good), total),
-        "bad": ["failed"] if point.bad and point.good else outcomes,
-        "conditions": [
-            *(["failed"] if point.bad and point.good else outcomes),
-            *(label.replace("_", "-") for label in point.labels),
-        ],
+        "bad": outcomes,
+        "conditions": [*outcomes, *(label.replace("_", "-") for label in point.labels)],
         "plot": _plot(place, top),
     }
 

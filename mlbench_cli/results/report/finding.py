@@ -86,13 +86,14 @@ def places_of(job: Job) -> list[Place]:
 
 
 def best_of(job: Job) -> Place | None:
-    """The fastest configuration; for time budgets, the one with the best value."""
+    """The fastest configuration, of which all runs reached the goal if there is one; for time budgets, the one with the
+    best value."""
     found = places_of(job)
     if not found:
         return None
     if job.groups[0].after_time:
         return max(found, key=lambda place: place.point.value.mean if place.point.value else 0.0)
-    return min(found, key=lambda place: place.point.seconds.mean)
+    return min(found, key=lambda place: (place.point.is_partial, place.point.seconds.mean))
 
 
 def find(job: Job, runs: Sequence[RunData]) -> Finding | None:
@@ -117,7 +118,10 @@ def find(job: Job, runs: Sequence[RunData]) -> Finding | None:
     else:
         return None
     archives = {str(run.archive.path): run.archive for run in runs}  # names of runs repeat across stores
-    sides = [[archives[run.source] for run in place.point.good if run.source in archives] for place in (base, other)]
+    sides = [
+        [archives[run.source] for run in (*place.point.good, *place.point.bad) if run.source in archives]
+        for place in (base, other)
+    ]
     return Finding(base, other, compare(sides[0], sides[1], names, CHOICES))
 
 

@@ -255,7 +255,7 @@ class Contest:
     def cheapest(self) -> Claim | None:
         """The claim with the lowest known cost."""
         known = [claim for claim in self.good if claim.cost is not None]
-        return min(known, key=lambda claim: claim.cost.mean if claim.cost else 0.0, default=None)
+        return min(known, key=lambda each: (each.point.is_partial, each.cost.mean if each.cost else 0.0), default=None)
 
 
 def make_contests(
@@ -314,11 +314,14 @@ def _mark(claim: Claim, gone: Mapping[str, Withdrawal]) -> Claim:
 
 
 def _rank(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Claims all of whose runs reached the goal first: of the others only the luckier runs have a time."""
+
     def place(claim: Claim) -> tuple[int, float, str]:
         value = claim.value
         if value is None:
-            return 1, 0.0, claim.id
-        return (2 if claim.withdrawn else 0), (-value.mean if claim.group.after_time else value.mean), claim.id
+            return 2, 0.0, claim.id
+        rank = 3 if claim.withdrawn else int(claim.point.is_partial)
+        return rank, (-value.mean if claim.group.after_time else value.mean), claim.id
 
     return tuple(sorted(claims, key=place))
 

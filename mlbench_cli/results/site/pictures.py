@@ -44,7 +44,7 @@ def draw_offers(contest: Contest, key: str) -> Chart | None:
         "Time against cost",
         Axis("US dollars per run", is_log=True),
         Axis(contest.job.what, SECONDS, is_log=True),
-        (*rows, *draw_front((price, claim.point.seconds.mean) for claim, price in offers)),
+        (*rows, *draw_front((price, each.point.seconds.mean) for each, price in offers if not each.point.is_partial)),
         Kind.DOTS,
         caption + (f" {left} slower results are omitted." if left else ""),
     )

@@ -154,6 +154,16 @@ def test_a_withdrawn_archive_stays_listed_and_counts_for_nothing(archives: Path,
     assert "<s>" in page
 
 
+def test_a_result_whose_runs_did_not_all_reach_the_goal_is_behind_those_that_did(tmp_path: Path) -> None:
+    for method, outcomes in (("mpi", ("goal_missed", "goal_reached")), ("gloo", ("goal_reached",) * 2)):
+        for number, outcome in enumerate(outcomes):
+            own = {"name": f"{method}-2-r{number + 1}", "backend": method, "seconds": 5.0 if method == "mpi" else 6.0}
+            sealed_run(tmp_path / "in" / method / str(number), outcome, task="mnist", seed=number, **own)
+    build_site([tmp_path / "in"], tmp_path / "site", SiteOptions())
+    first, second = read_index(tmp_path / "site")["results"]
+    assert [(each["value"] < 5.5, each["failed_runs"]) for each in (first, second)] == [(False, 0), (True, 1)]
+
+
 def test_foreign_text_is_no_markup(tmp_path: Path) -> None:
     made = sealed_run(tmp_path / "run", name="run-2", data='<img src=x onerror="alert(1)">', task="mnist")
     (tmp_path / "in").mkdir()
