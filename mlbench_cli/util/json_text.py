@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,10 @@ def parse_versioned(data: bytes) -> dict[str, Any]:
 
 
 def make_strict(value: Any, depth: int = 24) -> Any:
-    """A parsed JSON value as strict JSON: non-finite numbers become strings, and deep nesting is cut off."""
+    """A parsed JSON value as strict JSON: numbers that no finite float holds become strings, and deep nesting is cut
+    off."""
+    if type(value) is int and abs(value) >= 1 << 63:
+        value = float(value) if abs(value) < sys.float_info.max else str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict | list) and depth == 0:

@@ -11,7 +11,7 @@ and cost, bytes sent, energy, the network between machines, and the curves of co
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,7 +52,11 @@ class Figure:
 
 def figures(archive: Archive) -> dict[str, Figure]:
     """Every number of a run by its name, whatever became of the run: times first, then rates, then metrics."""
-    own = {name: found for name, found in _own_figures(archive) if math.isfinite(found.value)}
+    own = {
+        name: replace(found, value=_bound(found.value))
+        for name, found in _own_figures(archive)
+        if math.isfinite(found.value)
+    }
     reported = {
         name: Figure(_bound(value), unit_of(name), summary.higher_is_better, is_metric=True)
         for metric, summary in program_metrics(archive).items()
@@ -85,19 +89,19 @@ def _own_figures(archive: Archive) -> Iterator[tuple[str, Figure]]:
         yield SECONDS, Figure(seconds, "s")
     for name, value in (("run", result["wall_seconds"]), ("training", result["task_seconds"]["training"])):
         if value is not None:
-            yield name, Figure(_bound(value), "s")
+            yield name, Figure(value, "s")
     compiling = details.get("compile_seconds")
-    if seconds is not None and isinstance(compiling, int | float) and compiling >= 0:
+    if seconds is not None and is_finite_number(compiling) and compiling >= 0:
         yield UNCOMPILED, Figure(seconds - min(float(compiling), seconds), "s")
     for name, value in _parts(result, seconds or 0.0):
         yield name, Figure(value, "s")
     goal = result["goal"]
     value = None if not goal else goal["value"] if goal["last"] is None else goal["last"]
     if goal and value is not None:
-        yield goal["metric"], Figure(_bound(value), unit_of(goal["metric"]), goal["comparison"] == ">=")
+        yield goal["metric"], Figure(value, unit_of(goal["metric"]), goal["comparison"] == ">=")
     rate = None if reports_nothing(result) else throughput_of(result)
     if rate is not None:
-        yield THROUGHPUT, Figure(_bound(rate[0]), f"{rate[1]}/s", True)
+        yield THROUGHPUT, Figure(rate[0], f"{rate[1]}/s", True)
     price: Mapping[str, Any] = result.get("price") or {}
     if is_finite_number(price.get("amount")):
         yield COST, Figure(float(price["amount"]), str(price.get("currency") or ""))
@@ -105,7 +109,7 @@ def _own_figures(archive: Archive) -> Iterator[tuple[str, Figure]]:
     counts = communication if isinstance(communication, Mapping) else {}
     sent = counts.get("wire_bytes", counts.get("bytes"))
     if is_finite_number(sent) and sent > 0:
-        yield SENT, Figure(_bound(float(sent)), "B")
+        yield SENT, Figure(float(sent), "B")
     for name, joules in energy.figures_of(archive).items():
         yield name, Figure(joules, "J")
     network: Mapping[str, Any] = result.get("network") or {}
@@ -157,7 +161,7 @@ def throughput_of(result: Mapping[str, Any]) -> tuple[float, str] | None:
     protocol = details.get("throughput_protocol")
     rates = protocol.get("rates") if isinstance(protocol, Mapping) else None
     if isinstance(protocol, Mapping) and isinstance(rates, list) and rates and all(map(is_finite_number, rates)):
-        return math.fsum(rates) / len(rates), str(protocol.get("unit", "samples"))
+        return math.fsum(map(_bound, rates)) / len(rates), str(protocol.get("unit", "samples"))
     timings = {name: spread["rank0"] for name, spread in (result.get("timings") or {}).items()}
     wall = (result.get("task_seconds") or {}).get("wall") or math.fsum(timings.values())
     training = wall - timings.get("validation", 0.0)

@@ -5,9 +5,7 @@ Whatever a program wrote is untrusted: malformed rows and events are ignored, an
 
 import io
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -508,12 +506,8 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None if name, value or time is missing or malformed. A value is a number, or one of _SPECIAL in any case.
     """
-    name, value, moment = event.get("name"), event.get("value"), event["time"]
-    if type(value) is int and not is_finite_number(value):  # a count of operations is more than 2**63
-        with suppress(OverflowError):
-            value = float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        value = str(value)  # bare NaN and Infinity, as Python's json and most reporters print them
+    # Bare NaN and Infinity, as Python's json and most reporters print them; a count of operations is more than 2**63.
+    name, value, moment = event.get("name"), make_strict(event.get("value")), event["time"]
     if isinstance(value, str):
         value = _SPECIAL.get(value.strip().lower())
     if not isinstance(name, str) or not name or not 0 <= moment <= MAX_SECONDS:
