@@ -1,10 +1,11 @@
-"""The configuration of a dashboard, and the file in which `get-dashboard-url` finds its address."""
+"""The configuration of a dashboard, and the files in which `get-dashboard-url` finds the running ones."""
 
 import hmac
 import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import write_atomically
 
-FILE = "dashboard.json"
+FILES = "dashboard-*.json"  # one for each dashboard, named after its process
 MIN_TOKEN = 24  # characters
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -119,9 +120,12 @@ class ServerConfig:
 
 
 def write_address(config: ServerConfig) -> Path:
-    """Store the address for other commands of this user."""
-    path = config.home / FILE
-    document = {"schema_version": 1, "url": config.url, "pid": os.getpid()}
+    """Store the address for other commands of this user, and forget those of dashboards that were killed."""
+    for path in config.home.glob(FILES):
+        if _read(path) is None:
+            path.unlink(missing_ok=True)
+    path = config.home / FILES.replace("*", str(os.getpid()))
+    document = {"schema_version": 1, "url": config.url, "pid": os.getpid(), "started": time.time()}
     write_atomically(path, (json.dumps(document) + "\n").encode())
     path.chmod(0o600)
     return path
@@ -133,13 +137,19 @@ class Address:
 
     url: str
     pid: int
+    started: float  # seconds since 1970
 
 
 def read_address(home: Path) -> Address | None:
-    """The running dashboard of this data folder; None if there is none."""
+    """The running dashboard of this data folder, of several the latest; None if there is none."""
+    found = [address for path in home.glob(FILES) if (address := _read(path)) is not None]
+    return max(found, key=lambda address: address.started, default=None)
+
+
+def _read(path: Path) -> Address | None:
     try:
-        document = json.loads((home / FILE).read_bytes())
-        found = Address(str(document["url"]), int(document["pid"]))
+        document = json.loads(path.read_bytes())
+        found = Address(str(document["url"]), int(document["pid"]), float(document["started"]))
         os.kill(found.pid, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -26,6 +26,7 @@ from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.words import live_words
 from mlbench_cli.util.text import clean
 
 POLL_SECONDS = 0.7
@@ -138,7 +139,7 @@ class Feeds:
                 return
             if feed.version != version and feed.status:
                 version = feed.version
-                yield format_event("status", feed.status)
+                yield format_event("status", {**feed.status, "words": live_words(feed.status)})
                 yield format_event("resources", feed.resources)
             if point < len(feed.points):
                 new = feed.points[point:]

@@ -223,11 +223,13 @@ class _Pages:
         runs = document["runs"]
         _add_progress(handles, runs)
         archives: list[Archive] = []
-        for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
+        ended = [handle for handle in handles if handle.is_sealed]
+        for handle in ended[:MAX_REPORT_RUNS]:
             with suppress(DamagedArchive, UnprovenArchive):  # shown in its row
                 archives.append(open_checked(handle))
         report = collect(archives) if archives else None
         values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report}
+        values["counts"] = (MAX_REPORT_RUNS, len(ended)) if len(ended) > MAX_REPORT_RUNS else None
         values["groups"] = [{"experiment": None, "runs": group_repeats(document)}]
         return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
@@ -294,10 +296,12 @@ class _Pages:
         names = request.query_params.getlist("run")
         if not names:
             return RedirectResponse("/", 303)
-        if len(names) > MAX_REPORT_RUNS:
-            raise UsageError(f"A report here has at most {MAX_REPORT_RUNS} runs.", hint="mlbench report OUT.html")
+        runs = [run for name in names for run in self._find_ended(name)]
+        if len(runs) > MAX_REPORT_RUNS:
+            command = shlex.join(["mlbench", "report", "OUT.html", *names])
+            raise UsageError(f"A report here has at most {MAX_REPORT_RUNS} runs, not {len(runs)}.", hint=command)
 
-        archives = [archive for name in names for archive in self._archives(name)]
+        archives = [run.archive() for run in runs]
         try:
             text = render_html(collect(archives))
         finally:
@@ -307,10 +311,10 @@ class _Pages:
         plain = policy.replace("&#39;", "'").split("; base-uri", 1)[0]
         return HTMLResponse(text, headers={"content-security-policy": plain + _PLAIN_POLICY})
 
-    def _archives(self, name: str) -> "list[Archive]":
-        """The archives of a run, or of those of its repeats or of an experiment that have ended."""
+    def _find_ended(self, name: str) -> list[RunHandle]:
+        """A run, or those of its repeats or of an experiment that have ended."""
         found = find_runs(self._config, name)
-        return [handle.archive() for handle in found if handle.is_sealed or len(found) == 1]
+        return [handle for handle in found if handle.is_sealed or len(found) == 1]
 
 
 def warm_up(config: ServerConfig) -> None:

@@ -9,7 +9,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
 from mlbench_cli.runs.snapshot import group_conditions
-from mlbench_cli.util.text import counted
+from mlbench_cli.util.text import counted, rough_duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,14 +77,17 @@ def progress_share(run: JsonObject) -> float | None:
 
 
 def progress_words(run: JsonObject) -> str:
-    """ "training, epoch 3 of 20, top-1 accuracy 71.3 % of 80"."""
+    """ "training, epoch 3 of 20, top-1 accuracy 71.3 % of 80, 26 s so far"."""
     progress, goal = run.get("progress") or {}, run.get("goal")
     words = [str(progress.get("phase") or "starting")]
-    if progress.get("epoch") is not None:
-        words.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress.get("epochs") else ""))
+    for name, most in (("epoch", "epochs"), ("step", "steps")):
+        if progress.get(name) is not None:
+            words.append(f"{name} {progress[name]:.10g}" + (f" of {progress[most]:.10g}" if progress.get(most) else ""))
     if goal and goal.get("value") is not None:
         value = format_value(goal["value"], unit_of(goal["metric"]))
         words.append(f"{name_metric(goal['metric'])} {value} of {goal['threshold']:g}")
+    if progress.get("elapsed"):
+        words.append(f"{rough_duration(progress['elapsed'])} so far")
     return ", ".join(words)
 
 
@@ -95,6 +98,16 @@ def eta_words(run: JsonObject) -> str:
     if not eta or (high and high > _SURE * eta):
         return "no estimate yet"
     return f"about {format_value(float(f'{eta:.1g}'), SECONDS)} left"
+
+
+def live_words(run: JsonObject) -> JsonObject:
+    """What the page of a run says while it is in progress, as at first."""
+    return {
+        "progress": progress_words(run),
+        "eta": eta_words(run),
+        "share": progress_share(run),
+        "metrics": {name: format_value(value, unit_of(name)) for name, value in (run.get("metrics") or {}).items()},
+    }
 
 
 def draw_ratio(document: EstimateDocument | None) -> "Markup | str":

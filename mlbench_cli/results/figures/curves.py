@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number, name_metric
 from mlbench_cli.results.analysis.numbers import unit_of
-from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample
+from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 from mlbench_cli.results.archive.evidence import read_events
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import Axis, Chart, Kind, Row, guide, thin
@@ -22,7 +22,10 @@ SAMPLED_FIELDS = (
     *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
 )
 MAX_RANKS = 7  # in a chart of a running run
-MAX_OTHER = 8  # further metrics that get a chart
+# What is read of an archive of any size. Sampling gives each rank a few thousand samples, however long a run is.
+MAX_NAMES, MAX_POINTS = 200, 2_000  # metrics, and points of each that are kept, of which about 600 are drawn
+MAX_SAMPLED, MAX_SAMPLES = 8_192, 20_000  # ranks, and samples of each
+MAX_CHARTS = 12  # metrics that get a chart; a program may report one for each of its layers
 _RATES = ("learning_rate", "lr")
 _TIME = Axis("seconds of training", from_zero=True)
 _SINCE_START = "seconds since the start of the run"
@@ -111,10 +114,21 @@ class RunData:
         return Goal(found["metric"], found["comparison"], found["threshold"]) if found else None
 
     @cached_property
-    def metrics(self) -> MetricTable:
-        """All metrics of the run as a table, in order of time."""
-        points = (MetricPoint.parse(self.name, self.workers, row) for row in self.archive.metrics())
-        return MetricTable(point for point in points if point is not None)
+    def curves(self) -> dict[str, list[MetricPoint]]:
+        """The points of rank 0's metrics by name, in order of time; of a long curve some, with its extremes."""
+        goal_names = () if self.goal is None else self.goal.metric_names
+        found: dict[str, list[MetricPoint]] = {}
+        for row in self.archive.metrics():
+            name = row.get("name")
+            if row.get("rank") != 0 or (name not in found and len(found) >= MAX_NAMES and name not in goal_names):
+                continue
+            if (point := MetricPoint.parse(self.name, self.workers, row)) is not None:
+                curve = found.setdefault(point.name, [])
+                curve.append(point)
+                if len(curve) >= 2 * MAX_POINTS:
+                    values = [(float(index), _finite(each)) for index, each in enumerate(curve)]
+                    curve[:] = [curve[int(index)] for index, _ in thin(values, MAX_POINTS)]
+        return {name: sorted(curve, key=lambda point: point.time) for name, curve in found.items()}
 
     @cached_property
     def resources(self) -> "dict[int, SampleColumns]":
@@ -130,8 +144,10 @@ class RunData:
             sample = ResourceSample.parse(self.name, row)
             if sample is None:
                 continue
+            if sample.rank not in found and len(found) >= MAX_SAMPLED:
+                continue
             kept = found.setdefault(sample.rank, SampleColumns())
-            if not kept.times or sample.time - kept.times[-1] >= least:
+            if not kept.times or (sample.time - kept.times[-1] >= least and len(kept.times) < MAX_SAMPLES):
                 kept.add(sample)
         return found
 
@@ -154,15 +170,16 @@ def metric_charts(runs: Sequence[RunData], prefix: str, series: Mapping[str, str
     """Each metric of rank 0 over time: the goal's first, then losses, the rest, and at last the learning rate; a line
     for each run, and the target. `series` names the runs by the paths of their archives; runs of one share a color."""
     shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"]  # it reports no curves
-    names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
+    names = list(dict.fromkeys(name for run in shown for name in run.curves))
     goal = next((run.goal for run in shown if run.goal), None)
     goal_names = [name for name in names if goal and name in goal.metric_names]
     losses = [name for name in names if name.endswith("loss") and name not in goal_names]
     rates = [name for name in names if name in _RATES]
-    others = [name for name in names if name not in {*losses, *goal_names, *rates}][:MAX_OTHER]
+    named = {*losses, *goal_names, *rates}
+    others = [name for name in names if name not in named]
     targets = {run.archive.result["details"].get("target_loss") for run in shown}
     target = next(iter(targets)) if len(targets) == 1 else None
-    for number, name in enumerate((*goal_names, *losses, *others, *rates)):
+    for number, name in enumerate([*goal_names, *losses, *others][:MAX_CHARTS] + rates):
         key = "learning-rate" if name in rates else "goal-metric" if [name] == goal_names[:1] else f"metric-{number}"
         chart = _metric_chart(shown, f"{prefix}{key}", name, series or {})
         if goal and name in goal_names:
@@ -175,10 +192,9 @@ def metric_charts(runs: Sequence[RunData], prefix: str, series: Mapping[str, str
 def _metric_chart(runs: Sequence[RunData], key: str, name: str, series: Mapping[str, str]) -> Chart:
     rows = []
     for run in runs[:MAX_RUNS]:
-        points = [point for point in run.metrics if point.name == name and point.rank == 0]
-        path = str(run.archive.path)
-        words = series.get(path, run.name)
-        rows += [{"series": words, "x": x, "y": y, "run": run.name} for x, y in thin(_timed(run, points))]
+        words = series.get(str(run.archive.path), run.name)
+        points = thin(_timed(run, run.curves.get(name, ())))
+        rows += [{"series": words, "x": x, "y": y, "run": run.name} for x, y in points]
     order = list(dict.fromkeys(series.values()))  # as in other charts, whichever run is first
     rows.sort(key=lambda row: order.index(row["series"]) if row["series"] in order else len(order))
     notes = ["One line per run; repeats share a color."] if len({row["series"] for row in rows}) < len(runs) else []
@@ -215,18 +231,21 @@ def with_target(chart: Chart, name: str, y: float) -> Chart:
 
 
 def live_charts(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Chart]:
-    """A chart per metric reported so far, with a line for each of the first MAX_RANKS ranks."""
-    for name in dict.fromkeys(point.name for point in points):
-        own = [point for point in points if point.name == name]
-        rows = []
+    """A chart for each of the metrics reported so far, the goal's first, with a line for each of the first MAX_RANKS
+    ranks."""
+    by_name: dict[str, list[MetricPoint]] = {}
+    for point in points:
+        by_name.setdefault(point.name, []).append(point)
+    goal_names = () if goal is None else goal.metric_names
+    for name in sorted(by_name, key=lambda name: name not in goal_names)[:MAX_CHARTS]:
+        own, rows = by_name[name], []
         for rank in sorted({point.rank for point in own})[:MAX_RANKS]:
             found = [(point.time - points[0].time, _finite(point)) for point in own if point.rank == rank]
             rows += [{"series": f"rank {rank}", "x": x, "y": y} for x, y in thin(found)]
         title = name_metric(name)[:60]
         axes = Axis("seconds since the first value", from_zero=True), Axis(title, unit_of(name))
         chart = Chart(name, _heading(title), *axes, tuple(rows))
-        is_goal = goal is not None and name in goal.metric_names
-        yield with_target(chart, f"goal: {goal.threshold:g}", goal.threshold) if goal and is_goal else chart
+        yield with_target(chart, f"goal: {goal.threshold:g}", goal.threshold) if goal and name in goal_names else chart
 
 
 # --- machines -------------------------------------------------------------------------------------------------------

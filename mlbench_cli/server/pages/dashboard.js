@@ -13,15 +13,11 @@
     return made;
   }
 
-  function number(value) {
-    if (value === null || value === undefined || value === "") return "–";
-    return typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
-  }
+  function known(value) { return value === null || value === undefined || value === "" ? "–" : String(value); }
 
-  function duration(seconds) {
-    if (seconds < 300) return Math.round(seconds) + " s";
-    var minutes = Math.round(seconds / 60);
-    return minutes < 120 ? minutes + " min" : Math.floor(minutes / 60) + " h " + minutes % 60 + " min";
+  // Why a request failed; a TypeError is fetch's own, if nobody answers.
+  function explain(error) {
+    return error instanceof TypeError ? "The dashboard is not responding; this page may be out of date." : error.message;
   }
 
   function act(method, target, body) {
@@ -49,7 +45,7 @@
         if (button.dataset.next) location.assign(button.dataset.next); else location.reload();
       }, function (error) {
         button.disabled = false;
-        if (status) { status.classList.add("bad"); status.textContent = error.message; }
+        if (status) { status.classList.add("bad"); status.textContent = explain(error); }
       });
     });
   }
@@ -115,7 +111,7 @@
       same.hidden = true;
       act("POST", target, read()).then(done, function (error) {
         status.classList.add("bad");
-        status.textContent = error.message;
+        status.textContent = explain(error);
         status.focus();
       });
     }
@@ -168,7 +164,8 @@
     function load(offset) {
       fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&offset=" + offset)
         .then(function (answer) { return answer.json(); })
-        .then(function (document) { if (document.lines) show(document); else place.textContent = document.message; });
+        .then(function (document) { if (document.lines) show(document); else place.textContent = document.message; })
+        .catch(function (error) { place.textContent = explain(error); });
     }
     byId("log-first").addEventListener("click", function () { load(0); });
     byId("log-last").addEventListener("click", function () { load(-1); });
@@ -198,17 +195,10 @@
   function showStatus(status) {
     byId("state").textContent = String(status.state).replace(/_/g, " ");
     byId("state").parentNode.className = status.state === "running" ? "badge live" : "badge";
-    var progress = status.progress || {}, words = [], goal = status.goal, bar = byId("bar");
-    if (progress.phase) words.push(progress.phase);
-    if (progress.epoch !== null && progress.epoch !== undefined) words.push("epoch " + progress.epoch + (progress.epochs ? " of " + progress.epochs : ""));
-    if (progress.step) words.push("step " + progress.step + (progress.steps ? " of " + progress.steps : ""));
-    if (goal && goal.value !== null && goal.value !== undefined) words.push(goal.metric + " " + number(goal.value) + " " + goal.comparison + " " + goal.threshold);
-    if (progress.elapsed) words.push(duration(progress.elapsed) + " so far");
-    if (byId("progress")) byId("progress").textContent = words.join(", ");
-    var isSure = progress.eta && !(progress.eta_high > 2 * progress.eta);
-    if (byId("eta")) byId("eta").textContent = isSure ? "about " + duration(Number(progress.eta.toPrecision(1))) + " left" : "no estimate yet";
-    if (bar && progress.elapsed && progress.eta) bar.value = progress.elapsed / (progress.elapsed + progress.eta);
-    else if (bar && progress.epoch && progress.epochs) bar.value = progress.epoch / progress.epochs;
+    var words = status.words, bar = byId("bar");
+    if (byId("progress")) byId("progress").textContent = words.progress;
+    if (byId("eta")) byId("eta").textContent = words.eta;
+    if (bar && words.share !== null) bar.value = words.share;
     var ranks = byId("ranks");
     (status.ranks || []).forEach(function (worker, index) {
       var row = ranks.rows[index];
@@ -218,8 +208,8 @@
         for (var cell = 0; cell < 7; cell++) row.insertCell();
       }
       row.cells[1].textContent = worker.phase;
-      row.cells[2].textContent = number(worker.exit_code);
-      row.cells[3].textContent = worker.node || "–";
+      row.cells[2].textContent = known(worker.exit_code);
+      row.cells[3].textContent = known(worker.node);
       row.cells[4].textContent = worker.reason || "";
     });
     var list = byId("finding-list");
@@ -232,11 +222,11 @@
     byId("findings").hidden = !list.children.length;
     var metrics = byId("metrics");
     metrics.replaceChildren();
-    byId("values").hidden = !Object.keys(status.metrics || {}).length;
-    Object.keys(status.metrics || {}).forEach(function (name) {
+    byId("values").hidden = !Object.keys(words.metrics).length;
+    Object.keys(words.metrics).forEach(function (name) {
       var row = metrics.insertRow();
       row.appendChild(element("th", name, { scope: "row" }));
-      row.appendChild(element("td", number(status.metrics[name]), { "class": "number" }));
+      row.appendChild(element("td", words.metrics[name], { "class": "number" }));
     });
   }
 
@@ -269,8 +259,9 @@
       if (byId("progress")) byId("progress").textContent = JSON.parse(event.data).message;
     });
     source.addEventListener("over", function () { source.close(); location.reload(); });
-    source.onerror = function () {
-      if (source.readyState === EventSource.CLOSED && byId("progress")) byId("progress").textContent = "The dashboard is not responding. Reload the page.";
+    source.onerror = function () {  // it tries again unless it was refused
+      var isRefused = source.readyState === EventSource.CLOSED;
+      if (byId("progress")) byId("progress").textContent = isRefused ? "This page is out of date. Reload it." : explain(new TypeError());
     };
     source.onopen = function () { first = true; };
   }
@@ -289,7 +280,7 @@
           return text;
         });
       }).then(function (text) {
-        explain("");
+        tell("");
         delay = 3000;
         var made = new DOMParser().parseFromString(text, "text/html").body; // rendered and escaped by our own server
         var now = document.activeElement, focused = null;
@@ -303,14 +294,13 @@
         }).slice(0, 1).forEach(function (each) { each.focus(); });
         if (box.querySelector("[data-open=yes]")) setTimeout(load, delay);
       }).catch(function (error) {
-        var isGone = error instanceof TypeError; // of fetch, if nobody answers
-        explain(isGone ? "The dashboard is not responding; this page may be out of date." : error.message);
+        tell(explain(error));
         delay = Math.min(60000, 2 * delay);
         setTimeout(load, delay);
       });
     }
     // What keeps the list from being read, above the list as it was.
-    function explain(text) {
+    function tell(text) {
       var shown = byId("listing-problem");
       if (!text) { if (shown) shown.remove(); return; }
       if (!shown) {

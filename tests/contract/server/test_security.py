@@ -177,7 +177,7 @@ def test_no_path_comes_from_a_request(dashboard: Dashboard, path: str) -> None:
 
 
 def test_the_address_is_noted_for_this_user_only_and_removed_at_the_end(idle: Dashboard) -> None:
-    path = idle.home / "dashboard.json"
+    [path] = idle.home.glob("dashboard-*.json")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -37,7 +37,17 @@ def test_what_cannot_be_served_is_refused_before_it_starts(
         for words, code, text in cases:
             assert run(["serve", *words]) == code, words
             assert text in capsys.readouterr().err, words
-    assert not (home / "dashboard.json").exists()
+    assert not [*home.glob("dashboard-*.json")]
+
+
+def test_the_address_of_a_dashboard_survives_the_end_of_another(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home.mkdir()
+    with serve(home) as first:
+        with serve(home) as second:
+            assert run(["get-dashboard-url"]) == 0
+            assert capsys.readouterr().out.strip() == second.url
+        assert run(["get-dashboard-url"]) == 0
+        assert capsys.readouterr().out.strip() == first.url
 
 
 def test_another_address_is_served_with_tls_and_marks_its_cookie_secure(home: Path, tmp_path: Path) -> None:
