@@ -41,8 +41,9 @@ from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted, list_some, significant
 
 DEFAULT_LIMIT = 1.10
+MAX_PLAIN_SHARE = 50.0  # percent; from here on a limit without a sign can be meant in two ways
 CONVERGENCE = "convergence"  # the check of epochs to the goal
-_SMALL_SHARE = re.compile(r"\d{1,2}(\.\d*)?%")
+_SHARE = re.compile(r"(\d+(?:\.\d*)?)%")
 
 
 class Direction(StrEnum):
@@ -133,11 +134,6 @@ def parse_limit(text: str, what: str) -> float:
     """The factor in "1.2" or "+20%". Raises UsageError that names `what`, also for what can be read in two ways."""
     text = "".join(text.split())  # "5 %" is "5%"
     share = text.removeprefix("+").removesuffix("%")
-    if text.endswith("%") and not text.startswith(("+", "-")) and _is_number(share):
-        raise UsageError(
-            f'{what} "{text[:60]}" can mean a factor of {float(share) / 100:g}, or {float(share):g} % more.',
-            hint=f"Write {float(share) / 100:g}, or +{float(share):g}%.",
-        )
     if text.startswith("+") and not text.endswith("%") and _is_number(share):
         raise UsageError(
             f'{what} "{text[:60]}" can mean a factor of {float(share):g}, or {float(share):g} % more.',
@@ -186,9 +182,15 @@ class Wanted:
     def parse(cls, text: str) -> "Wanted":
         """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
-        # A limit is at least 1, so that "10%" can only mean 10 % more.
         limit = "".join(limit.split())
-        limit = f"+{limit}" if _SMALL_SHARE.fullmatch(limit) else limit
+        if found := _SHARE.fullmatch(limit):  # 10 % can only mean 10 % worse, but 90 % also 90 % of the baseline
+            if (share := float(found[1])) >= MAX_PLAIN_SHARE:
+                factor = max(share, 100.0) / min(share, 100.0)
+                raise UsageError(
+                    f'--check "{text[:60]}" can mean {limit[:60]} worse, or {limit[:60]} of the baseline.',
+                    hint=f"Write {factor:.4g}, or +{limit[:60]}.",
+                )
+            limit = f"+{limit}"
         factor = parse_limit(limit, f"--check {name[:60]}:") if given else DEFAULT_LIMIT
         if not name or factor < 1:
             raise UsageError(

@@ -130,7 +130,8 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("limit", "readings"), [("110%", "1.1, or +110%"), ("+10", "10, or +10%"), ("110 %", "1.1, or +110%")]
+    ("limit", "readings"),
+    [("110%", "1.1, or +110%"), ("+10", "10, or +10%"), ("110 %", "1.1, or +110%"), ("90%", "1.111, or +90%")],
 )
 def test_a_limit_with_two_readings_is_refused_with_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, readings: str
