@@ -212,7 +212,8 @@ def _check_public_url(url: str) -> str:
         raise UsageError(
             f"--public-url {url[:100]} is not a URL of scheme, host and port.", hint="https://mlbench.example.com"
         )
-    return f"{parts.scheme}://{parts.netloc}"
+    usual = ":443" if parts.scheme == "https" else ":80"  # which browsers leave out
+    return f"{parts.scheme}://{parts.netloc.removesuffix(usual)}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

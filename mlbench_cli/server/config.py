@@ -89,8 +89,8 @@ class ServerConfig:
         """Accepted values of the Host header."""
         default = {443: True, 80: False}.get(self.port)
         bare = self.names if default is self.has_tls else ()
-        public = {urlsplit(self.public_url).netloc.lower()} if self.public_url else set()
-        return frozenset({f"{name}:{self.port}" for name in self.names} | set(bare) | public)
+        public = {urlsplit(self.public_url).netloc} if self.public_url else set()
+        return frozenset(map(str.lower, (*(f"{name}:{self.port}" for name in self.names), *bare, *public)))
 
     @property
     def origins(self) -> frozenset[str]:
