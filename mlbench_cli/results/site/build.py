@@ -117,9 +117,14 @@ def _replace(work: Path, output: Path) -> None:
 def _write(sources: Sources, site: Path, options: SiteOptions, notice: Callable[[str], None]) -> SiteSummary:
     summary = SiteSummary()
     entries: dict[str, Entry] = {}
+    by_run: dict[str, Entry] = {}
     for found in read_entries(sources.archives, site, options.signers):
         if isinstance(found, Refusal):
             summary.refused.append(found)
+        elif (first := by_run.setdefault(found.run, found)).digest != found.digest:
+            (site / found.file).unlink()
+            message = f"it is of the same run as {first.source}, but differs"
+            summary.refused.append(Refusal(found.source, "duplicate", message))
         else:
             entries.setdefault(found.digest, found)
     notice(f"{len(entries)} of {len(sources.archives)} archives verified")

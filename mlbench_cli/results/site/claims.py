@@ -261,15 +261,14 @@ class Contest:
 def make_contests(
     entries: Sequence[Entry], withdrawn: Sequence[Withdrawal] = (), worker_hour: float | None = None
 ) -> list[Contest]:
-    """The contests of all entries, by task; each run counts once."""
-    unique = {entry.run: entry for entry in reversed(entries)}
+    """The contests of all entries, each of another run, by task."""
     named = {each.digest: each for each in withdrawn}
     # A claim is withdrawn as a whole: removing its slowest repeats would improve it.
-    sets = {_repeats_of(entry): named[entry.digest] for entry in unique.values() if entry.digest in named}
-    gone = {entry.digest: sets[where] for entry in unique.values() if (where := _repeats_of(entry)) in sets}
+    sets = {_repeats_of(entry): named[entry.digest] for entry in entries if entry.digest in named}
+    gone = {entry.digest: sets[where] for entry in entries if (where := _repeats_of(entry)) in sets}
     contests: dict[str, Contest] = {}
     for is_withdrawn in (False, True):
-        own = [entry for entry in unique.values() if (entry.digest in gone) is is_withdrawn]
+        own = [entry for entry in entries if (entry.digest in gone) is is_withdrawn]
         for job in _split(own):
             claims = [_mark(claim, gone) for claim in _claims(job, own, worker_hour)]
             known = contests.get(job.name)

@@ -17,7 +17,7 @@ from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive, U
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.bundle import archives_at
+from mlbench_cli.results.archive.bundle import archives_at, name_archive
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import OriginError, check_origin
 from mlbench_cli.results.archive.verify import open_verified
@@ -149,18 +149,19 @@ def _archives_at(path: Path) -> list[Path]:
 def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Iterator[Entry | Refusal]:
     """Copy each archive into the site, verify the copy, and read it; in the order of `paths`."""
     (site / ARCHIVES).mkdir(parents=True, exist_ok=True)
-    read = partial(read_entry, site=site, signers=signers)
+    read, sources = partial(read_entry, site=site, signers=signers), map(name_archive, paths)
     if len(paths) < MANY:
-        yield from map(read, paths)
+        yield from map(read, paths, sources)
         return
     with ProcessPoolExecutor() as pool:
-        yield from pool.map(read, paths, chunksize=8)
+        yield from pool.map(read, paths, sources, chunksize=8)
 
 
-def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
-    """The archive at `path`, copied to the site first, so that the served file is the verified one."""
+def read_entry(path: Path, source: str, site: Path, signers: Path | None) -> Entry | Refusal:
+    """The archive at `path`, copied to the site first, so that the served file is the verified one. `source` is its
+    name for people."""
     if not path.is_dir() and not is_plain(path):
-        return Refusal(str(path), "special", "it is a link or no regular file")
+        return Refusal(source, "special", "it is a link or no regular file")
     copy = site / ARCHIVES / f".{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:24]}.zip"
     try:
         if path.is_dir():
@@ -170,33 +171,37 @@ def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
         with open(copy, "rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
                 copy.unlink()
-                return Refusal(str(path), "pointer", "it is a pointer of git LFS, not the archive: git lfs pull")
+                return Refusal(source, "pointer", "it is a pointer of git LFS, not the archive: git lfs pull")
         with open_verified(copy) as archive:
-            entry = _read(path, archive, copy, signers)
+            entry = _read(source, archive, copy, signers)
         copy.replace(site / entry.file)
         return entry
     except UnprovenArchive as error:
         copy.unlink(missing_ok=True)
-        return Refusal(str(path), "unproven", " ".join(error.details["not_derived"]))
+        return Refusal(source, "unproven", " ".join(error.details["not_derived"]))
     except DamagedArchive as error:
         copy.unlink(missing_ok=True)
         where = f"{error.file}: " if error.file else ""
-        return Refusal(str(path), error.problem, f"{where}{error.plain}")
+        return Refusal(source, error.problem, f"{where}{error.plain}")
+    except UsageError as error:  # of what its submitter says
+        copy.unlink(missing_ok=True)
+        return Refusal(source, "entry", error.message)
     except OSError as error:
         copy.unlink(missing_ok=True)
-        return Refusal(str(path), "unreadable", f"it cannot be read: {error.strerror or error}")
+        return Refusal(source, "unreadable", f"it cannot be read: {error.strerror or error}")
     except (ArithmeticError, ValueError, TypeError, LookupError) as error:  # numbers out of any sensible range
         copy.unlink(missing_ok=True)
-        return Refusal(str(path), "unusable", f"it has no figures: {type(error).__name__}: {one_line(str(error), 200)}")
+        return Refusal(source, "unusable", f"it has no figures: {type(error).__name__}: {one_line(str(error), 200)}")
 
 
-def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Entry:
+def _read(source: str, archive: Archive, copy: Path, signers: Path | None) -> Entry:
     run, result = archive.run, archive.result
     digest, name = archive_digest(archive), archive.name
     with open(copy, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     signer, origin = _find_signer(archive, signers)
-    price, source = ((result["price"] or {}).get(name) for name in ("amount", "source"))
+    price, named_by = ((result["price"] or {}).get(name) for name in ("amount", "source"))
+    place = next(folder for folder in Path(source).absolute().parents if not folder.is_file())  # but a file of several
     measurement = measure(archive)
     plain = name if _FILE_NAME.fullmatch(name) else "archive"
     return Entry(
@@ -204,7 +209,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         file=f"{ARCHIVES}/{plain}-{digest[:12]}.zip",
         sha256=sha256,
         size=copy.stat().st_size,
-        source=str(path),
+        source=source,
         name=name,
         run=str(run["id"]),
         created=str(run["created"]),
@@ -214,7 +219,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         measurement=measurement,
         price=float(price) if isinstance(price, int | float) and price >= 0 else None,
         energy=find_energy(archive),
-        has_own_price=run["spec"]["engine"] != "kubernetes" or source == OWN_PRICE["source"],
+        has_own_price=run["spec"]["engine"] != "kubernetes" or named_by == OWN_PRICE["source"],
         repeats=int(run.get("repeats") or 0),
         wall_seconds=float(result["wall_seconds"] or 0.0),
         summary=str(result["summary"]),
@@ -226,7 +231,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         signer=signer,
         origin=origin,
         disclosed=find_disclosed(archive),
-        said=_read_said(path.parent / ENTRY),
+        said=_read_said(place / ENTRY),
     )
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.results.archive.bundle import write_bundle
 from mlbench_cli.results.archive.files import pack
+from mlbench_cli.results.archive.seal import write_sums
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from tests.browser import open_browser
@@ -122,8 +124,6 @@ def test_a_damaged_and_a_forged_archive_stop_the_build_or_are_listed(archives: P
 
 def forge(path: Path) -> None:
     """Claim one second less than the logs say, and make all checksums fit."""
-    from mlbench_cli.results.archive.seal import write_sums
-
     folder = path.with_suffix("")
     shutil.unpack_archive(path, folder)
     result = folder / "result.json"
@@ -132,6 +132,34 @@ def forge(path: Path) -> None:
     path.unlink()
     pack(folder, path)
     shutil.rmtree(folder)
+
+
+def test_what_one_submitter_sends_hides_no_other(tmp_path: Path) -> None:
+    """An entry that is no JSON, and another archive under the id of a run; two files of several archives."""
+    for place in ("anna", "bert", "carl"):
+        (tmp_path / "in" / place).mkdir(parents=True)
+        for number in (1, 2):
+            made = sealed_run(tmp_path / place / str(number), task="mnist", name=f"{place}-2-r{number}", seed=number)
+            pack(made, tmp_path / place / f"{place}-{number}.zip")
+        archives = sorted((tmp_path / place).glob("*.zip"))
+        write_bundle(archives, tmp_path / "in" / place / "all.zip")
+    (tmp_path / "in/bert/entry.json").write_text("{")
+    (tmp_path / "in/anna/entry.json").write_text('{"hardware": "a desk"}')
+    stolen = tmp_path / "stolen"
+    shutil.copytree(tmp_path / "anna" / "1", stolen)
+    for path in (stolen / "logs").iterdir():
+        path.write_text(path.read_text() + "one more line\n")
+    write_sums(stolen)
+    pack(stolen, tmp_path / "in" / "zed" / "stolen.zip")
+    with pytest.raises(RefusedArchives, match=r"^3 archives cannot be shown"):
+        build_site([tmp_path / "in"], tmp_path / "site", SiteOptions())
+    found = [build_site([tmp_path / "in"], tmp_path / name, SiteOptions(leave_out=True)) for name in ("site", "again")]
+    assert [sorted(Path(each.source).name for each in one.refused) for one in found] == [
+        ["bert-1.zip", "bert-2.zip", "stolen.zip"]
+    ] * 2
+    first, second = (read_index(tmp_path / name)["results"] for name in ("site", "again"))
+    assert sorted(each["submitter_says"] or "" for each in first) == ["", "a desk"]
+    assert [each["id"] for each in first] == [each["id"] for each in second]
 
 
 def test_a_withdrawn_archive_stays_listed_and_counts_for_nothing(archives: Path, site: Path, tmp_path: Path) -> None:
