@@ -55,10 +55,10 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
 def open_checked(handle: RunHandle) -> "Archive":
     """The archive of a sealed run, verified at first and whenever one of its files changes; unproven archives are
     marked. Raises DamagedArchive."""
-    from mlbench_cli.results.archive.files import Archive
+    from mlbench_cli.results.archive.files import Archive, walk
 
-    files = sorted(handle.folder.rglob("*"))
-    state = hash(tuple((str(path), found.st_size, found.st_mtime_ns) for path in files if (found := path.lstat())))
+    found = ((name, (handle.folder / name).lstat()) for name, _ in sorted(walk(handle.folder)))
+    state = hash(tuple((name, facts.st_size, facts.st_mtime_ns) for name, facts in found))
     known = _checked.get(handle.run.id)
     if known is not None and known[0] == state:
         return Archive.open(handle.folder, not_derived=known[1], is_shown=True)

@@ -245,6 +245,8 @@ def check_results(
         for name, found in figures(archive).items()
     }
     names = [_find_name(each, known, direction) for each in wanted]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f'"{twice[0][:60]}" is checked twice.', hint="Give each figure one --check.")
     _require_use(direction, {name: known[name] for name in names if name in known})
     alike = {name: [each for each in earlier if is_baseline_of(each, own, across)] for name, own in cells.items()}
     count = sum(1 for found in alike.values() if found) * len(wanted)

@@ -45,6 +45,14 @@ _SPECIAL = {
 }
 
 
+# What readers of environment.json rely on; all else that a rank reports of itself is only shown.
+_FACT_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("env", "environ", "environment", "variables", "packages", "method", "nccl"), (dict,)),
+    **dict.fromkeys(("cores", "cpu_quota"), (int, float)),
+    "gpus": (list, str),
+}
+
+
 class Evidence(Struct, frozen=True):
     """The evidence that a run left behind. `logs` opens each rank's log for reading, repeatedly if needed."""
 
@@ -434,7 +442,7 @@ class _EventCollector:
                     self._take_metric(metric)
                 yield format_row(metric)
             elif kind == "environment":
-                self.environments.setdefault(rank, {}).update(event)
+                self.environments.setdefault(rank, {}).update(parse_environment(event, facts.counts))
             elif kind == "phase" and rank == number == 0:
                 self.phase = parse_phase(event, self.phase)
             elif kind == "network" and rank == number == 0 and len(self.probes) < self.MAX_PROBES:
@@ -531,6 +539,15 @@ def _explain_metric(event: Mapping[str, Any]) -> str:
     if not 0 <= event["time"] <= MAX_SECONDS:
         return f"the time of {name} is {event['time']:g}, which is not in seconds since 1970"
     return f"the value of {name} is {one_line(value, 40)}, which is not a number"
+
+
+def parse_environment(event: Mapping[str, Any], counts: LogCounts) -> JsonObject:
+    """What a rank reports of itself, without facts of another type than readers expect, which are counted."""
+    known: JsonObject = make_strict(event)
+    for name, kinds in _FACT_TYPES.items():
+        if known.get(name) is not None and not isinstance(known[name], kinds):
+            counts.ignore(f"{name} of an environment is {one_line(json.dumps(known.pop(name)), 40)}")
+    return known
 
 
 def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, object]:

@@ -31,6 +31,7 @@ WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: withdrawn archives
 MAX_ENTRY_BYTES = 64 << 10
 ENTRY_FIELDS = ("submitter", "hardware", "note", "supersedes")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for one in git LFS
+MAX_DEPTH = 200  # of a folder in which archives are looked for
 MANY = 24  # number of archives from which several processes are used
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
 
@@ -128,6 +129,8 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
                 names.clear()
                 continue
             here = Path(place).absolute()
+            if len(here.parts) > MAX_DEPTH:  # which os.walk would follow down until Python gives up
+                names.clear()
             names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
             for name in sorted(name for name in files if not name.startswith(".")):
                 path = Path(place, name)

@@ -97,14 +97,22 @@ def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted
 
 
 @pytest.mark.parametrize(
-    "details", [{"compile_seconds": 10**400}, {"throughput_protocol": {"rates": [1.7e308] * 5, "unit": "samples"}}]
+    "reported",
+    [
+        {"details": {"compile_seconds": 10**400}},
+        {"details": {"throughput_protocol": {"rates": [1.7e308] * 5, "unit": "samples"}}},
+        {"environment": {"cpu": "x", "gpus": 4, "packages": 7, "cpu_quota": "1"}},
+    ],
 )
-def test_numbers_that_no_float_holds_are_presented(tmp_path: Path, details: dict[str, object]) -> None:
-    plain, odd = sealed_run(tmp_path / "a", name="a-2"), sealed_run(tmp_path / "b", name="b-2", details=details)
+def test_what_a_program_reports_in_another_form_is_presented_all_the_same(
+    tmp_path: Path, reported: dict[str, object]
+) -> None:
+    plain, odd = sealed_run(tmp_path / "a", name="a-2"), sealed_run(tmp_path / "b", name="b-2", **reported)
     assert run(["verify", str(odd)]) == 0
     assert run(["compare", str(plain), str(odd)]) == 0
     assert run(["gate", str(odd), "--baseline", str(plain), "--check", "throughput"]) == 9
     assert run(["report", str(tmp_path / "both.html"), str(plain), str(odd)]) == 0
+    assert run(["site", str(odd), "--to", str(tmp_path / "site")]) == 0
 
 
 def test_a_page_draws_the_goal_and_the_first_of_hundreds_of_metrics(tmp_path: Path) -> None:
