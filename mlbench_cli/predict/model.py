@@ -15,6 +15,7 @@ from task_images.methods.catalog import find_class, make_method
 MAX_WORKERS = 100_000
 FAR = 4  # times the ranks of the largest run; beyond that, predictions are extrapolated
 FP32_BYTES = 4
+HINT = "Predictions need a training of the catalog: mlbench tasks"
 
 
 class Basis(StrEnum):
@@ -88,13 +89,23 @@ class Measured(NamedTuple):
 
 def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapping[str, Any]) -> Measured:
     """Read the documents of an archive. Raises UsageError with the reason if they do not tell what an update took."""
+    try:
+        return _measure(run, result, environment)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise UsageError(
+            f"{run['name']} does not tell what an update took: its result is not as tasks write it ({error!s:.80}).",
+            hint=HINT,
+        ) from None
+
+
+def _measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapping[str, Any]) -> Measured:
     name, spec, details, updates = str(run["name"]), run["spec"], result["details"], result.get("updates")
     phases = {phase: float(value["mean"]) for phase, value in (result.get("timings") or {}).items()}
-    samples = details.get("global_batch")
-    if not updates or not phases or not samples:
+    samples, spent = details.get("global_batch"), sum(phases.values()) - phases.get("validation", 0.0)
+    if not updates or spent <= 0 or not samples:
         raise UsageError(
             f"{name} does not tell what an update took: it reports no updates with their phases and batch size.",
-            hint="Predictions need a training of the catalog: mlbench tasks",
+            hint=HINT,
         )
     method, ranks = _method_of(name, spec), int(result["world_size"])
     if ranks > 1 and (method.mixed or "communication" not in phases):
