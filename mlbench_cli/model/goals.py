@@ -15,6 +15,7 @@ TRAINING = "train_"  # prefix of metrics of the training samples
 GOAL_ON = "goal_on"  # the parameter that selects the samples of the goal
 TIMED_BLOCKS = "blocks"  # the parameter that times blocks of updates instead of training to the goal
 HOLD_OUT = "hold_out"  # the parameter that scores on a share of the training samples instead of the validation set
+MAX_METRICS = 1000  # names of metrics of a run that are kept: a program may report any number of them
 BEST, MEAN = " best", " mean"  # suffixes of a metric's name for these figures; the last value has no suffix
 _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
 

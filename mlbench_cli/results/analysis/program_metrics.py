@@ -9,10 +9,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from mlbench_cli.model.goals import BEST, MEAN, Goal
+from mlbench_cli.model.goals import BEST, MAX_METRICS, MEAN, Goal
 from mlbench_cli.util.text import one_line
-
-MAX_NAMES = 100  # a program may report any number of names
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _RATE = re.compile(r"(per_?(second|sec|s)|/s(ec)?|throughput|flops|mfu|bandwidth)$", re.IGNORECASE)
@@ -88,7 +86,7 @@ class MetricTally:
     def take(self, name: str, value: float | str) -> None:
         """Record the next value of a metric of rank 0."""
         name = one_line(name, 100)
-        if name not in self._seen and len(self._seen) >= MAX_NAMES:
+        if name not in self._seen and len(self._seen) >= MAX_METRICS:
             return
         self._seen.setdefault(name, _Tally()).take(value)
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from msgspec import Struct
 
 from mlbench_cli.errors import DamagedArchive, UsageError
-from mlbench_cli.model.goals import KINDS, Goal, is_finite_number
+from mlbench_cli.model.goals import KINDS, MAX_METRICS, Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject, Observation, Run
 from mlbench_cli.model.spec import OPEN, RunSpec
 from mlbench_cli.results.archive.documents import DataIdentityDocument
@@ -407,7 +407,6 @@ def collect_events(evidence: Evidence, write_metric: Callable[[bytes], object]) 
 class _EventCollector:
     """One pass over the logs of a run."""
 
-    MAX_NAMES = 1000
     MAX_PROBES = 8
     MAX_CHECKPOINTS = 10_000
 
@@ -459,7 +458,7 @@ class _EventCollector:
         if self._watcher:
             self._watcher.take(metric)
         name = one_line(metric["name"], 100)
-        if name in self.metrics or len(self.metrics) < self.MAX_NAMES:
+        if name in self.metrics or len(self.metrics) < MAX_METRICS:
             self.metrics[name] = metric["value"]
         kept = self.checkpoints.get(metric["name"])
         if kept is None or len(kept) >= self.MAX_CHECKPOINTS:
