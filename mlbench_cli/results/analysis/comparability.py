@@ -280,9 +280,9 @@ def _settings(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, _shorten(_parameter(value))
 
 
-def _shorten(text: str) -> str:
-    """A text of at most 80 characters; texts that differ stay different."""
-    return text if len(text) <= 80 else f"{shorten(text, 70)} ({_digest(text)})"
+def _shorten(text: str, limit: int = 80) -> str:
+    """A text of at most `limit` characters; texts that differ stay different."""
+    return text if len(text) <= limit else f"{shorten(text, limit - 10)} ({_digest(text)})"
 
 
 def _network(spec: Mapping[str, Any]) -> str:
@@ -372,7 +372,7 @@ class _Evidence:
         if own:
             return own
         reported = sorted({text for rank in self._ranks if (text := _machine_text(rank))})
-        return shorten(" + ".join(reported), _MAX_TEXT) if reported else None
+        return _shorten(" + ".join(reported), _MAX_TEXT) if reported else None
 
     def cpus_per_rank(self) -> float | None:
         """Resources that a rank reported take precedence over the request."""
@@ -391,9 +391,9 @@ class _Evidence:
         states = [_mapping(state) for state in self._result.get("worker_states") or ()]
         digests = sorted({str(state["image_digest"]) for state in states if state.get("image_digest")})
         if digests:
-            return shorten(" + ".join(digests), _MAX_TEXT)
+            return _shorten(" + ".join(digests), _MAX_TEXT)
         asked = self._spec.get("image")
-        return f"{shorten(asked, _MAX_TEXT)} of unknown digest" if asked else None
+        return f"{_shorten(asked, _MAX_TEXT)} of unknown digest" if asked else None
 
     def code(self) -> str | None:
         """The digest of the code of a task or of a user's command, with the commit of the folder that it ran in.
@@ -432,10 +432,10 @@ class _Evidence:
         for rank in self._ranks[:1]:
             version = rank.get("framework_version") or rank.get("version")
             if rank.get("framework") and version:
-                return shorten(f"{rank['framework']} {version}", 60)
+                return _shorten(f"{rank['framework']} {version}", 60)
         packages = _mapping(self._provenance.get("packages")) if is_command(self._spec) else {}
         found = [f"{name} {packages[name]}" for name in _FRAMEWORKS if name in packages]
-        return shorten(", ".join(found), 60) or None
+        return _shorten(", ".join(found), 60) or None
 
 
 def name_experiment(run: str) -> str:
@@ -470,16 +470,16 @@ def describe(name: str, value: str) -> str:
     if value == UNKNOWN:
         return f"{name} unknown"
     if name.startswith("parameter "):
-        return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
+        return f"{name.removeprefix('parameter ')}={_shorten(value, 40)}"
     if name.startswith("setting "):
-        return "" if name == "setting goal" else f"{name.removeprefix('setting ')}={shorten(value, 40)}"
+        return "" if name == "setting goal" else f"{name.removeprefix('setting ')}={_shorten(value, 40)}"
     words = {
         "method": f"{value} method" if value == OWN else value,
         "preset": f"preset {value}" if value != "custom" else "",
         "cluster": "on this machine" if value == "local" else value,
         "code": f"code {value}",
         "method_code": f"code of the method {value}",
-        "image": f"image {shorten(value, 40)}",
+        "image": f"image {_shorten(value, 40)}",
         "data": f"data {value}",
         "division": f"{value} division" if value != "none" else "no division",
         "judge": f"judge {value}",
@@ -505,7 +505,7 @@ def _machine_text(facts: Mapping[str, Any]) -> str | None:
     if facts.get("cpu_quota"):
         words.append(f"quota of {facts['cpu_quota']:g} CPUs")
     words += [f"{names.count(name)} {name}" for name in dict.fromkeys(names) if name != cpu]
-    return shorten(", ".join(words), _MAX_TEXT)
+    return _shorten(", ".join(words), _MAX_TEXT)
 
 
 def _entry_differences(word: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:

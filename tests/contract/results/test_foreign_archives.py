@@ -128,6 +128,7 @@ def test_a_page_draws_the_goal_and_the_first_of_hundreds_of_metrics(tmp_path: Pa
     store.close()
     with serve(tmp_path) as dashboard:
         page = dashboard.ask("/runs/norms-2").body.decode()
+        assert "val_Prec@1" in dashboard.ask("/api/v1/runs/norms-2").document["metric_figures"]
     assert 'id="figure-run-goal-metric"' in page
     assert page.count('id="figure-run-metric') < 20
 

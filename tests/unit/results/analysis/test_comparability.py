@@ -11,6 +11,7 @@ from msgspec.structs import FieldInfo, fields, replace
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.analysis.comparability import NEUTRAL, ComparisonKey, key_of
+from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.files import Archive
 from task_images.methods.catalog import describe, find_class
 from tests.unit.results.runs import sealed_run, spec
@@ -150,3 +151,18 @@ def test_a_method_is_named_with_the_axes_that_were_changed(sealed: Path, changes
 def test_every_neutral_field_exists_and_says_why() -> None:
     assert set(NEUTRAL) <= set(_all_fields())
     assert all(NEUTRAL.values())
+
+
+@pytest.mark.parametrize("where", ["parameters", "environment"])
+def test_texts_that_differ_behind_what_is_shown_of_them_stay_apart(tmp_path: Path, where: str) -> None:
+    """Such as a long path, and the processors of many nodes."""
+    more: dict[str, dict[str, object]] = {
+        "parameters": {"batch_size": 128, "goal_full": 80.0, "goal_light": 70.0},
+        "environment": {"cpu": "EPYC"},
+    }
+    archives = []
+    for number in range(2):
+        name = "path" if where == "parameters" else "cpu"
+        own = {where: {**more[where], name: f"{'x' * 200}{number}"}}
+        archives.append(Archive.open(sealed_run(tmp_path / str(number), name=f"x{number}-2", **own)))
+    assert len({group.label for group in collect(archives).groups}) == 2
