@@ -16,7 +16,7 @@ from mlbench_cli.results.analysis.comparability import UNKNOWN, describe
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.published import published_values
-from mlbench_cli.results.analysis.series import Measurement, Series, collect
+from mlbench_cli.results.analysis.series import Measurement, Series, collect, drop_duplicates
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.chart import Chart
@@ -57,6 +57,7 @@ def draw(
             "There are no finished runs to draw.",
             hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
         )
+    opened = drop_duplicates(opened)
     series = collect(opened, min_runs)
     curves = [curve for archive in opened for curve in collectives.read(archive)]
     if published:
