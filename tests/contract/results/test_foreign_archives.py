@@ -81,12 +81,15 @@ def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     store = Store(tmp_path / "home")
     made = store.record_run(spec(name="deep-2"))
     new_run(made.folder, made.spec)
-    deep = made.folder.joinpath("output", "rank-0", *"d" * 1010)
-    deep.mkdir(parents=True)
-    (deep / "file").write_text("x")
+    deep = str(made.folder / "output")
+    for _ in range(1010):
+        os.mkdir(deep)
+        deep += "/d"
+    Path(deep).write_text("x")
     write_run_document(made)
     seal(made, observation_of(2, 103.0))
     store.advance(made, RunState.FINISHED, Outcome.GOAL_REACHED)
