@@ -7,6 +7,7 @@ import resource
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted
     ],
 )
 def test_what_a_program_reports_in_another_form_is_presented_all_the_same(
-    tmp_path: Path, reported: dict[str, object]
+    tmp_path: Path, reported: dict[str, Any]
 ) -> None:
     plain, odd = sealed_run(tmp_path / "a", name="a-2"), sealed_run(tmp_path / "b", name="b-2", **reported)
     assert run(["verify", str(odd)]) == 0

@@ -156,13 +156,13 @@ def test_every_neutral_field_exists_and_says_why() -> None:
 @pytest.mark.parametrize("where", ["parameters", "environment"])
 def test_texts_that_differ_behind_what_is_shown_of_them_stay_apart(tmp_path: Path, where: str) -> None:
     """Such as a long path, and the processors of many nodes."""
-    more: dict[str, dict[str, object]] = {
+    more: dict[str, Any] = {
         "parameters": {"batch_size": 128, "goal_full": 80.0, "goal_light": 70.0},
         "environment": {"cpu": "EPYC"},
     }
     archives = []
     for number in range(2):
         name = "path" if where == "parameters" else "cpu"
-        own = {where: {**more[where], name: f"{'x' * 200}{number}"}}
+        own: dict[str, Any] = {where: {**more[where], name: f"{'x' * 200}{number}"}}
         archives.append(Archive.open(sealed_run(tmp_path / str(number), name=f"x{number}-2", **own)))
     assert len({group.label for group in collect(archives).groups}) == 2
