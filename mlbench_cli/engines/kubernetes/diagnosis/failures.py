@@ -47,13 +47,16 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
     def finding(code: str, summary: str, hint: str, retryable: bool = True) -> Finding:
         return Finding(code, summary, hint, retryable=retryable, evidence=evidence(worker, pod, words))
 
-    # The kubelet says TerminationByKubelet also of a pod that had to make room for a critical one.
+    # The kubelet says TerminationByKubelet of evictions, of pods that make room for a critical one, and of those on a
+    # node that shuts down: the reason of the pod tells which.
     if cause == "PreemptionByScheduler" or word == "Preempting":
         return finding(
             "preempted",
             f"Worker {worker} was preempted by a pod with a higher priority.",
             "Run it again when the cluster is less busy.",
         )
+    if word in ("Terminated", "NodeShutdown", "Shutdown") or "node shutdown" in words:
+        return _shut_down(finding, worker, node, spot)
     if word == "Evicted" or cause == "TerminationByKubelet":
         return finding(
             "evicted",
@@ -63,17 +66,17 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         )
     if spot and cause in ("EvictionByEvictionAPI", "DeletionByPodGC", "DeletionByTaintManager"):
         return _shut_down(finding, worker, node, spot)
-    if word in ("Terminated", "NodeShutdown", "Shutdown") or "node shutdown" in words:
-        return _shut_down(finding, worker, node, spot)
     if cause in ("DeletionByTaintManager", "DeletionByPodGC") or (not terminated_state(pod) and facts.is_lost(pod)):
         return finding(
             "node_lost", f"The node {node} of worker {worker} has stopped responding.", f"kubectl describe node {node}"
         )
-    if cause == "EvictionByEvictionAPI":
+    if cause:
+        is_drain = cause == "EvictionByEvictionAPI"
+        reason = (
+            "because the node was drained" if is_drain else f"({cause}): {shorten_line(words) or 'no reason given'}"
+        )
         return finding(
-            "drained",
-            f"Worker {worker} was evicted from {node} because the node was drained.",
-            "Run it again after the maintenance.",
+            "drained", f"Worker {worker} was evicted from {node} {reason}.", "Run it again after the maintenance."
         )
     if word and status.get("phase") == "Failed" and not status.get("containerStatuses"):
         return finding(

@@ -166,8 +166,8 @@ def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocata
     }
 
 
-def disrupted_pod(reason: str, **status: Any) -> dict[str, object]:
-    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words of the cluster"}
+def disrupted_pod(cause: str, **status: Any) -> dict[str, object]:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": cause, "message": "words of the cluster"}
     return a_pod(state=terminated_container(143), conditions=[target], phase="Failed", **status)
 
 
@@ -361,6 +361,11 @@ BUILT = {
     "sandbox": case("pod_sandbox", CREATING, events=[an_event("FailedCreatePodSandBox", "no IP addresses left")]),
     "node silent": case("node_unreachable", a_pod(state={"running": {}}), nodes=[a_node(ready="Unknown")]),
     "GKE spot": case("spot_lost", a_pod(phase="Failed", reason="Terminated", message=SHUTDOWN), nodes=[GKE_SPOT]),
+    "GKE spot, since kubelets name the disruption": case(
+        "spot_lost",
+        disrupted_pod("TerminationByKubelet", reason="Terminated", message=SHUTDOWN),
+        nodes=[GKE_SPOT],
+    ),
     "AKS spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[AKS_SPOT]),
     "driver not ready on AKS": case(
         "driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[AKS_GPU]
@@ -377,7 +382,11 @@ BUILT = {
         ),
     ),
     "node shut down": case("node_shut_down", a_pod(phase="Failed", reason="NodeShutdown")),
+    "node shut down, since kubelets name the disruption": case(
+        "node_shut_down", disrupted_pod("TerminationByKubelet", reason="Terminated", message=SHUTDOWN)
+    ),
     "evicted by the kubelet": case("evicted", disrupted_pod("TerminationByKubelet")),
+    "taken away from a broken device": case("drained", disrupted_pod("DeletionByDeviceTaintManager")),
     "GPU memory": case("gpu_out_of_memory", a_pod(state=terminated_container(1, message="CUDA out of memory."))),
     "GPU memory, in the log": from_log("gpu_out_of_memory", "x\ntorch.OutOfMemoryError: CUDA out of memory.\n"),
     "shm by signal": case("shm_exhausted", a_pod(state=terminated_container(135))),
