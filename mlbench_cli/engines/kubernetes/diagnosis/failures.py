@@ -78,7 +78,8 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         return finding(
             "drained", f"Worker {worker} was evicted from {node} {reason}.", "Run it again after the maintenance."
         )
-    if word and status.get("phase") == "Failed" and not status.get("containerStatuses"):
+    # Kubelets may list the containers of a rejected pod as waiting, or as ended in an unknown way: kubernetes 136592.
+    if word and status.get("phase") == "Failed" and not has_started(pod):
         return finding(
             "device_admission",
             f"The node {node} did not admit worker {worker} ({word}): {shorten_line(words) or 'no reason given'}",

@@ -43,21 +43,26 @@ def container(kind: str, reason: str, message: str, code: int | None = None) -> 
     return {"containerStatuses": [{"name": "main", "state": {kind: state}}]}
 
 
+# What kubelets may say of the containers of a pod that they have rejected. Source: kubernetes 133733 and 136592.
+NEVER_CREATED = container("waiting", "ContainerCreating", "")
+ENDED_UNKNOWN = container("terminated", "ContainerStatusUnknown", "The container could not be located", 137)
+
+
 @pytest.mark.parametrize(
-    ("reason", "message"),
+    ("reason", "message", "containers"),
     [
-        ("TopologyAffinityError", "Resources cannot be allocated with Topology locality"),
-        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present"),
-        ("OutOfcpu", "Node didn't have enough resource: cpu"),
-        ("SysctlForbidden", "forbidden sysctl: net.core.somaxconn not allowlisted"),
-        ("SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple of 2"),
-        ("PodFeatureUnsupported", "a reason of tomorrow"),
+        ("TopologyAffinityError", "Resources cannot be allocated with Topology locality", {}),
+        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", NEVER_CREATED),
+        ("OutOfcpu", "Node didn't have enough resource: cpu", {}),
+        ("SysctlForbidden", "forbidden sysctl: net.core.somaxconn not allowlisted", {}),
+        ("SMTAlignmentError", "SMT Alignment Error: requested 3 cpus not multiple of 2", ENDED_UNKNOWN),
+        ("PodFeatureUnsupported", "a reason of tomorrow", {}),
     ],
 )
 def test_a_pod_that_its_node_rejects_is_told_in_the_nodes_words(
-    server: KubeApi, tmp_path: Path, reason: str, message: str
+    server: KubeApi, tmp_path: Path, reason: str, message: str, containers: dict[str, Any]
 ) -> None:
-    found = find(server, tmp_path, phase="Failed", reason=reason, message=f"Pod was rejected: {message}")
+    found = find(server, tmp_path, phase="Failed", reason=reason, message=f"Pod was rejected: {message}", **containers)
     assert found.code == "device_admission"
     assert found.retryable
     assert all(words in found.summary for words in ("gpu-7", reason, message))
@@ -99,7 +104,7 @@ def test_a_pod_that_its_node_rejects_is_told_in_the_nodes_words(
         ),
         (
             "container_lost",
-            container("terminated", "ContainerStatusUnknown", "The container could not be located", 137),
+            ENDED_UNKNOWN,
         ),
         (
             "wrong_architecture",
