@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, evidence
+from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.engines.kubernetes.ending import is_stopped
 from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
@@ -36,6 +37,8 @@ RUNTIME_REASONS = ("CreateContainerError", "RunContainerError", "PreCreateHookEr
 STUCK = re.compile(r"NetworkNotReady|Failed(?!Scheduling$|ScaleUp$|ToRetrieveImagePullSecret$)\w+")
 # Decisions of the API server on a pod: they stay the same. A webhook that does not answer is an "Internal error".
 REFUSED = re.compile(r"\bis (?:forbidden|invalid)\b|denied (?:the )?request")
+# What a pod asks of a quota, and the quota: lists of NAME=QUANTITY.
+EXCEEDED = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 
 CPU_LIMIT_HINT = "--pod-patch FILE with   spec: {containers: [{name: main, resources: {limits: {cpu: N}}}]}"
 
@@ -52,15 +55,15 @@ def not_created(facts: Facts) -> list[Finding]:
         return []
     message = shorten_line(str(refusals[-1].get("message", "")), 600)
     proof = {"message": message, "created": len(facts.pods), "wanted": spec.get("parallelism")}
-    if "exceeded quota" in message or "failed quota" in message:
-        # Where the quota is merely used up, others may end and make room.
+    if re.search(r"(exceeded|failed|status unknown for) quota", message):
+        # Where the quota is merely used up, others may end and make room; a new one has no status for a moment.
         return [
             Finding(
                 "quota_exceeded",
                 f"The namespace's quota does not allow the pods: {message}",
                 hint=CPU_LIMIT_HINT if _lacks_cpu_limit(message) else "kubectl describe resourcequota",
                 retryable=True,
-                permanent="must specify" in message,
+                permanent="must specify" in message or _never_fits(message, int(spec.get("parallelism") or 1)),
                 evidence=proof,
             )
         ]
@@ -112,6 +115,13 @@ def _suspended_finding(facts: Facts) -> Finding:
 
 def _lacks_cpu_limit(message: str) -> bool:
     return re.search(r"must specify [^:]*limits\.cpu", message) is not None
+
+
+def _never_fits(message: str, workers: int) -> bool:
+    """Whether so many pods would exceed the quota even if nobody else used any of it."""
+    match = EXCEEDED.search(message)
+    asked, limits = (dict(re.findall(r"([^=,]+)=([^,]+)", part)) for part in (match.groups() if match else ("", "")))
+    return any(quantity(amount) * workers > quantity(limits[name]) for name, amount in asked.items() if name in limits)
 
 
 def _refusal(message: str) -> tuple[str, str]:

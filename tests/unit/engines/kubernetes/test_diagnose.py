@@ -52,7 +52,7 @@ def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
         ("device_admission", "device_admission", False, True, "didn't have enough resource: cpu"),
         ("node_lost", "node_lost", False, True, "has stopped responding"),
         ("pod_security", "pod_security", True, False, 'violates PodSecurity "restricted:latest"'),
-        ("quota_exceeded", "quota_exceeded", False, True, "exceeded quota: q"),
+        ("quota_exceeded", "quota_exceeded", True, True, "exceeded quota: q"),  # 2 workers, and 1 pod allowed
         ("quota_unsaid", "quota_exceeded", True, True, "must specify limits.memory"),
         ("limit_range", "admission_denied", True, False, "maximum memory usage per Container is 10Mi"),
     ],
@@ -224,6 +224,20 @@ def a_sidecar(waits: Any = None, restarts: int = 0, **ended: Any) -> list[dict[s
 
 INITIALIZING = waiting("PodInitializing")
 
+
+def a_booking(kind: str, status: str = "True") -> dict[str, object]:
+    """A ProvisioningRequest. Source of its conditions: Kueue's page on troubleshooting ProvisioningRequests."""
+    accepted = {"type": "Accepted", "status": "True"}
+    return {"status": {"conditions": [accepted, {"type": kind, "status": status, "message": "words"}]}}
+
+
+def over_quota(gpus: int) -> list[dict[str, object]]:
+    """The refusal of a pod with so many GPUs by a quota of four."""
+    words = f"requested: pods=1,requests.nvidia.com/gpu={gpus}, used: pods=9,requests.nvidia.com/gpu=4"
+    limits = "limited: pods=10,requests.nvidia.com/gpu=4"
+    return [an_event("FailedCreate", f'pods "r-0-" is forbidden: exceeded quota: q, {words}, {limits}', "job")]
+
+
 BUILT = {
     # On a machine that lacks its devices Google's program for TCPXO ends with 0, as if all were well.
     "sidecar that ends": case(
@@ -296,6 +310,14 @@ BUILT = {
         "admission_denied",
         events=[an_event("FailedCreate", 'admission webhook "warden-validating" denied the request: [denied]', "job")],
         permanent=True,
+    ),
+    "quota in use by others": case("quota_exceeded", events=over_quota(2)),
+    "quota smaller than the run": case("quota_exceeded", events=over_quota(3), permanent=True),
+    "quota made a moment ago": case(
+        "quota_exceeded",
+        events=[
+            an_event("FailedCreate", 'pods "r-0-" is forbidden: status unknown for quota: q, resources: pods', "job")
+        ],
     ),
     "unknown refusal": case("pods_not_created", events=[an_event("FailedCreate", "etcd: timed out", "job")]),
     **{
