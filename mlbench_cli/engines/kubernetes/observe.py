@@ -68,6 +68,7 @@ class RunObserver:
         self._looked = self._next_look = 0.0
         self._events: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
+        self._booking: dict[str, Any] = {}  # what books the run's machines, while they have not come
         self._denied: set[str] = set()
         self._groups: frozenset[str] | None = None  # of the cluster's API; asked for once a pod has no node
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
@@ -123,6 +124,8 @@ class RunObserver:
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
         if without_node and self._groups is None:
             self._groups = frozenset(group["name"] for group in self._ask_groups())
+        is_suspended = bool(self.job.get("spec", {}).get("suspend"))
+        self._booking = self._ask_booking() if without_node or is_suspended else {}
         wanted = waiting or without_node or failed or silent
         self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
 
@@ -165,6 +168,8 @@ class RunObserver:
                 logs=self._last_lines(states, first, snapshot),
                 states=states,
                 groups=self._groups or frozenset(),
+                booking=self._booking,
+                is_begun=snapshot.is_begun,
             )
         )
         if stopped:  # how the others ended says nothing, but what another client has stopped them for counts
@@ -283,10 +288,25 @@ class RunObserver:
 
     def _ask_events(self, without_node: bool) -> list[dict[str, Any]]:
         path = collection_path("Event", self._namespace)
-        found = self._ask("events", path, "type!=Normal")
+        found = self._ask("events", path, fieldSelector="type!=Normal")
         for reason in NORMAL_EVENTS if without_node else ():
-            found += self._ask("events", path, f"reason={reason}")
+            found += self._ask("events", path, fieldSelector=f"reason={reason}")
         return found
+
+    def _ask_booking(self) -> dict[str, Any]:
+        """The run's own request for machines, or the Workload by which Kueue queues it; empty without either."""
+        options = self._run.spec.pods
+        try:
+            if options.queue is not None:
+                version = self._api.get("/apis/kueue.x-k8s.io")["preferredVersion"]["groupVersion"]
+                label = f"kueue.x-k8s.io/job-uid={(self.job or {})['metadata']['uid']}"
+                path = f"/apis/{version}/namespaces/{self._namespace}/workloads"
+                return next(iter(self._ask("workloads", path, labelSelector=label)), {})
+            if options.provisioning_class is not None:
+                return self._api.get(object_path("ProvisioningRequest", self._namespace, self._run.name))
+        except ApiError:
+            pass
+        return {}
 
     def _ask_groups(self) -> list[dict[str, Any]]:
         try:
@@ -295,12 +315,12 @@ class RunObserver:
             return []
         return groups
 
-    def _ask(self, what: str, path: str, selector: str | None = None) -> list[dict[str, Any]]:
+    def _ask(self, what: str, path: str, **selectors: str) -> list[dict[str, Any]]:
         """A list of objects that only the diagnosis uses; empty if it cannot be read."""
         if what in self._denied:
             return []
         try:
-            items: list[dict[str, Any]] = self._api.get(path, fieldSelector=selector).get("items", [])
+            items: list[dict[str, Any]] = self._api.get(path, **selectors).get("items", [])
         except AccessDenied:
             self._denied.add(what)
             return []

@@ -31,15 +31,19 @@ def diagnose(
     logs: Mapping[int, str] | None = None,
     states: tuple[WorkerState, ...] | None = None,
     groups: frozenset[str] = frozenset(),
+    booking: Object | None = None,
+    is_begun: bool = False,
 ) -> list[Finding]:
     """The findings, the most informative first.
 
     `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
     `states` what follows from pods and last words, if that is known already, `groups` the names of the cluster's API
-    groups.
+    groups, `booking` the run's ProvisioningRequest or Workload. `is_begun`: agents of the run have told of themselves.
     """
     newest = by_worker(pods)
-    facts = Facts(job or {}, newest, events, nodes, now, summaries or {}, logs or {}, states, groups)
+    facts = Facts(
+        *(job or {}, newest, events, nodes, now, summaries or {}, logs or {}, states, groups, booking or {}, is_begun)
+    )
     found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))

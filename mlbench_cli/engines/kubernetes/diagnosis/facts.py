@@ -36,6 +36,8 @@ class Facts:
     logs: Mapping[int, str] = field(default_factory=dict)
     known_states: tuple[WorkerState, ...] | None = None
     groups: frozenset[str] = frozenset()  # API groups of the cluster, which show which autoscalers it has
+    booking: Object = field(default_factory=dict)  # the run's ProvisioningRequest, or Workload of a Kueue queue
+    is_begun: bool = False  # an agent has written its state, though perhaps no pod is left
 
     @cached_property
     def states(self) -> tuple[WorkerState, ...]:

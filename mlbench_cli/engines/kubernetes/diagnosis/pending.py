@@ -1,7 +1,7 @@
 """Why workers do not start: pods that cannot be created or scheduled, or whose containers cannot be created."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.engines.kubernetes.ending import is_stopped
 from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
-from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition
+from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition, is_true
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import shorten_line
 
@@ -96,21 +96,33 @@ def waiting(facts: Facts) -> dict[int, Pod]:
 
 def _suspended_finding(facts: Facts) -> Finding:
     queue = queue_of(facts.job)
-    if facts.pods and not is_stopped(facts.job):
+    if (facts.pods or facts.is_begun) and not is_stopped(facts.job):
         who = f'The queue "{queue}"' if queue else "Somebody"
+        why = _told([condition(facts.booking, "Evicted")])
         return Finding(
             "preempted",
-            f"{who} has suspended the run's Job, which ended its workers.",
+            f"{who} has suspended the run's Job, which ended its workers{why or '.'}",
             hint="Run it again when the cluster is less busy: kubectl describe workloads",
             retryable=True,
         )
     if queue:
-        return Finding("queued", f'The run is waiting in the queue "{queue}".', hint="kubectl get workloads")
+        checks = (facts.booking.get("status") or {}).get("admissionChecks") or ()
+        unmet = [condition(facts.booking, "QuotaReserved"), *checks]
+        why = _told([item for item in unmet if not is_true(item) and item.get("state") != "Ready"])
+        return Finding(
+            "queued", f'The run is waiting in the queue "{queue}"{why or "."}', hint="kubectl describe workloads"
+        )
     return Finding(
         "suspended",
         "The run's Job is still suspended.",
         hint="Repeat the command. If the cluster uses Kueue, add --queue: kubectl get localqueues",
     )
+
+
+def _told(conditions: Sequence[Object]) -> str:
+    """The messages of conditions, to end a sentence with."""
+    messages = "; ".join(str(item["message"]) for item in conditions if item.get("message"))
+    return f": {shorten_line(messages)}" if messages else ""
 
 
 def _lacks_cpu_limit(message: str) -> bool:

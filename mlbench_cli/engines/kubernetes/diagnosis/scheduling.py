@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
+from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, seconds
-from mlbench_cli.kube.objects import condition
+from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.cluster_details import GPU_RESOURCES
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import counted, shorten_line
@@ -21,6 +22,8 @@ KARPENTER = ("Nominated", "Launched", "Registered", "Initialized", "Insufficient
 NORMAL_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Launched")  # to ask for besides warnings
 KARPENTER_GROUP, AUTOSCALING_GROUP = "karpenter.sh", "autoscaling.x-k8s.io"
 BOOKED = "autoscaling.x-k8s.io/consume-provisioning-request"
+# Conditions of a ProvisioningRequest whose machines will not come. Source: Kueue's page on troubleshooting them.
+BOOKING_ENDS = ("Failed", "CapacityRevoked", "BookingExpired")
 # Nodes that no autoscaler makes: without a provider ID, or containers and virtual machines of one computer.
 LOCAL_PROVIDERS = ("kind://", "k3s://", "minikube://")
 # What cluster-autoscaler says of a node pool whose nodes could never take the pod. All else passes: back-off after a
@@ -59,6 +62,8 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
                 evidence=evidence,
             )
         ]
+    if (booking := _booking(facts, evidence)) is not None:
+        return [booking]
     event = _scaler_event(facts, blocked)
     word, words = str(event.get("reason", "")), shorten_line(str(event.get("message", "")))
     if words:
@@ -105,6 +110,29 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
             evidence=evidence,
         )
     ]
+
+
+def _booking(facts: Facts, evidence: dict[str, object]) -> Finding | None:
+    """What the autoscaler says of the machines that are booked for the run; None without a booking, or once they have
+    come."""
+    ends = [item for kind in BOOKING_ENDS if is_true(item := condition(facts.booking, kind))]
+    told = ends[0] if ends else condition(facts.booking, "Provisioned")
+    if not facts.booking or queue_of(facts.job) or (is_true(told) and not ends):
+        return None
+    words = shorten_line(str(told.get("message") or told.get("reason") or "nothing is known of them yet"))
+    evidence = {**evidence, "autoscaler": words}
+    describe = f"kubectl describe provisioningrequest {facts.run}"
+    if not ends:
+        waits = f"The run is waiting for the machines that are booked for it: {words}"
+        return Finding("queued", waits, hint=describe, evidence=evidence)
+    return Finding(
+        "scale_up_failed",
+        f"The machines that were booked for the run will not come ({told['type']}): {words}",
+        hint=f"Choose another zone or machine type, or ask for more quota. {describe}",
+        retryable=True,
+        permanent=told["type"] == "Failed",  # which the autoscaler does not try again
+        evidence=evidence,
+    )
 
 
 def may_grow(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> bool:

@@ -46,6 +46,7 @@ class Case:
     groups: tuple[str, ...] = ()
     provider: str = ""  # of the node's providerID
     booked: bool = False
+    booking: str = ""  # condition of the ProvisioningRequest
     nodes: bool = True
 
 
@@ -81,6 +82,7 @@ NEVER = {
         (("Normal", "NotTriggerScaleUp", UNTRIGGERED + "2 node(s) didn't match Pod's node affinity/selector, "
           "1 Insufficient cpu"),), provider="gce://p/z/n", groups=("autoscaling.x-k8s.io",),
     ),
+    "a booking that failed": Case(booked=True, booking="Failed", provider="gce://p/z/n"),
 }  # fmt: skip
 
 
@@ -123,6 +125,10 @@ class Autoscaler:
                 self.put_event(event, {"kind": "Pod", "uid": uid}, f"{event[1]}-{worker}")
         for event in self.case.on_claim:
             self.put_event(event, {"kind": "NodeClaim", "name": "default-8f2kq"}, event[1])
+        if self.case.booking:
+            booking = self.server.objects["provisioningrequests", run.name]
+            over = {"type": self.case.booking, "status": "True", "message": "no machines in this zone"}
+            self.server.put("provisioningrequests", {**booking, "status": {"conditions": [over]}})
         self.put_job(run, {"startTime": self.server.now})
 
     def step(self, run: Run, progress: Progress) -> None:
@@ -198,3 +204,5 @@ def test_what_no_node_can_cure_ends_a_run_after_a_minute(server: KubeApi, tmp_pa
     finished, _ = follow(server, tmp_path, NEVER[name], None)
     assert finished.outcome is Outcome.NEVER_STARTED
     assert server.ahead < 300
+    if NEVER[name].booking:
+        assert "no machines in this zone" in finished.findings[0].summary

@@ -69,6 +69,35 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert find_problems(run.folder) == []
 
 
+def test_who_never_saw_the_workers_knows_that_the_queue_took_their_machines(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    run = record(store, "echo begun; sleep 60", kubernetes=KubernetesOptions(queue="team"))
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        _let_kueue(server, suspend=True, why=("QuotaReserved", "False", "LocalQueue team doesn't exist"))
+        queued = KubernetesEngine(server.access).look(run).findings
+        _let_kueue(server, suspend=False)
+        assert next(read_log(KubernetesEngine(server.access), run, 0, follow=True)).text == b"begun\n"
+        _let_kueue(server, suspend=True, why=("Evicted", "True", "Preempted to accommodate a workload"))
+        seen = until(lambda: (seen := KubernetesEngine(server.access).look(run)).ended and seen)
+    assert [(finding.code, "LocalQueue team doesn't exist" in finding.summary) for finding in queued] == [
+        ("queued", True)
+    ]
+    assert [finding.code for finding in seen.findings] == ["preempted"]
+    assert "Preempted to accommodate a workload" in seen.findings[0].summary
+
+
+def _let_kueue(server: KubeApi, *, suspend: bool, why: tuple[str, str, str] = ("Admitted", "True", "")) -> None:
+    """Let Kueue hold the run's Job back, or release it, for a reason: type, status and message of a condition."""
+    job = server.objects["jobs", "r-2"]
+    server.groups = {"kueue.x-k8s.io": "v1beta2"}
+    metadata = {"name": "job-r-2", "labels": {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}}
+    condition = dict(zip(("type", "status", "message"), why, strict=True))
+    server.put("workloads", {"metadata": metadata, "status": {"conditions": [condition]}})
+    server.put("jobs", {**job, "spec": {**job["spec"], "suspend": suspend}})
+
+
 @pytest.mark.slow
 def test_connections_that_are_cut_are_made_again(server: KubeApi, store: Store, tmp_path: Path) -> None:
     run = record(store, "seq 20000; head -c 3000000 /dev/urandom > $MLBENCH_OUTPUT_DIR/f", workers=1, name="r-2")
