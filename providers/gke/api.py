@@ -44,8 +44,9 @@ UNREACHED = "Check the network (mlbench doctor gke), then repeat the command to 
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
 # Messages about a lack of machines in a zone, as opposed to a quota, which can be raised on request.
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
-# Rate limits, also called quotas, which reset within a minute.
-TOO_OFTEN = ("RATE_LIMIT", "rateLimitExceeded", "requests per minute", "per minute per")
+# Rate limits, also called quotas, which reset within a minute. Compute Engine refuses them with 403, as if for lack of
+# a right (terraform-provider-google 9207).
+TOO_OFTEN = ("RATE_LIMIT", "rateLimitExceeded", "per minute", "Quota exceeded for quota")
 # Messages about exceeded quotas or limits of the project. Not the "quota project" of credentials.
 QUOTA_REFUSAL = re.compile(
     r"Insufficient (regional|project|global) quota|[Qq]uota '?\w+'? exceeded|QUOTA_EXCEEDED|"
@@ -347,13 +348,15 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     if known := error_from_words(message, str(error), project):
         return known
     passing = (api.ServerError, api.TooManyRequests, api.Aborted, api.Cancelled, api.Unknown, api.RetryError)
+    if _says(error, TOO_OFTEN):
+        return TransientError(message)
     if isinstance(error, api.NotFound):
         return NotFoundError(message)
     if isinstance(error, api.Unauthenticated):
         return CredentialError(message, hint=LOGIN)
     if isinstance(error, api.Forbidden):
         return RightsError(message, hint=_permission_hint(str(error), project))
-    if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
+    if isinstance(error, api.ResourceExhausted):
         return capacity_error(message, project)
     if isinstance(error, api.FailedPrecondition | api.Aborted) and _says(error, BUSY):
         return BusyError(message)
@@ -435,7 +438,7 @@ def is_api_off(words: str) -> bool:
 
 
 def _says(error: Any, phrases: tuple[str, ...]) -> bool:
-    text = f"{error} {getattr(error, 'reason', '')}"
+    text = f"{error} {getattr(error, 'reason', '')} {getattr(error, 'errors', '')}"
     return any(phrase in text for phrase in phrases)
 
 

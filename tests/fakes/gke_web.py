@@ -104,6 +104,10 @@ class Web(Handler):
             code, document = self.world.serve_logged(method, f"{method} {subject}", work)
         except ApiError as error:
             code, document = refuse(HTTP_CODES.get(error.code.name, 500), str(error), error.code.name)
+            if error.code.name == "RESOURCE_EXHAUSTED" and subject:
+                # So Compute Engine refuses too many requests. Source: terraform-provider-google 8360 and 9207.
+                code, reason = 403, {"message": str(error), "domain": "usageLimits", "reason": "rateLimitExceeded"}
+                document = {"error": {"code": code, "message": str(error), "errors": [reason]}}
         self.answer(document, code)
 
     def _do_policy(self, body: Object) -> tuple[int, Object]:
