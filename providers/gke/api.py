@@ -7,10 +7,11 @@ MLBENCH_COMPUTE_ENDPOINT (a URL).
 import base64
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
@@ -329,6 +330,15 @@ def ask_rest(
         require_success(answer)
     document: Message = answer.json() if answer.content else {}
     return document
+
+
+def read_pages(read: Callable[[str], Message], path: str) -> Iterator[Message]:
+    """All pages of a list of Google's REST APIs, each as `read` gets it. One may be empty although more follow."""
+    page = read(path)
+    yield page
+    while token := page.get("nextPageToken"):
+        page = read(f"{path}{'&' if '?' in path else '?'}pageToken={quote(str(token), safe='')}")
+        yield page
 
 
 def require_success(answer: Any) -> None:

@@ -188,8 +188,8 @@ def _list_labeled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, An
     """Disks in all zones (a regional cluster has machines in several), but not those of a cluster with the same name
     elsewhere."""
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
-    zones = compute.get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
-    return [disk for found in zones.values() for disk in found.get("disks") or ()]
+    zones = [page.get("items") or {} for page in compute.pages(f"/aggregated/disks?filter={quote(wanted)}")]
+    return [disk for page in zones for found in page.values() for disk in found.get("disks") or ()]
 
 
 def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
@@ -199,7 +199,7 @@ def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResou
     """
     wanted = quote(f'name eq "gke-{cluster.name}-.*"')
     orphans = []
-    for found in compute.get(f"/global/networks?filter={wanted}").get("items") or ():
+    for found in compute.list_all(f"/global/networks?filter={wanted}"):
         if cluster.created and parse_timestamp(str(found["creationTimestamp"])) < parse_timestamp(cluster.created):
             continue
         remove = f"gcloud compute networks delete {found['name']} --project {_project(cluster)}"
@@ -222,7 +222,7 @@ def list_balancers(project: str) -> dict[str, str]:
     outlives the cluster. Source: docs/development/clouds-assumptions.md.
     """
     wanted = quote(f'name eq "{BALANCER_RULE}.*"')
-    rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()
+    rules = Compute(project).list_all(f"/global/firewalls?filter={wanted}")
     marks = {str(rule["name"]): re.fullmatch(MACHINE_TAG, tag) for rule in rules for tag in rule.get("targetTags", ())}
     return {name.removeprefix(BALANCER_RULE): mark[1] for name, mark in marks.items() if mark}
 
@@ -232,8 +232,7 @@ def _list_forwarding_rules(compute: Compute, cluster: Cluster, key: str, value: 
     region = api.region_of(_location(cluster))
     orphans = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
-        rules = compute.get(f"{place}/forwardingRules?filter={quote(f'{key}={value}')}")
-        for rule in rules.get("items") or ():
+        for rule in compute.list_all(f"{place}/forwardingRules?filter={quote(f'{key}={value}')}"):
             remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
             orphans.append(
                 OrphanedResource("load balancer", str(rule["name"]), str(rule.get("IPAddress") or value), remove)

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -164,7 +164,7 @@ class Compute:
         if api.region_of(place) == place:
             raise UsageError(f"{place} is a region.", hint="GPU types are listed per zone: use --zone")
         self._zone(place)
-        found = {item["name"] for item in self.get(f"/zones/{place}/acceleratorTypes").get("items", [])}
+        found = {item["name"] for item in self.list_all(f"/zones/{place}/acceleratorTypes")}
         return [name for name in QUOTA_OF if name in found]
 
     def check_quotas(
@@ -211,6 +211,14 @@ class Compute:
             api.require_success(answer)
         document: Message = answer.json()
         return document
+
+    def pages(self, path: str) -> Iterator[Message]:
+        """All pages of a list below the project."""
+        return api.read_pages(self.get, path)
+
+    def list_all(self, path: str) -> list[Message]:
+        """All items of a list below the project."""
+        return [item for page in self.pages(path) for item in page.get("items") or ()]
 
     def change(self, method: str, path: str, body: Message | None = None) -> str:
         """Request a change below the project. Returns the path of the operation to poll.

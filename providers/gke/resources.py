@@ -627,15 +627,17 @@ def list_repositories(project: str) -> list[Message]:
     Empty if the API is disabled. Raises MlbenchError if Google cannot be asked.
     """
     try:
-        answer = _list(project, f"/v1/projects/{project}/locations?pageSize=500", "list regions of repositories")
+        places = _list_places(project)
     except CredentialError as error:
         if api.is_api_off(error.message):
             return []
         raise
-    parents = [f"/v1/{item['name']}/repositories?pageSize=500" for item in answer.get("locations") or ()]
+    parents = [
+        f"/v1/{item['name']}/repositories?pageSize=500" for page in places for item in page.get("locations") or ()
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.map(lambda parent: _list(project, parent, "list image repositories"), parents)
-        listed = [item for part in found for item in part.get("repositories") or ()]
+        listed = [item for pages in found for page in pages for item in page.get("repositories") or ()]
     labels = [(item, item.get("labels") or {}) for item in listed]
     return [item for item, marks in labels if CLUSTER_TAG in marks and KEPT_TAG not in marks]
 
@@ -643,17 +645,25 @@ def list_repositories(project: str) -> list[Message]:
 def require_api(project: str) -> None:
     """Raise CredentialError with the command that enables Artifact Registry's API if the project has not: before
     anything that costs money is made."""
-    _list(project, f"/v1/projects/{project}/locations?pageSize=1", "list regions of repositories")
+    _list_places(project)
 
 
-def _list(project: str, path: str, what: str) -> Message:
-    """The response of a list request. With many regions a transient error is likely, so it is retried."""
-    for wait in RETRY_WAITS:
-        try:
-            return _ask(project, "GET", path, what)
-        except TransientError:
-            time.sleep(wait)
-    return _ask(project, "GET", path, what)
+def _list_places(project: str) -> list[Message]:
+    return _list(project, f"/v1/projects/{project}/locations?pageSize=500", "list regions of repositories")
+
+
+def _list(project: str, path: str, what: str) -> list[Message]:
+    """The pages of a list. With many regions a transient error is likely, so requests are retried."""
+
+    def read(path: str) -> Message:
+        for wait in RETRY_WAITS:
+            try:
+                return _ask(project, "GET", path, what)
+            except TransientError:
+                time.sleep(wait)
+        return _ask(project, "GET", path, what)
+
+    return list(api.read_pages(read, path))
 
 
 def _ask(project: str, method: str, path: str, what: str, body: Message | None = None) -> Message:
@@ -762,7 +772,7 @@ class NetworkPart(Resource):
         and reports Google's message if they remain.
         """
         wanted = quote(f'network eq ".*/networks/{self.name}"')
-        rules = self.compute().get("/global/firewalls?filter=" + wanted).get("items") or []
+        rules = self.compute().list_all("/global/firewalls?filter=" + wanted)
         for rule in rules:
             with suppress(NotFoundError):
                 self.compute().change("DELETE", f"/global/firewalls/{rule['name']}")
@@ -817,10 +827,10 @@ def find_marks(project: str) -> list[NetworkMark]:
     Empty for users who may not list networks, because they cannot have created any.
     """
     try:
-        listed = Compute(project).get("/global/networks?filter=" + quote(f'name eq "{PREFIX}.*"'))
+        listed = Compute(project).list_all("/global/networks?filter=" + quote(f'name eq "{PREFIX}.*"'))
     except CredentialError:
         return []
-    marks = (NetworkMark(read_marks(item), str(item.get("creationTimestamp"))) for item in listed.get("items") or ())
+    marks = (NetworkMark(read_marks(item), str(item.get("creationTimestamp"))) for item in listed)
     return [mark for mark in marks if CLUSTER_TAG in mark.tags]
 
 

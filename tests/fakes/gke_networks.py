@@ -62,6 +62,7 @@ class Networks:
     late_rules: list[str] = field(default_factory=list)
     refuses_late: bool = False  # a network in use: the deletion is accepted, and fails as an operation
     stuck: bool = False  # GKE does not remove the networks that it made itself
+    page: int = 500  # items of a list in one answer; the first page of a filtered list may be empty
 
     def names(self, kind: str) -> list[str]:
         """The names of all networks, subnetworks or firewalls."""
@@ -79,7 +80,8 @@ class Networks:
             if method == "POST":
                 return 200, self._insert(path, body)
             if path in COLLECTIONS:
-                return 200, self._list(path, parse_qs(urlsplit(url).query).get("filter", [""])[0])
+                query = {key: values[0] for key, values in parse_qs(urlsplit(url).query).items()}
+                return 200, self._list(path, query.get("filter", ""), query.get("pageToken", ""))
             if method == "GET":
                 self._is_changing(path)
             if path not in self.found:
@@ -189,15 +191,18 @@ class Networks:
             if path.split("/")[-2] == kind and item["network"] == URL + network
         }
 
-    def _list(self, collection: str, wanted: str) -> Object:
-        """By the filters that the client uses: of the name, or of the network."""
+    def _list(self, collection: str, wanted: str, token: str) -> Object:
+        """By the filters that the client uses: of the name, or of the network. Pages hold what was looked at, so that
+        one may have nothing for the filter."""
         condition = re.fullmatch(r'(name|network) eq "(.*)"', wanted)
         if condition is None:
             raise Refusal(400, "invalid", f"Invalid value for field 'filter': '{wanted}'.")
         key, pattern = condition.groups()
         items = [item for path, item in self.found.items() if path.startswith(f"{collection}/")]
-        found = [item for item in items if re.fullmatch(pattern, str(item.get(key)))]
-        return {"items": found} if found else {}
+        first = int(token.removeprefix("after/") or 0)
+        last = first + self.page
+        found = [item for item in items[first:last] if re.fullmatch(pattern, str(item.get(key)))]
+        return {**({"items": found} if found else {}), **({"nextPageToken": f"after/{last}"} if items[last:] else {})}
 
     # --- machines -----------------------------------------------------------------------------------------------
 

@@ -243,6 +243,10 @@ class Web(Handler):
     def _outside(self, parts: list[str]) -> None:
         """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
         place, _, wanted = parts[-1].partition("?filter=")
+        wanted, _, token = wanted.partition("&pageToken=")
+        if wanted and not token and self.world.networks.page == 1:  # nothing for the filter so far
+            self.answer({"nextPageToken": "second"})
+            return
         if parts[-2] == "disks":
             found = [item for item in self.world.outside if item.endswith("/".join(parts))]
         elif place == "disks":

@@ -19,6 +19,7 @@ from providers.gke.quota import read_error
 from tests import NIGHTLY
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
+from tests.fakes.gke_facts import PROJECT, ZONE
 from tests.fakes.zygote import Zygote
 
 Command = Callable[..., Any]
@@ -182,6 +183,32 @@ def test_rules_of_load_balancers_that_come_while_a_network_is_deleted_go_with_it
     assert result.code == 0, result.err
     assert world.networks.late_rules == []
     assert list_left(world) == []
+
+
+class Once(dict[int | str, str]):
+    """Trouble that comes once."""
+
+    def get(self, key: int | str, default: Any = None) -> Any:
+        return self.pop(key, default)
+
+
+def test_too_many_requests_of_compute_engine_pass(command: Command, world: World) -> None:
+    world.trouble = Once({"InsertNetwork": "THROTTLED-before", "GetNetwork": "THROTTLED-before"})
+    made = create(command, "a3-highgpu-8g")
+    assert made.code == 0, made.err
+    assert not world.trouble
+
+
+def test_what_is_on_later_pages_is_found(command: Command, world: World) -> None:
+    """Compute Engine fills pages before it filters them: the first may be empty (libcloud 491, demisto 45690)."""
+    assert create(command, "a3-highgpu-8g").code == 0
+    world.networks.found = {"global/firewalls/theirs": {"name": "theirs", "network": "x"}, **world.networks.found}
+    world.networks.page = 1
+    world.networks.late_rules = ["k8s-fw-abb7660d25"]
+    world.outside = {f"projects/{PROJECT}/zones/{ZONE}/disks/pvc-1"}
+    result = command(*DELETE)
+    assert (result.code, "gcloud compute disks delete pvc-1" in result.err) == (8, True), result.err
+    assert list_left(world) == ["global/firewalls/theirs"]
 
 
 @pytest.mark.slow
