@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlencode
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import NVIDIA_GPU, ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -29,6 +29,7 @@ from providers.base import (
     ROLE_LABEL,
     WORKER,
     BusyError,
+    NoAnswerError,
     Readiness,
     Resource,
     ResourceStatus,
@@ -100,8 +101,11 @@ class AzureResource(Resource):
 
     def create(self) -> None:
         """Request it, and store the operation to poll."""
-        what = f"create the {self.kind} {self.name}"
-        self.operation = self.azure.change("PUT", self.path, what, self.request())
+        what, body = f"create the {self.kind} {self.name}", self.request()
+        try:
+            self.operation = self.azure.change("PUT", self.path, what, body)
+        except NotFoundError as error:
+            raise _not_everywhere(error.message) from None
 
     def poll(self) -> Readiness:
         """Ready when the creating operation is done. Raises with Azure's own words if it has failed."""
@@ -117,7 +121,7 @@ class AzureResource(Resource):
             return Readiness(False, "Azure is working on it")
         found = self.find_raw()
         if found is None:
-            raise NotFoundError(f'The {self.kind} "{self.name}" disappeared while it was being {doing}.')
+            raise _not_everywhere(f'The {self.kind} "{self.name}" disappeared while it was being {doing}.')
         state = state_of(found)
         if state in FAILED:
             # Another process requested it, and only that process can read why it failed.
@@ -142,15 +146,34 @@ class ResourceGroup(AzureResource):
         super().__init__(azure, name, azure.group(name))
         self.cluster = cluster
         self.remove_command = f"az group delete --name {name} --subscription {azure.subscription}"
+        self._removal: Operation | None = None
+        self._stays_because = ""
 
     def find(self) -> ResourceStatus | None:
-        """The status from state and tags."""
+        """The status from state and tags, with the reason for which Azure has given up a deletion."""
         found = self.find_raw()
         if found is None:
             return None
         state = state_of(found)
         ours = (found.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name
-        return ResourceStatus(state, ours=ours, deleting=state == "Deleting")
+        is_deleting = state == "Deleting"
+        if not is_deleting:
+            self._read_removal()
+        return ResourceStatus(f"{state}{self._stays_because}", ours=ours, deleting=is_deleting)
+
+    def delete(self) -> None:
+        """Request the deletion. Absent is success."""
+        with suppress(NotFoundError):
+            self._removal = self.azure.change("DELETE", self.path, f"delete the {self.kind} {self.name}")
+
+    def _read_removal(self) -> None:
+        """Azure shows a group whose deletion has failed as if nothing had been: only the operation tells why."""
+        try:
+            self.azure.poll(self._removal, "an earlier deletion failed")
+        except NoAnswerError:
+            raise
+        except MlbenchError as error:
+            self._stays_because, self._removal = f"; {error.message}", None
 
     def request(self) -> Message:
         """Region and tags."""
@@ -343,6 +366,12 @@ class WorkerPool(AzureResource):
         )
 
 
+def _not_everywhere(message: str) -> TransientError:
+    """The error for something that exists, which Azure does not show: it copies what it knows from region to region,
+    and may answer from another one than that which it was made in (terraform-provider-azurerm 18268, 25758)."""
+    return TransientError(message, hint=AGAIN)
+
+
 def shrinkable(most: int) -> Message:
     """Limits of a pool that the autoscaler may shrink to nothing."""
     return {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, most)}
@@ -382,10 +411,9 @@ def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
 
 def make_identity(group: ResourceGroup, path: str, what: str) -> str:
     """Create the identity `path` in the cluster's group; returns its principal ID."""
-    azure = group.azure
-    body: Message = {"location": azure.location, "tags": ownership_tags(group.cluster)}
-    azure.change("PUT", path, what, body)
-    return str(azure.get(path, what)["properties"]["principalId"])
+    body: Message = {"location": group.azure.location, "tags": ownership_tags(group.cluster)}
+    made, _ = group.azure.send("PUT", path, what, body)
+    return str(made["properties"]["principalId"])
 
 
 def name_assignment(scope: str, seed: str) -> str:

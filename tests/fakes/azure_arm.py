@@ -53,6 +53,9 @@ class World(CloudDouble, PoolRules):
     failing: dict[str, str] = field(default_factory=dict)  # kind of what is made: key of OPERATION_ERRORS
     empty_zones: set[str] = field(default_factory=set)  # numbers of those that have no machines left
     unregistered: set[str] = field(default_factory=set)  # services that the subscription has not registered
+    vnets: dict[str, list[str]] = field(default_factory=dict)  # others' networks: ranges by path in lower case
+    late: int = 0  # requests for which a group that was just made is not there
+    blocked: int = 0  # deletions of groups that fail in the end
     required_tag: str | None = None  # that Azure Policy wants on groups
     denied: set[str] = field(default_factory=set)  # actions that the caller may not do
     actions: set[str] = field(default_factory=set)  # that the requests so far have needed
@@ -110,9 +113,12 @@ class World(CloudDouble, PoolRules):
         )
 
     def find_group(self, name: str, look: bool = False) -> Message:
+        """Another region of Azure answers, which may not know the group yet: terraform-provider-azurerm 18268."""
         if look:
             self.look(f"group {name.lower()}")
-        if name.lower() not in self.groups:
+        is_late = self.late > 0 and name.lower() in self.groups
+        self.late -= is_late
+        if is_late or name.lower() not in self.groups:
             raise ApiError(404, "ResourceGroupNotFound", f"Resource group '{name}' could not be found.")
         return self.groups[name.lower()]
 
@@ -133,13 +139,36 @@ class World(CloudDouble, PoolRules):
         inside = f"/resourcegroups/{name.lower()}/"
 
         def finish(failed: bool) -> None:
+            if failed:  # Azure shows the group as it was before
+                found["properties"]["provisioningState"] = "Succeeded"
+                return
             for path in [path for path in self.clusters if inside in path]:
                 self._forget_cluster(path)
             for path in [path for path in self.others if inside in path]:
                 del self.others[path]
             del self.groups[name.lower()]
 
-        return self.begin(f"group {name.lower()}", finish, None)
+        self.blocked -= 1
+        return self.begin(f"group {name.lower()}", finish, "blocked" if self.blocked >= 0 else None)
+
+    def find_network(self, path: str) -> Message:
+        if path.lower() not in self.vnets:
+            raise ApiError(404, "ResourceNotFound", f"The Resource '{path.split('/providers/')[1]}' was not found.")
+        return {"id": path, "properties": {"addressSpace": {"addressPrefixes": self.vnets[path.lower()]}}}
+
+    def check_ranges(self, properties: Message) -> None:
+        """The cluster's own ranges are outside of the machines' network. Sources: Azure/AKS 1117 and 3551; the words
+        about pods are ASSUMED."""
+        network = str(properties["agentPoolProfiles"][0].get("vnetSubnetID")).lower().partition("/subnets/")[0]
+        profile = properties["networkProfile"]
+        for what, default in (("service", "10.0.0.0/16"), ("pod", "10.244.0.0/16")):
+            own = ip_network(profile.get(f"{what}Cidr", default))
+            for other in self.vnets.get(network, ()):
+                if own.overlaps(ip_network(other)):
+                    words = f"The specified {what} CIDR {own} is conflicted with an existing subnet CIDR {other}"
+                    raise ApiError(400, f"{what.title()}CidrOverlapExistingSubnetsCidr", words, flat=True)
+        if ip_address(profile.get("dnsServiceIP", "10.0.0.10")) not in ip_network(profile["serviceCidr"]):
+            raise ApiError(400, "InvalidDNSServiceIP", "dnsServiceIP is not in serviceCidr.", flat=True)  # ASSUMED
 
     # --- clusters and pools -------------------------------------------------------------------------------------
 

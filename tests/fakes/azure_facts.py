@@ -82,6 +82,12 @@ OPERATION_ERRORS = {
         r"{\\\"name\\\":\\\"Sandbox Restrictions - No Public Interfaces\\\",\\\"id\\\":\\\"/subscriptions/s/providers/"
         r"Microsoft.Authorization/policyAssignments/custom-sandbox-policy\\\"}}]'\"}]",
     ),
+    # Source: bicep-registry-modules 1607.
+    "blocked": (
+        "ResourceGroupDeletionBlocked",
+        "Deletion of resource group 'g' failed as resources with identifiers 'Microsoft.Network/publicIPAddresses/p' "
+        "could not be deleted. The provisioning state of the resource group will be rolled back.",
+    ),
     "internal": ("InternalOperationError", "Internal server error"),
 }
 

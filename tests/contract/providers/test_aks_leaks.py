@@ -166,3 +166,23 @@ def test_a_cluster_that_is_being_created_is_deleted_with_its_group(
     azure_world.trouble = {}
     remove_from_nothing(tmp_path / "empty")
     assert (azure_world.groups, azure_world.clusters) == ({}, {})
+
+
+def test_a_group_that_azure_does_not_show_everywhere_yet_is_waited_for(azure_world: World, tmp_path: Path) -> None:
+    azure_world.late = 3
+    create(make_cluster(), tmp_path / "home")
+    assert (azure_world.late, len(azure_world.clusters)) == (0, 1)
+    remove_from_nothing(tmp_path / "empty")
+    assert (azure_world.groups, azure_world.clusters) == ({}, {})
+
+
+def test_the_reason_for_which_azure_gives_up_a_deletion_is_told_and_the_next_one_follows(
+    azure_world: World, client: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    create(make_cluster(), tmp_path / "home")
+    azure_world.blocked = 1
+    code, printed = client(DELETE, "home")
+    assert code == 0, printed
+    assert "ResourceGroupDeletionBlocked" in printed
+    assert "publicIPAddresses/p" in printed
+    assert (azure_world.groups, azure_world.clusters) == ({}, {})
