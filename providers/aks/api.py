@@ -52,6 +52,7 @@ VERSIONS = {
     "Microsoft.Compute": "2024-07-01",
     "Microsoft.Compute/skus": "2021-07-01",
     "Microsoft.ManagedIdentity": "2023-01-31",
+    "Microsoft.Network": "2024-05-01",
     "Microsoft.Authorization": "2022-04-01",
     "Microsoft.ContainerRegistry": "2023-07-01",
 }

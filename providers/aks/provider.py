@@ -45,6 +45,7 @@ from providers.aks.resources import (
     WorkerPool,
     azure_of,
     fetch_login,
+    read_network,
     registry_of,
 )
 from providers.base import (
@@ -152,6 +153,8 @@ class AksProvider(Provider):
         options, machine, azure = read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster)
         _check_version(options, azure)
         _check_identity(options, azure)
+        if options.subnet:
+            read_network(azure, options.subnet)
         count = ClusterDetails.of(cluster).nodes or 0
         demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
         zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]

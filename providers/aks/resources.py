@@ -14,6 +14,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import IPv4Network
 from urllib.parse import urlencode
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
@@ -33,6 +34,7 @@ from providers.base import (
     Readiness,
     Resource,
     ResourceStatus,
+    RightsError,
     TransientError,
     describe_differences,
     ownership_tags,
@@ -250,6 +252,7 @@ class ControlPlane(AzureResource):
                 "networkPolicy": "cilium",
                 "loadBalancerSku": "standard",
                 "outboundType": "loadBalancer",
+                **choose_ranges(read_network(self.azure, options.subnet) if options.subnet else ()),
             },
             "oidcIssuerProfile": {"enabled": True},
             # Upgrading a machine would fail its run.
@@ -404,6 +407,37 @@ def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
         "tags": tags,
     }
     return {**pool, "vnetSubnetID": options.subnet} if options.subnet else pool
+
+
+# --- the cluster's own ranges of addresses ----------------------------------------------------------------------------
+
+# Those of Services and pods must not overlap with the network of the machines: AKS' own choice for Services is the
+# range of many networks, too (ServiceCidrOverlapExistingSubnetsCidr: Azure/AKS 1117, 3551). A machine takes a /24
+# for its pods, so AKS' own choice for pods, a /16, ends at 256. AKS makes networks in 10.224.0.0/12, and allows neither
+# 172.30.0.0/16 nor 172.31.0.0/16. Sources: AKS' pages on network plugins and on overlay networks.
+SERVICE_RANGES = ("10.0.0.0/16", "172.16.0.0/16", "100.64.0.0/16")
+POD_RANGES = ("10.244.0.0/14", "172.24.0.0/14", "100.68.0.0/14")
+
+
+def read_network(azure: Azure, subnet: str) -> list[IPv4Network]:
+    """The ranges of a subnet's network; none without the right to read it. Raises UsageError if it does not exist."""
+    try:
+        found = azure.get(subnet.partition("/subnets/")[0], "show the network of --subnet")
+    except RightsError:
+        return []
+    except NotFoundError as error:
+        raise UsageError(error.message, hint="az network vnet list --query [].id   lists those there are") from None
+    space = (found.get("properties") or {}).get("addressSpace") or {}
+    return [IPv4Network(text) for text in space.get("addressPrefixes") or () if ":" not in text]
+
+
+def choose_ranges(taken: Sequence[IPv4Network]) -> Message:
+    """The ranges of Services and pods, and the address of the cluster's DNS, beside the machines' network."""
+    services, pods = (
+        next((item for item in map(IPv4Network, texts) if not any(map(item.overlaps, taken))), IPv4Network(texts[0]))
+        for texts in (SERVICE_RANGES, POD_RANGES)
+    )
+    return {"serviceCidr": str(services), "dnsServiceIP": str(services[10]), "podCidr": str(pods)}
 
 
 # --- managed identities and their built-in roles --------------------------------------------------------------------

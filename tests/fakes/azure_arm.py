@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -177,6 +178,7 @@ class World(CloudDouble, PoolRules):
         self.require_group(group)
         self.check_cluster(name, body)
         self.check_accounts(name, body["properties"])
+        self.check_ranges(body["properties"])
         if path.lower() in self.clusters:
             self.alone(path)
         for pool in body["properties"]["agentPoolProfiles"]:

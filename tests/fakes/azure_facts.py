@@ -48,6 +48,7 @@ API_VERSIONS = {
     "microsoft.compute": "2024-07-01",
     "microsoft.compute/skus": "2021-07-01",
     "microsoft.managedidentity": "2023-01-31",
+    "microsoft.network": "2024-05-01",
     "microsoft.authorization": "2022-04-01",
     "microsoft.containerregistry": "2023-07-01",
 }

@@ -246,6 +246,8 @@ class _Arm(BaseHTTPRequestHandler):
         if self.command == "PUT" and service in world.unregistered:
             words = f"The subscription is not registered to use namespace '{service}'. See https://aka.ms/rps-not-found"
             raise ApiError(409, "MissingSubscriptionRegistration", words)
+        if kind == "virtualnetworks" and len(parts) == 9:
+            return 200, world.find_network(path), None
         if kind != "managedclusters":
             if self.command == "PUT":
                 return (*world.put_other(path, body), None)

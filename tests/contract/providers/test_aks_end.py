@@ -157,6 +157,7 @@ SUBNET = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net/providers/Microsoft.
 def foreign_network(world: World) -> None:
     world.groups["net"] = {"id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net", "name": "net",
                            "location": "eastus", "properties": {"provisioningState": "Succeeded"}}  # fmt: skip
+    world.vnets[SUBNET.partition("/subnets/")[0].lower()] = ["10.0.0.0/8", "fd00::/64"]
 
 
 @pytest.mark.usefixtures("foreign_network")
@@ -165,6 +166,8 @@ def test_a_cluster_in_a_subnet_has_a_role_there_as_long_as_it_exists(mlbench: An
     assert done.code == 0, done.err
     assert sorted(world.actions - ALLOWED) == []
     assert [path for path in world.others if path.startswith(f"{SUBNET.lower()}/providers/")]
+    (made,) = world.clusters.values()
+    assert made["properties"]["networkProfile"]["serviceCidr"] == "172.16.0.0/16"  # AKS' own is in the network
     world.actions.clear()
     done = mlbench(*DELETE)
     assert done.code == 0, done.err
@@ -179,6 +182,13 @@ def test_who_may_not_give_a_role_on_the_subnet_is_told_before_a_cluster_costs_mo
     assert (done.code, "the role Network Contributor on the subnet" in done.err) == (3, True)
     assert world.clusters == {}
     assert mlbench(*DELETE).code == 0
+    assert list(world.groups) == ["net"]
+
+
+@pytest.mark.usefixtures("foreign_network")
+def test_a_network_that_is_not_there_is_named_before_anything_is_made(mlbench: Any, world: World) -> None:
+    done = mlbench(*CREATE, "--subnet", SUBNET.replace("/n/", "/m/"))
+    assert (done.code, "az network vnet list" in done.err) == (2, True), done.err
     assert list(world.groups) == ["net"]
 
 
@@ -264,9 +274,10 @@ def test_what_has_no_price_is_named(mlbench: Any) -> None:
     [
         AksOptions(kubernetes_version="1.36", allow_from=("203.0.113.0/24",), tier="standard"),
         AksOptions(gpu_type="h100", spot=True, compact_placement=True, zones="2", slow_network_ok=True),
-        AksOptions(subnet="/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/x"),
+        AksOptions(subnet=SUBNET),
     ],
 )
+@pytest.mark.usefixtures("foreign_network")
 def test_every_field_that_is_sent_is_one_of_azure_s_models(world: World, options: AksOptions) -> None:
     from azure.mgmt.containerservice import models
 

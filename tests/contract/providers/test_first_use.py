@@ -124,6 +124,8 @@ def test_a_first_use_is_planned_or_refused_before_money(
     command: Callable[..., Any], use: Use, request: pytest.FixtureRequest
 ) -> None:
     world = request.getfixturevalue({"gke": "gke_world", "eks": "ec2", "aks": "azure_world"}[use.cloud])
+    if use.cloud == "aks":
+        world.vnets[SUBNET.partition("/subnets/")[0].lower()] = ["10.0.0.0/16"]
     before = len(world.log("me")) if use.cloud == "eks" else len(world.log)
     done = command("create-cluster", use.cloud, "2", "first", *use.words, "--dry-run")
     assert done.code == use.code, done.err
