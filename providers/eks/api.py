@@ -221,6 +221,15 @@ def account_of(aws: Aws) -> str:
         ) from None
 
 
+def is_caller(principal: str, caller: str) -> bool:
+    """Whether the user or role of IAM is the caller, by the ARN that STS tells: that of a session lacks its role's
+    path."""
+    session = re.fullmatch(r"arn:[\w-]+:sts::(\d+):assumed-role/([^/]+)/.+", caller)
+    if session is None:
+        return principal == caller
+    return re.fullmatch(rf"arn:[\w-]+:iam::{session[1]}:role/(?:.+/)?{re.escape(session[2])}", principal) is not None
+
+
 def default_region() -> str | None:
     """The region of the environment or the profile; None without one."""
     return next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), session().region_name)

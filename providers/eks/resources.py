@@ -47,6 +47,7 @@ from providers.eks.api import (
     error_from_issues,
     error_from_message,
     find_raw_cluster,
+    is_caller,
     session,
     tag_list,
     tags_of,
@@ -263,10 +264,13 @@ class ClusterStack(Stack):
     # --- creation
 
     def template(self) -> dict[str, Any]:
-        """The template, with an access entry for each administrator."""
+        """The template, with an access entry for each administrator but the creator, to whom EKS gives one itself: for
+        a second one of the same principal the stack would fail (eks-distro 2805)."""
         template = load_template("cluster.yaml")
         policy = {"PolicyArn": admin_policy(self.aws.region), "AccessScope": {"Type": "cluster"}}
-        for number, principal in enumerate(self.options.admin, 1):
+        caller = str(self.aws.call("sts", "get_caller_identity")["Arn"]) if self.options.admin else ""
+        others = [principal for principal in dict.fromkeys(self.options.admin) if not is_caller(principal, caller)]
+        for number, principal in enumerate(others, 1):
             entry = {"ClusterName": {"Ref": "Cluster"}, "PrincipalArn": principal, "AccessPolicies": [policy]}
             template["Resources"][f"Admin{number}"] = {"Type": "AWS::EKS::AccessEntry", "Properties": entry}
         return template

@@ -71,6 +71,8 @@ class EksRules(Base):
         cluster.resources_vpc_config = {**given["resourcesVpcConfig"], **found}
         for subnet in subnets:
             self._interface(ec2, subnet, f"Amazon EKS {cluster.name}", used=True)
+        if caller := self.rules.get("caller"):  # its creator is an administrator by itself
+            self.entries[(region, cluster.name, caller[1])] = []
         self._begin(region, "cluster", cluster.name)
 
     def look_at_cluster(self, region: str, name: str) -> Any:

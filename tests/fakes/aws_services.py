@@ -140,6 +140,13 @@ class ServiceRules(Base):
         answer = f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>"
         return xml_answer("DescribeInstanceTypeOfferingsResponse", EC2_SPACE, answer)
 
+    def _sts_GetCallerIdentity(self, request: Request) -> Answer:
+        """moto's own, or the first of the rule `caller`: the ARN that STS tells, and that of the user or role."""
+        if not (caller := self.rules.get("caller")):
+            return self._pass(request)
+        fields = f"<Arn>{caller[0]}</Arn><UserId>AIDA</UserId><Account>{ACCOUNT}</Account>"
+        return xml_answer("GetCallerIdentityResponse", "https://sts.amazonaws.com/doc/2011-06-15/", fields)
+
     def _ec2_GetConsoleOutput(self, request: Request) -> Answer:
         """What the rule `console` says, in base64."""
         text = base64.b64encode(str(self.rules.get("console", "")).encode()).decode()

@@ -99,6 +99,21 @@ def test_what_is_asked_for(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     assert aws.list_left("whole-2") == []
 
 
+def test_a_creator_who_is_named_as_administrator_gets_no_second_entry(
+    aws: AwsClient, home: Path, tmp_path: Path
+) -> None:
+    """EKS makes one for the creator, and refuses another (eks-distro 2805, terraform-aws-eks 2969)."""
+    own, other = "arn:aws:iam::123456789012:role/team/ci", "arn:aws:iam::123456789012:user/ada"
+    aws.rules(caller=["arn:aws:sts::123456789012:assumed-role/ci/build-7", own])
+    try:
+        make("own-0", home, EksOptions(machine_type="m5.large", admin=(own, other, other)), nodes=0)
+        assert [entry["principalArn"] for entry in made_by_stacks(aws, "CreateAccessEntry")] == [other]
+        remove("own-0", tmp_path / "empty")
+    finally:
+        aws.rules(caller=None)
+    assert aws.list_left("own-0") == []
+
+
 @pytest.mark.slow
 def test_every_create_call_says_whose_it_is(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=("arn:aws:iam::123456789012:role/ci",))
