@@ -169,6 +169,7 @@ class EksProvider(Provider):
             warnings += more
         else:
             check_public_access(aws, groups)
+        zones_for(aws, list(groups[0].types), zone)  # the system's machines are in the zone of the workers
         if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
             warnings += check_reservation(
                 find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone

@@ -130,10 +130,11 @@ class ServiceRules(Base):
         return xml_answer("DescribeCapacityReservationsResponse", EC2_SPACE, items)
 
     def _ec2_DescribeInstanceTypeOfferings(self, request: Request) -> Answer:
-        """moto's own, or those of the rule `offered`: pairs of type and zone."""
+        """moto's own, or those of the rule `offered`: pairs of type and zone. The system's are in all of its zones."""
         offered = self.rules.get("offered")
         if not offered:
             return self._pass(request)
+        offered = [*offered, *(["t3.medium", zone] for zone in dict.fromkeys(zone for _, zone in offered))]
         items = "".join(
             f"<item><instanceType>{kind}</instanceType><location>{zone}</location></item>" for kind, zone in offered
         )

@@ -111,6 +111,19 @@ def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..
         aws.rules(quotas={}, offered=[])
 
 
+def test_eks_asks_for_the_machines_of_the_system_before_it_makes_anything(
+    command: Callable[..., Any], aws: AwsClient
+) -> None:
+    aws.rules(offered=[["m5.xlarge", ZONE]])
+    words = ("create-cluster", "eks", "1", "small", "-t", "m5.xlarge", "--zone", ZONE)
+    try:
+        refused = command(*words, "--system-machine-type", "m9.large", "--yes")
+        assert (refused.code, "m9.large is offered in no zone" in refused.err) == (5, True), refused.err
+    finally:
+        aws.rules(offered=[])
+    assert not [entry for entry in aws.log("me") if ":Create" in entry["action"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "gpu", "gpus"),
