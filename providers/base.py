@@ -499,17 +499,24 @@ def delete_command(cluster: Cluster) -> str:
     return f"mlbench delete-cluster {cluster.provider} {cluster.name}{identity_options(cluster)}"
 
 
-def check_ranges(ranges: Sequence[str]) -> None:
-    """Refuse an --allow-from that is no range of IPv4 addresses."""
+def check_ranges(ranges: Sequence[str], *, is_public: bool) -> None:
+    """Refuse an --allow-from that is no range of IPv4 addresses, or not of the internet where only those have access.
+
+    Source: EKS's InvalidParameterException for reserved ranges, and az's own check: Azure/azure-cli-extensions 1764.
+    """
     import ipaddress
 
     for item in ranges:
         try:
-            ipaddress.IPv4Network(item)
+            if ipaddress.IPv4Network(item).is_global or not is_public:
+                continue
+            problem = "The Kubernetes API is reached over the internet, where nobody has such an address"
         except ValueError as error:
-            raise UsageError(
-                f'--allow-from "{item}": {error}.', hint="For example: --allow-from 203.0.113.7/32"
-            ) from None
+            problem = str(error)
+        raise UsageError(
+            f'--allow-from "{item}": {problem}.',
+            hint="The address of this computer: curl https://checkip.amazonaws.com (append /32)",
+        )
 
 
 def foreign_resource_error(resource: Resource) -> UsageError:

@@ -294,7 +294,7 @@ def _check(options: AksOptions, system: Machine) -> None:
             "--compact-placement needs one zone, because its group stays in the data center of the first machine.",
             hint="For example --zones 1",
         )
-    check_ranges(options.allow_from)
+    check_ranges(options.allow_from, is_public=True)
 
 
 def _place_of(cluster: Cluster) -> tuple[str, str, str]:

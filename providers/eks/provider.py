@@ -414,7 +414,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             f'--permissions-boundary "{boundary}" is not the ARN of a policy.',
             hint="For example arn:aws:iam::123456789012:policy/boundary: aws iam list-policies --scope Local",
         )
-    check_ranges(options.allow_from)
+    check_ranges(options.allow_from, is_public=True)
     check_tags(options.tag, r"[\w .:/+@-]{1,128}")
 
 

@@ -170,6 +170,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--subscription", "99999999-9999-9999-9999-999999999999"], "az account list"),
         (["--system-machine-type", "Standard_B2s"], "not burstable"),
         (["--allow-from", "here"], "--allow-from"),
+        (["--allow-from", "10.0.0.0/8"], "over the internet"),
         (["--kubernetes-version", "new"], "not of the form"),
         (["--kubernetes-version", "1.19"], "does not offer Kubernetes 1.19"),
         (["--kubernetes-version", "1.29"], "does not offer Kubernetes 1.29"),  # long-term support only

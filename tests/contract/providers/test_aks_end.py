@@ -272,7 +272,7 @@ def test_what_has_no_price_is_named(mlbench: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        AksOptions(kubernetes_version="1.36", allow_from=("203.0.113.0/24",), tier="standard"),
+        AksOptions(kubernetes_version="1.36", allow_from=("8.8.8.0/24",), tier="standard"),
         AksOptions(gpu_type="h100", spot=True, compact_placement=True, zones="2", slow_network_ok=True),
         AksOptions(subnet=SUBNET),
     ],
