@@ -411,20 +411,25 @@ def ownership_tags(cluster: Cluster) -> dict[str, str]:
 
 
 def check_tags(texts: Sequence[str], form: str, name_form: str | None = None) -> None:
-    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`.
+    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`, or one whose name
+    differs from another's in case only: roles of AWS, and all of Azure, take such names for the same.
 
     `name_form`: that of names, if the cloud is stricter with them.
     """
+    known: set[str] = set()
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(name_form or form, name) or not (value == "" or re.fullmatch(form, value)):
             raise UsageError(
                 f'--tag "{text}" is not a NAME=VALUE that the cloud accepts.', hint="For example: --tag team=research"
             )
-        if name.startswith(("mlbench", "aws:")):
+        if name.lower().startswith(("mlbench", "aws:")):
             raise UsageError(
                 f'--tag "{text}": such names are reserved.', hint="Choose a name without mlbench or aws: in front."
             )
+        if name.lower() in known:
+            raise UsageError(f'--tag "{text}": there is a tag of that name already.', hint="Name each tag once.")
+        known.add(name.lower())
 
 
 def expiry_of(tags: Mapping[str, str]) -> int | None:

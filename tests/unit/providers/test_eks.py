@@ -102,6 +102,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "a single type"),
         ({"system_machine_type": "g5.xlarge"}, "need no GPU"),
         ({"admin": ("me",)}, "not the ARN"),
+        ({"tag": ("AWS:cost=1",)}, "such names are reserved"),
         ({"node_image": "botlerocket"}, 'Did you mean "bottlerocket"?'),
         ({"allow_from": ("10.0.0.1/8",)}, "host bits set"),
     ],
