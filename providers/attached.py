@@ -191,7 +191,8 @@ def read_device_classes(access: Access) -> tuple[str, ...]:
 
 def _is_device(resource: str) -> bool:
     """Whether it is of a device plugin: what Kubernetes itself offers has no "/"."""
-    return "/" in resource and not resource.startswith((*GPU_RESOURCES, "attachable-volumes", "kubernetes.io/"))
+    is_own = resource in GPU_RESOURCES or resource.startswith(("attachable-volumes", "kubernetes.io/"))
+    return "/" in resource and not is_own
 
 
 def require_version(access: Access) -> str:

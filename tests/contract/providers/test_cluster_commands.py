@@ -406,6 +406,13 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     assert details["version"] == "v1.34+.1"
 
 
+def test_shared_gpus_and_slices_of_gpus_are_named(mlbench: Any, api: Server) -> None:
+    api.provider_id = "aws:///a/i-1"
+    api.allocatable = {"cpu": "8", "nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "4", "nvidia.com/mig-1g.10gb": "7"}
+    result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    assert "nodes offer nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb" in result.err
+
+
 def test_amd_gpus_of_the_nodes_are_asked_for_by_their_own_name(mlbench: Any, api: Server) -> None:
     api.provider_id, api.allocatable = "other://1", {"cpu": "190", "amd.com/gpu": "8"}
     assert mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig)).code == 0
