@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape
 from mlbench_cli.predict.cost import update_cost
+from mlbench_cli.results.archive.evidence import read_amount
 from task_images.methods.base import Method, MethodError, Sent
 from task_images.methods.catalog import find_class, make_method
 
@@ -101,7 +102,7 @@ def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapp
 def _measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapping[str, Any]) -> Measured:
     name, spec, details, updates = str(run["name"]), run["spec"], result["details"], result.get("updates")
     phases = {phase: float(value["mean"]) for phase, value in (result.get("timings") or {}).items()}
-    samples, spent = details.get("global_batch"), sum(phases.values()) - phases.get("validation", 0.0)
+    samples, spent = read_amount(details.get("global_batch")), sum(phases.values()) - phases.get("validation", 0.0)
     if not updates or spent <= 0 or not samples:
         raise UsageError(
             f"{name} does not tell what an update took: it reports no updates with their phases and batch size.",
@@ -114,13 +115,13 @@ def _measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Map
             hint="Predict from a run with 1 worker, or with another method, e.g. --method bsp",
         )
     counted = details.get("communication") or {}
-    per_update = {key: float(counted.get(key) or 0.0) / updates for key in ("messages", "bytes")}
+    per_update = {key: (read_amount(counted.get(key)) or 0.0) / updates for key in ("messages", "bytes")}
     if ranks == 1:  # it sent nothing: one message of all gradients, as the task's own method would
-        per_update = {"messages": 1.0, "bytes": float(FP32_BYTES * (details.get("parameters") or 0))}
+        per_update = {"messages": 1.0, "bytes": FP32_BYTES * (read_amount(details.get("parameters")) or 0.0)}
     exposed = phases.get("communication", 0.0) / updates
     computing = sum(seconds for phase, seconds in phases.items() if phase not in ("communication", "validation"))
     goal = result.get("goal") or {}
-    workers, price = int(spec["workers"]), (spec.get("price") or {}).get("per_hour")
+    workers, price = int(spec["workers"]), read_amount((spec.get("price") or {}).get("per_hour"))
     parameters = spec.get("parameters") or {}
     return Measured(
         name=name,
@@ -130,10 +131,10 @@ def _measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Map
         ranks_per_worker=max(1, ranks // workers),
         computing=computing / updates,
         exposed=exposed,
-        hidden=float(counted.get("hidden_seconds") or 0.0) / updates,
+        hidden=(read_amount(counted.get("hidden_seconds")) or 0.0) / updates,
         messages=per_update["messages"],
         bytes=per_update["bytes"],
-        parameters=int(details.get("parameters") or 0),
+        parameters=int(read_amount(details.get("parameters")) or 0),
         samples=float(samples),
         fixed_batch="global_batch" in parameters,
         link=_link_of(result) if ranks > 1 else None,

@@ -105,6 +105,7 @@ def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted
     [
         {"details": {"compile_seconds": 10**400}},
         {"details": {"throughput_protocol": {"rates": [1.7e308] * 5, "unit": "samples"}}},
+        {"details": {"global_batch": 1e308, "communication": [1]}},
         {"environment": {"cpu": "x", "gpus": 4, "packages": 7, "cpu_quota": "1"}},
     ],
 )
@@ -117,6 +118,7 @@ def test_what_a_program_reports_in_another_form_is_presented_all_the_same(
     assert run(["gate", str(odd), "--baseline", str(plain), "--check", "throughput"]) == 9
     assert run(["report", str(tmp_path / "both.html"), str(plain), str(odd)]) == 0
     assert run(["site", str(odd), "--to", str(tmp_path / "site")]) == 0
+    assert run(["predict", str(odd), "-o", "json"]) == 2  # it is no training of the catalog
 
 
 def test_a_page_draws_the_goal_and_the_first_of_hundreds_of_metrics(tmp_path: Path) -> None:
