@@ -79,7 +79,7 @@ def progress_share(run: JsonObject) -> float | None:
 def progress_words(run: JsonObject) -> str:
     """ "training, epoch 3 of 20, top-1 accuracy 71.3 % of 80, 26 s so far"."""
     progress, goal = run.get("progress") or {}, run.get("goal")
-    words = [str(progress.get("phase") or "starting")]
+    words = [str(progress.get("phase") or ("running" if run.get("metrics") else "starting"))]
     for name, most in (("epoch", "epochs"), ("step", "steps")):
         if progress.get(name) is not None:
             words.append(f"{name} {progress[name]:.10g}" + (f" of {progress[most]:.10g}" if progress.get(most) else ""))

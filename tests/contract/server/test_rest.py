@@ -4,15 +4,18 @@ import json
 import re
 import shutil
 import zipfile
+from html import escape
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model.run import JsonObject
+from mlbench_cli.model.run import Experiment, JsonObject, Member
 from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.storage.store import Store
 from tests.contract.server.dashboards import Dashboard, serve
+from tests.unit.results import runs
 
 
 def read_printed(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
@@ -216,3 +219,24 @@ def test_the_overview_shows_runs_whose_folders_are_gone(acting: Dashboard) -> No
     for path in ("/", "/listing", "/api/v1/runs"):
         answer = acting.ask(path)
         assert (answer.status, b"mine-1" in answer.body) == (200, True), path
+
+
+def test_experiments_of_several_sizes_are_compared_size_by_size_on_the_page_too(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for side, factor in (("a", 1.0), ("b", 1.3)):
+        sizes = [(workers, number) for workers in (1, 2) for number in range(3)]
+        made = [
+            runs.record_sealed(
+                store, f"{side}-{workers}-r{number + 1}", workers, factor * (10 + number / 10), seed=number
+            )
+            for workers, number in sizes
+        ]
+        members = tuple(Member(place, run.id, run.spec.content_hash) for place, run in enumerate(made))
+        store.record_experiment(Experiment(side, side, "2025-10-09T08:00:00.000Z", {"name": side}, members=members), [])
+    store.close()
+    with serve(tmp_path) as dashboard:
+        page, found = dashboard.ask("/compare?a=a&b=b"), dashboard.ask("/api/v1/compare?a=a&b=b").document
+    assert page.status == 200
+    assert [one["cell"] for one in found["comparisons"]] == [{"workers": "1"}, {"workers": "2"}]
+    for one in found["comparisons"]:
+        assert escape(one["verdict"]) in page.body.decode()
