@@ -19,14 +19,15 @@ PREFIXES = {
 }
 
 # Why a container waits for its image (pkg/kubelet/images), and the words of registries and runtimes that trying again
-# does not change.
+# does not change. A "content digest" that is not found is missing on the node, not in the registry: containerd 3604.
 PULL_REASONS = (
     *("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "InvalidImageName", "ErrImageNeverPull"),
     *("RegistryUnavailable", "SignatureValidationFailed"),
 )
 FINAL_PULL = re.compile(
-    r"not found|manifest unknown|does not exist|denied|unauthorized|authentication required|invalid reference"
-    r"|no basic auth credentials|short[- ]name|no match for platform|\b40[13]\b",
+    r"(?<!content digest sha256:[0-9a-f]{64}: )not found|manifest unknown|does not exist|denied|unauthorized"
+    r"|authentication required|invalid reference|no basic auth credentials|short[- ]name"
+    r"|no match for platform|\b40[13]\b",
     re.IGNORECASE,
 )
 

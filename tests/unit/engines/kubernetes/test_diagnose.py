@@ -369,6 +369,10 @@ BUILT = {
         permanent=True,  # if it lasts
     ),
     "image never pulled": case("image_not_found", a_pod(state=waiting("ErrImageNeverPull")), permanent=True),
+    "layer that its node has lost": case(
+        "image_pull",
+        a_pod(state=waiting("ErrImagePull", f"failed to unpack: content digest sha256:{16 * 'ab12'}: not found")),
+    ),
     "registry away": case("image_pull", a_pod(state=waiting("ErrImagePull", "i/o timeout"))),
     "registry away for long": case(
         "image_pull", a_pod(created=LONG_AGO, state=waiting("ErrImagePull", "i/o timeout")), permanent=True
