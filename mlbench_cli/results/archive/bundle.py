@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlbench_cli.errors import DamagedArchive, UsageError
@@ -69,8 +70,14 @@ def unpack_bundle(path: Path) -> list[Path]:
 
 
 def archives_at(path: Path) -> list[Path]:
-    """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip)."""
-    return unpack_bundle(path) if path.suffix == ".zip" and list_bundle(path) else [path]
+    """The archive at a path, or those in one file of several runs (mlbench download EXPERIMENT --to FILE.zip).
+
+    A file that another program packed again is given back, so that it is refused by its name, and hides no other.
+    """
+    if path.suffix == ".zip" and list_bundle(path):
+        with suppress(DamagedArchive):
+            return unpack_bundle(path)
+    return [path]
 
 
 def refuse_bundle(path: Path, purpose: str) -> None:

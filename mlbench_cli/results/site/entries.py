@@ -118,7 +118,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
         if not folder.exists():
             raise NotFoundError(f"There is no folder {folder}.", hint="mlbench download NAME --to FOLDER")
         if folder.is_file() or (folder / run_folder.SUMS).is_file():
-            archives |= dict.fromkeys(_archives_at(folder))
+            archives |= dict.fromkeys(archives_at(folder) if is_plain(folder) else [folder])
             continue
         if is_plain(folder / WITHDRAWN):
             withdrawn += _read_withdrawn(folder / WITHDRAWN)
@@ -135,18 +135,10 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             for name in sorted(name for name in files if not name.startswith(".")):
                 path = Path(place, name)
                 if name.endswith(".zip"):
-                    archives |= dict.fromkeys(_archives_at(path))
+                    archives |= dict.fromkeys(archives_at(path) if is_plain(path) else [path])
                 elif name.endswith(".json") and name != ENTRY and is_plain(path):
                     documents[path] = None
     return Sources(tuple(archives), tuple(documents), tuple(withdrawn))
-
-
-def _archives_at(path: Path) -> list[Path]:
-    """The archive at a path, or those in a file of several; what is neither is refused with the others, by its name."""
-    try:
-        return archives_at(path) if is_plain(path) else [path]
-    except DamagedArchive:
-        return [path]
 
 
 def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Iterator[Entry | Refusal]:

@@ -78,6 +78,17 @@ def test_a_zip_that_is_encrypted_a_pipe_or_has_a_million_files_is_no_archive(tmp
         assert why in printed.out + printed.err
 
 
+def test_a_file_of_several_archives_that_was_packed_again_hides_no_other(tmp_path: Path, capsys: Captured) -> None:
+    pack(sealed_run(tmp_path / "run", name="a-2"), tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "again.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.write(tmp_path / "a.zip", "a.zip")
+    assert run(["verify", str(tmp_path)]) == 2
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'a.zip'}: ok" in shown
+    assert "again.zip: 1 problem" in shown
+    assert "unpack it" in shown
+
+
 def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
