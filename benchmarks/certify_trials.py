@@ -47,6 +47,7 @@ from mlbench_cli.model.network import worker_address
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.util.json_text import format_document
 from task_images.certify.rules import DIGEST, PREFIX, TESTS
 
 VICTIM, PEER = 1, 2
@@ -121,9 +122,11 @@ def construct(fault: str, seed: int, template: Archive, folder: Path) -> Trial:
             log.write_text("\n".join([*other, *own, ""]))
         observation = json.loads((run / "observation.json").read_text())
         observation["seconds"] = _end_of(cluster)
+        for worker in observation["workers"]:
+            worker["seconds"] = observation["seconds"]
         if fault == "missing":
             observation["workers"][cluster.victim] |= {"started": None, "seconds": None}
-        (run / "observation.json").write_text(json.dumps(observation))
+        (run / "observation.json").write_bytes(format_document(observation))
 
     seal_anew(template, target, change)
     with Archive.open(target) as archive:
