@@ -125,7 +125,11 @@ def construct(fault: str, seed: int, template: Archive, folder: Path) -> Trial:
         for worker in observation["workers"]:
             worker["seconds"] = observation["seconds"]
         if fault == "missing":
-            observation["workers"][cluster.victim] |= {"started": None, "seconds": None}
+            observation["workers"][cluster.victim]["started"] = None
+            del observation["workers"][cluster.victim]["seconds"]
+            rows = (run / "resources.jsonl").read_text().splitlines(keepends=True)
+            left = [row for row in rows if json.loads(row).get("rank") != cluster.victim]
+            (run / "resources.jsonl").write_text("".join(left))
         (run / "observation.json").write_bytes(format_document(observation))
 
     seal_anew(template, target, change)
