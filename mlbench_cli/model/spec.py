@@ -17,7 +17,8 @@ SPEC_VERSION = 2
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
-TASK_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+TASK_PATTERN = re.compile(r"\w[\w.-]*")  # of any language, as the names of packages are
+TASK_BYTES = 200
 _REPEAT = re.compile(r"(.+-\d+)-r\d+")
 MAX_WORKERS = 4096
 DEFAULT_TIMEOUT = 86400.0
@@ -185,9 +186,9 @@ class RunSpec(Struct, frozen=True):
         # Files, pages and suggested commands have these names, also of an archive that a stranger has written.
         check_name(self.name)
         check_name(self.cluster, "cluster name")
-        if not TASK_PATTERN.fullmatch(self.task):
+        if not TASK_PATTERN.fullmatch(self.task) or len(self.task.encode()) > TASK_BYTES:
             raise UsageError(
-                f'The task "{shorten(self.task)}" has another name than letters, digits, "_", "-" and ".", 100 at most.'
+                f'The name of the task "{shorten(self.task)}" is too long, or not of letters, digits, "_", "-" and ".".'
             )
         if self.engine != "kubernetes" and self.kubernetes is not None:
             raise UsageError(f"The run spec of {self.name} is for {self.engine}, and has options of Kubernetes.")
