@@ -27,6 +27,7 @@ def failing_test(tree: Path, tests: list[str]) -> str | None:
     """The first of the tests that fails in `tree`, or None."""
     options = ["-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", "not cluster and not nightly and not slow"]
     environment = {**os.environ, "PYTHONPATH": str(tree), "TZ": "Asia/Kolkata", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would take that of a file changed in the same second
     command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(
