@@ -93,10 +93,12 @@ def _dispatch(argv: Sequence[str]) -> int:
 def _refuse_empty_words(argv: Sequence[str]) -> None:
     """Raises UsageError for an empty word, which would be read as this folder, or as no choice. Behind "--" it belongs
     to a command of the user."""
+    hint = "Check the shell variables in this command line."
     for before, word in pairwise(("mlbench", *takewhile(lambda word: word != "--", argv))):
-        if not word or re.fullmatch(r"--[\w-]+=", word):
-            what = f"{word[:-1]} has no value" if word else f'the word after "{before}" is empty'
-            raise UsageError(f"{what[0].upper()}{what[1:]}.", hint="Check the shell variables in this command line.")
+        if not word:
+            raise UsageError(f'The word after "{before}" is empty.', hint=hint)
+        if re.fullmatch(r"--[\w-]+=", word):
+            raise UsageError(f"{word[:-1]} has no value.", hint=hint)
 
 
 def _explain(error: typer.TyperException) -> UsageError:

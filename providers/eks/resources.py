@@ -264,8 +264,8 @@ class ClusterStack(Stack):
     # --- creation
 
     def template(self) -> dict[str, Any]:
-        """The template, with an access entry for each administrator but the creator, to whom EKS gives one itself: for
-        a second one of the same principal the stack would fail (eks-distro 2805)."""
+        """The template, with an access entry for each administrator but the creator, who gets one from EKS: a second
+        one for the same principal fails the stack (eks-distro 2805)."""
         template = load_template("cluster.yaml")
         policy = {"PolicyArn": admin_policy(self.aws.region), "AccessScope": {"Type": "cluster"}}
         caller = str(self.aws.call("sts", "get_caller_identity")["Arn"]) if self.options.admin else ""

@@ -142,7 +142,7 @@ class ServiceRules(Base):
         return xml_answer("DescribeInstanceTypeOfferingsResponse", EC2_SPACE, answer)
 
     def _sts_GetCallerIdentity(self, request: Request) -> Answer:
-        """moto's own, or the first of the rule `caller`: the ARN that STS tells, and that of the user or role."""
+        """moto's own, or the first of the rule `caller`: the ARN that STS reports, and that of the user or role."""
         if not (caller := self.rules.get("caller")):
             return self._pass(request)
         fields = f"<Arn>{caller[0]}</Arn><UserId>AIDA</UserId><Account>{ACCOUNT}</Account>"

@@ -134,6 +134,12 @@ def parse_limit(text: str, what: str) -> float:
     """The factor in "1.2" or "+20%". Raises UsageError that names `what`, also for what can be read in two ways."""
     text = "".join(text.split())  # "5 %" is "5%"
     share = text.removeprefix("+").removesuffix("%")
+    if text.endswith("%") and not text.startswith(("+", "-")) and _is_number(share):
+        factor = max(float(share), 100.0) / (min(float(share), 100.0) or 100.0)  # never by 0
+        raise UsageError(
+            f'{what} "{text[:60]}" can mean {text[:60]} worse, or {text[:60]} of the baseline.',
+            hint=f"Write {factor:.4g}, or +{text[:60]}.",
+        )
     if text.startswith("+") and not text.endswith("%") and _is_number(share):
         raise UsageError(
             f'{what} "{text[:60]}" can mean a factor of {float(share):g}, or {float(share):g} % more.',
@@ -183,14 +189,8 @@ class Wanted:
         """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
         limit = "".join(limit.split())
-        if found := _SHARE.fullmatch(limit):  # 10 % can only mean 10 % worse, but 90 % also 90 % of the baseline
-            if (share := float(found[1])) >= MAX_PLAIN_SHARE:
-                factor = max(share, 100.0) / min(share, 100.0)
-                raise UsageError(
-                    f'--check "{text[:60]}" can mean {limit[:60]} worse, or {limit[:60]} of the baseline.',
-                    hint=f"Write {factor:.4g}, or +{limit[:60]}.",
-                )
-            limit = f"+{limit}"
+        if (found := _SHARE.fullmatch(limit)) and float(found[1]) < MAX_PLAIN_SHARE:
+            limit = f"+{limit}"  # 10 % can only mean 10 % worse, but 90 % also 90 % of the baseline
         factor = parse_limit(limit, f"--check {name[:60]}:") if given else DEFAULT_LIMIT
         if not name or factor < 1:
             raise UsageError(

@@ -131,7 +131,13 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     ("limit", "readings"),
-    [("110%", "1.1, or +110%"), ("+10", "10, or +10%"), ("110 %", "1.1, or +110%"), ("90%", "1.111, or +90%")],
+    [
+        ("110%", "1.1, or +110%"),
+        ("+10", "10, or +10%"),
+        ("110 %", "1.1, or +110%"),
+        ("90%", "1.111, or +90%"),
+        ("9e1%", "1.111, or +9e1%"),
+    ],
 )
 def test_a_limit_with_two_readings_is_refused_with_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, readings: str
