@@ -53,6 +53,8 @@ class RankLink:
             return
         try:
             self.connection.sendall(wire.encode(message))
+        except ConnectionError:
+            pass  # the other side has gone: its last words are still to be read, and `_on_readable` finds the end
         except OSError:
             self.close()
 

@@ -116,6 +116,17 @@ def test_a_stopped_rank_on_another_machine_is_found_in_seconds(lab: EngineLab) -
     assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 50  # the rank sleeps for 60
 
 
+def test_a_node_that_leaves_while_node_0_packs_its_output_is_not_lost(lab: EngineLab, tmp_path: Path) -> None:
+    """The ranks end together: the nodes tell each other so, and each is past listening when it is told."""
+    os.mkfifo(tmp_path / "meet")
+    words = (
+        f'if test "$RANK" = 0; then head -c 200M /dev/zero > "$MLBENCH_OUTPUT_DIR/big"; echo > {tmp_path}/meet; '
+        f"else read -r _ < {tmp_path}/meet; fi"
+    )
+    run = lab.start(shell(words), workers=2, faults="at 60s kill rank 1")
+    assert lab.end(run).ended == "exited"
+
+
 @pytest.mark.slow
 def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     script = "at 0.2s for 1s slow rank 1 to 30% cpu; at 0.3s for 1s stop rank 0"
