@@ -228,7 +228,8 @@ def test_cancel_is_graceful_and_idempotent_and_keeps_partial_results(lab: Engine
 
 @by_day("local", "slurm", "kubernetes")
 def test_the_deadline_ends_ranks_that_ignore_term(lab: EngineLab) -> None:
-    run = lab.start(STUBBORN, workers=2, timeout=10.0)  # within which they begin to ignore it
+    patience = 10.0 if lab.kind == "local" else 20.0  # within which they begin to ignore it
+    run = lab.start(STUBBORN, workers=2, timeout=patience)
     end = lab.end(run)
     assert (end.ended, end.first_failed) == ("deadline", None)
     assert [worker.exit_code for worker in end.workers] == [137, 137]
@@ -372,7 +373,7 @@ def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: EngineLab, sm
     write = "os.write(1, b'%07d' % number + b' ' * 992 + b'\\n')"
     script = f"import os, time\nfor number in range(1000000):\n  try: {write}\n  except OSError:\n    "
     script += "raise" if careful else "time.sleep(0.01)"
-    run = lab.start(python(script), timeout=60.0)
+    run = lab.start(python(script), timeout=200.0)
     end = lab.end(run)
     assert end.ended == "failed"
     assert "disk_full" in [finding.code for finding in end.findings]

@@ -170,7 +170,7 @@ def test_a_run_without_python_keeps_what_it_printed_until_it_was_canceled(
     run = record(store, "echo $RANK; exec sleep 600")
     with Kubelet(server, tmp_path / "pods", has_python=False):
         submit(server, run)
-        until(lambda: len(server.logs) == 3)
+        until(lambda: len(server.logs) == 3 and all(server.logs[f"r-2-{worker}-x"].lines for worker in (0, 1)))
         engine = KubernetesEngine(server.access)
         engine.cancel(run)
         assert supervise.follow(run, engine, store).outcome == "canceled"

@@ -400,7 +400,7 @@ def a_slow_rank_is_waited_for(world: World) -> None:
     begin = method.begin
 
     def begin_late(weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        time.sleep(0.1 if world.rank == 1 else 0)
+        time.sleep(0.5 if world.rank == 1 else 0)  # longer than a busy machine holds up rank 0
         begin(weight, total, passes, scale)
 
     method.begin = begin_late  # type: ignore[method-assign]
