@@ -8,7 +8,7 @@ name is a node that is to be returned although it is within the fail margin of t
 one test than the median of the fleet, of which it is one; "as said" by the shortfall that the certificate of the same
 cluster says would be found in 95 of 100 runs. `least_dip` is the mean length of disturbances that the confirmation
 outlasts: 300 s at the levels quick and standard, 1,800 s at soak. The results in `certify_errors.json` are of 300
-clusters, and of 60 with 1,024 nodes; those of power of 200, and of 33 with 256 nodes.
+clusters of 8 and of 64 nodes, 100 of 256 and 10 of 1,024; those of power of 200, and of 33 with 256 nodes.
 """
 
 import argparse

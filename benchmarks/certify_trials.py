@@ -171,6 +171,8 @@ def write_lines(cluster: Cluster, fault: str) -> list[list[str]]:
             continue
         place = {name: value for name in ("round", "case", "moment") if (value := getattr(sample, name)) is not None}
         facts: dict[str, Any] = {"unit": sample.unit} if sample.test == "network" else {"digest": DIGEST}
+        if sample.test.startswith("copy"):
+            facts["counters"] = {"ecc_uncorrected": 0}
         if fault == "bit" and sample.unit == (victim,) and sample.round == flipped and sample.test == "memory":
             bit = 1 << int(cluster.random.integers(64))
             facts["digest"] = f"{int(DIGEST, 16) ^ bit:016x}"

@@ -1,4 +1,4 @@
-"""The archives behind the published results, in results/archives.
+"""The archives behind the published results, in results/archives, and the certificates in results/certificates.
 
     python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store
     python -m tools.results rejudge    # derive the documents again, after a change of the judge
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.api import Client
+from mlbench_cli.certify.certificate import ARCHIVE, read_certificate, write_files
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.archive.files import Archive
@@ -29,6 +30,7 @@ from mlbench_cli.util.json_text import format_parsed
 
 ROOT = Path(__file__).parents[1]
 ARCHIVES = ROOT / "results" / "archives"
+CERTIFICATES = ROOT / "results" / "certificates"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: made by python -m tools.results readme -->", "<!-- end of results -->"
 MAX_BYTES = 20_000_000  # of all archives together
@@ -60,12 +62,16 @@ def collect(folder: Path) -> int:
     return len(runs)
 
 
-def rejudge(folder: Path) -> int:
-    """Seal the archives in `folder` anew from their evidence; how many there are."""
-    paths = sorted(folder.glob("*.zip"))
+def rejudge(folder: Path, certificates: Path) -> int:
+    """Seal the archives in these folders anew from their evidence, and write the files of certificates; how many there
+    are."""
+    own = sorted(certificates.glob(f"*/{ARCHIVE}"))
+    paths = [*sorted(folder.glob("*.zip")), *own]
     for path in paths:
         with Archive.open(path) as archive:
             seal_anew(archive, path, add_new_parameters)
+    for path in own:
+        write_files(read_certificate(path), path, path.parent, None)
     return len(paths)
 
 
@@ -113,7 +119,7 @@ def main(argv: list[str]) -> int:
         README.write_text(format_readme(), "utf-8")
         return 0
     try:
-        count = collect(ARCHIVES) if given.what == "collect" else rejudge(ARCHIVES)
+        count = collect(ARCHIVES) if given.what == "collect" else rejudge(ARCHIVES, CERTIFICATES)
     except MlbenchError as error:
         print(error.message, file=sys.stderr)
         return error.exit_code

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 from mlbench_cli.certify.expectations import ACCEPTED_SHARE, Figure, find_too_low, parse_expected
@@ -24,6 +25,7 @@ CLOCK_SECONDS = 1.0
 _SLACK_SECONDS = 1.0  # between the clocks of rank 0 and of its agent
 BLIND = 3.0  # a run that finds only shortfalls above so many margins cannot accept
 _DISK = "disk.write"
+_COPY = "copy.to_device"  # which only ranks with a GPU measure
 _HARDWARE = ("cpu", "cpus", "memory", "gpu.name", "gpus", "network_cards")
 
 Document = dict[str, Any]
@@ -251,6 +253,9 @@ class Acceptance:
                 text = f"{name}: {counts[-1] - counts[0]} more uncorrected memory errors on rank {rank}"
                 self._find("errors_counted", [number], State.FAILED, text)
             slowed = [row.counters["hardware_slowdown"] for _, row in rows if "hardware_slowdown" in row.counters]
+            if not any(row.counters for _, row in rows) and any(_COPY in {*row.values, *row.errors} for _, row in rows):
+                text = f"{name}: nvidia-smi does not tell errors and throttling of the GPU of rank {rank}"
+                self._find("no_answer", [number], State.NOT_TESTED, text, evidence=log)
             if 2 * sum(slowed) > len(slowed):
                 text = f"{name}: hardware slows the GPU of rank {rank} down"
                 self._find("throttled", [number], State.WATCH, text)
@@ -291,6 +296,11 @@ class Acceptance:
                 self._tell_group(test, {self.samples.node_of(rank) for (rank,) in found.suspects})
         explanation = self.evidence.explanation
         if explanation is not None and explanation.is_crowd:
+        if explanation is not None and not explanation.islands and (groups := self._find_fast_groups()):
+            text = f"pairs of nodes inside {len(groups)} groups are faster than all others: a boundary may be slow"
+            self.notes.append(text)
+            named = [[self.names[node] for node in sorted(group)] for group in groups]
+            self._find("boundary_slow", [], State.OK, text, groups=named)
             causes = explanation.causes
             if crowd := {cause[0] for cause in causes if len(cause) == 1}:
                 self._tell_group("network", crowd)
@@ -301,6 +311,24 @@ class Acceptance:
             self._reject("boundary_slow", text, groups=groups)
 
     def _tell_group(self, test: str, slow: set[int]) -> None:
+    def _find_fast_groups(self) -> list[set[int]]:
+        """Groups of nodes whose pairs inside are faster by the margin than all other pairs, if they have more than a
+        quarter of the nodes. Matchings of many nodes show no boundary as a whole."""
+        best = {(unit[0], unit[1]): max(rates) for unit, rates in self.evidence.rounds["network"].items()}
+        ordered = sorted(best.values())
+        gap, edge = max(((math.log(after / before), after) for before, after in pairwise(ordered)), default=(0.0, 0.0))
+        if gap < rules.logarithm(TESTS["network"].fail):
+            return []
+        groups: list[set[int]] = []
+        for pair in (pair for pair, rate in best.items() if rate >= edge):
+            joined = [group for group in groups if group & {*pair}]
+            groups = [group for group in groups if group not in joined]
+            groups.append(set(pair).union(*joined))
+        home = {node: number for number, group in enumerate(groups) for node in group}
+        is_mixed = any(rate < edge and a in home and home[a] == home.get(b) for (a, b), rate in best.items())
+        is_small = len(home) <= rules.CROWD * len({node for pair in best for node in pair})
+        return [] if len(groups) < 2 or is_mixed or is_small else groups
+
         key = self._splitting_key(slow)
         text = f"{len(slow)} of {len(self.names)} nodes are slow in {TESTS[test].title}: two groups, no outliers"
         if len(slow) == len(self.names):
@@ -421,6 +449,8 @@ class Acceptance:
             if not self.samples.silent.keys() & {*failed.ranks}:  # else a node is named for it
                 self.notes.append(f"{failed.operation or 'training'} failed: {failed.error}")
         every = [row for row in self.samples.together if isinstance(row, Collective)]
+                    if 2 * slow[rank] > count:  # no sign test has looked at them
+                        self.notes.append(text)
         for operation in sorted({row.operation for row in every if not row.right}):
             self._reject("wrong_result", f"{operation} gives wrong sums")
         has_infiniband = any(keys.get("infiniband") for keys in self._inventories().values())
@@ -432,6 +462,8 @@ class Acceptance:
                 self.notes.append(f"the expected {what}: {problem}")
             elif not (reached := [row for row in self.collectives if self._is_of(known, row)]):
                 self.notes.append(f"{what} on {known.nodes} nodes was not measured")
+        if unknown := sorted({row.operation for row in every if row.transport is None}):
+            self.notes.append(f"which network carried {list_some(unknown, 8)} is not known")
             elif (share := _bandwidth(reached[0]) / known.value) < ACCEPTED_SHARE:
                 text = f"{what} reaches {100 * share:.0f} % of the {known.value:g} GB/s of {known.source}"
                 self._reject("below_expected", text)
@@ -490,13 +522,19 @@ class Acceptance:
         if (explanation := self.evidence.explanation) is not None:
             found["network"] = {
                 "median": _round(math.exp(explanation.typical)),
-                "scale": None,
-                "units": len(self.evidence.rounds["network"]),
-                "smallest_shortfall": None,
+                "scale": None if scale is None else _round(scale),
+                "units": len(pairs),
+                "smallest_shortfall": None if least is None else _round(least),
             }
         margins = {test: TESTS[test]._asdict() for test in found}
         return {test: {**margins[test], **facts} for test, facts in found.items()}
 
+            pairs, levels = self.evidence.rounds["network"], explanation.levels
+            scale = least = None
+            if levels:  # else a slow boundary hides them
+                scale, partners = rules.spread(levels.values()), 2 * len(pairs) / len(levels)
+                noise = math.sqrt(2) * rules.deviation(pairs.values())  # a suspect's pair is compared with one other
+                least = rules.smallest_shortfall(TESTS["network"].fail, scale, noise, partners)
     def _relative(self) -> dict[int, dict[str, float]]:
         """Node -> test -> the level of its worst unit, relative to the fleet's median."""
         found: dict[int, dict[str, float]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from mlbench_cli.certify.judge import judge
 from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Scope, Training, read_samples
 from task_images.certify import rules
 from task_images.certify.node import inventory
-from task_images.certify.rules import Evidence, Sample, explain, make_rounds
+from task_images.certify.rules import TESTS, Evidence, Sample, explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
 Cluster = simulation.Cluster
@@ -93,6 +94,13 @@ def test_a_node_that_is_slow_beyond_the_margin_is_named_with_its_reason_and_nobo
         assert found["shortfall"] == pytest.approx(0.14, abs=0.03)
         assert found["confirmed"]["slow"] >= 8
         assert found["confirmed"]["span_seconds"] >= found["confirmed"]["needed_seconds"] * 0.999
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_each_test_has_its_reason(test: str) -> None:
+    cluster = Cluster(8, "normal", 5, fault=2 * TESTS[test].fail, where=test, has_pairs=test == "network")
+    slow = {name: found for name, found in states(cluster.judge()).items() if found[0] == "slow"}
+    assert slow == {f"n{cluster.victim}": ("slow", [TESTS[test].reason])}
 
 
 def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> None:
@@ -239,6 +247,7 @@ def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
     known = Figure("all_reduce", 1 << 20, 8, 1.0, "somebody")
     document = certify(healthy(), expected=[known])
     assert (document["verdict"], states(document)) == ("rejected", {})
+    assert [found["reason"] for found in document["findings"]] == ["below_expected"]
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
     assert certify(healthy(), expected=[changed(known, value=0.19)])["verdict"] == "accepted"
     low = Figure("all_reduce", 1 << 34, 8, 100.0, "the seller", machine="GB300")  # published: 923
@@ -261,6 +270,37 @@ def test_a_gpu_that_its_hardware_slows_down_is_watched_whatever_else_the_rank_me
     samples.rows += [(2, line, Rates(float(line), counters={"hardware_slowdown": line % 2})) for line in (1, 3, 4)]
     samples.rows += [(2, line, Rates(float(line), values={"local_all_reduce": 1.0})) for line in range(5, 9)]
     assert states(certify(samples)) == {"n2": ("watch", ["throttled"])}
+
+
+@pytest.mark.parametrize(("counters", "state"), [({"ecc_uncorrected": 0}, "ok"), ({}, "not_tested")])
+def test_a_gpu_whose_errors_nobody_can_read_is_not_tested(counters: dict[str, int], state: str) -> None:
+    samples = healthy()
+    samples.rows += [
+        (2, 1, Rates(1.0, values={"copy.to_device": 50.0}, counters=counters)),
+        (2, 2, Rates(2.0, values={"local_all_reduce": 1.0})),
+    ]
+    document = certify(samples)
+    assert document["nodes"][2]["state"] == state
+    assert document["verdict"] == ("accepted" if state == "ok" else "cannot_tell")
+
+
+def test_a_device_that_cannot_be_used_is_missing_and_its_node_returned() -> None:
+    samples = healthy()
+    samples.inventories[3] = Inventory({}, error="the measuring process ended with 1")
+    assert states(certify(samples)) == {"n3": ("failed", ["device_missing"])}
+
+
+def test_a_slow_path_in_place_of_a_fast_one_is_no_acceptance_and_an_unknown_one_neither() -> None:
+    samples = healthy()
+    (row, training) = samples.together
+    samples.together = [changed(row, transport="Socket"), training]
+    assert certify(samples)["verdict"] == "accepted"  # it has nothing else
+    samples.inventories[0] = Inventory({"infiniband": "mlx5_0"})
+    document = certify(samples)
+    assert (document["verdict"], states(document)) == ("rejected", {})
+    assert [found["reason"] for found in document["findings"]] == ["transport_fallback"]
+    samples.together = [changed(row, transport=None), training]
+    assert certify(samples)["reason"] == "which network carried all_reduce is not known"
 
 
 def fail_pairs(samples: Samples, failing: set[tuple[int, int]]) -> Samples:
@@ -351,6 +391,12 @@ def test_a_node_that_is_slow_now_and_then_flaps_unless_all_do() -> None:
     assert (states(document), document["scope"]["soak_cycles"]) == ({"n3": ("watch", ["flapping"])}, 12)
     assert document["verdict"] == "accepted"
     assert states(certify(soaked({rank: {rank + 1, rank + 2, rank + 4} for rank in range(8)}))) == {}
+
+
+def test_a_node_that_is_slow_in_most_of_a_soak_blocks_accepted() -> None:
+    document = certify(soaked({3: set(range(5, 13))}))
+    assert states(document) == {"n3": ("watch", ["flapping"])}
+    assert (document["verdict"], document["reason"]) == ("cannot_tell", "n3: slow in memory in 8 of 12 cycles")
 
 
 def test_a_last_cycle_that_was_cut_short_hides_no_flapping() -> None:
@@ -467,6 +513,36 @@ def test_a_boundary_between_two_groups_names_no_node() -> None:
     assert (document["verdict"], states(document)) == ("rejected", {})
     (found,) = document["findings"]
     assert (found["reason"], found["groups"]) == ("boundary_slow", [["n0", "n1", "n2", "n3"], ["n4", "n5", "n6", "n7"]])
+
+
+def measure_matchings(nodes: int, rate: Callable[[int, int], float]) -> Samples:
+    """Healthy nodes, of which eight matchings were measured, three times each."""
+    samples = healthy(nodes)
+    matched = {pair: [rate(*pair) for _ in range(3)] for pairs in make_rounds(range(nodes), 8) for pair in pairs}
+    samples.evidence.rounds["network"] = matched
+    samples.evidence = fresh(samples.evidence)
+    return samples
+
+
+@pytest.mark.parametrize("size", [20, 50])
+def test_a_boundary_that_matchings_cross_blocks_accepted_and_names_no_node(size: int) -> None:
+    assert certify(measure_matchings(100, lambda a, b: 10.0))["verdict"] == "accepted"
+    document = certify(measure_matchings(100, lambda a, b: 10.0 if a // size == b // size else 5.0))
+    assert document["verdict"] == "cannot_tell"
+    assert document["reason"].endswith("groups are faster than all others: a boundary may be slow")
+    found = next(found for found in document["findings"] if found["reason"] == "boundary_slow")
+    racks = [{int(node[1:]) // size for node in group} for group in found["groups"]]
+    assert {len(rack) for rack in racks} == {1}
+    assert not [node for node in document["nodes"] if node["state"] == "slow"]
+
+
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_a_network_that_varies_too_much_to_reveal_a_slow_node_is_not_accepted(nodes: int) -> None:
+    chance = Random(nodes)
+    for _ in range(5):
+        document = certify(measure_matchings(nodes, lambda a, b: chance.lognormvariate(0.0, 0.3)))
+        assert document["fleet"]["network"]["smallest_shortfall"] > 0.3
+        assert document["verdict"] == "cannot_tell"
 
 
 def test_the_level_of_a_sign_test_is_divided_by_looks_and_suspects() -> None:
