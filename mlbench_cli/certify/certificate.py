@@ -5,13 +5,14 @@ import os
 import shlex
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.certify.words import State
 from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
-from mlbench_cli.results.archive.files import pack
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.receipts import archive_digest
@@ -137,6 +138,9 @@ class Certificate:
         for found in self.document["findings"]:
             if found["state"] in ("missing", "failed", "slow"):
                 lines.append(f"- {', '.join(found['nodes'])}: {found['reason']}: {found['summary']}")
+        for node in self.bad:
+            if serials := node.get("serials"):
+                lines.append(f"- {node['node']}: serial numbers of its GPUs: {', '.join(serials)}")
         lines += ["", f"Evidence: archive with the SHA-256 {self.digest}; check it with: mlbench verify {ARCHIVE}", ""]
         return "\n".join(lines)
 
@@ -149,22 +153,29 @@ def read_certificate(path: Path) -> Certificate:
                 f"{archive.path} is the archive of a run of {archive.result['task']}, and has no certificate.",
                 hint="mlbench certify CLUSTER writes one.",
             )
-        document = clean_values(archive.document(run_folder.CERTIFICATE))  # names of nodes become lines and commands
-        document.pop("schema_version", None)
-        obstacles = tuple(str(found["summary"]) for found in archive.findings)
-        places = {str(worker["node"]) for worker in archive.result["worker_states"] if worker["node"] is not None}
-        return Certificate(document, archive.run, archive_digest(archive), places, obstacles)
+        return _read(archive)
+
+
+def _read(archive: Archive) -> Certificate:
+    document = clean_values(archive.document(run_folder.CERTIFICATE))  # names of nodes become lines and commands
+    document.pop("schema_version", None)
+    obstacles = tuple(str(found["summary"]) for found in archive.findings)
+    places = {str(worker["node"]) for worker in archive.result["worker_states"] if worker["node"] is not None}
+    return Certificate(document, archive.run, archive_digest(archive), places, obstacles)
 
 
 def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
     """What has changed for each node since an earlier certificate of the same hardware; after a recheck, for those that
     were measured again."""
     before, after = ({node["node"]: State(node["state"]) for node in one.document["nodes"]} for one in (old, new))
+    had, has = ({node["node"]: node.get("serials") for node in one.document["nodes"]} for one in (old, new))
     rows, order = [], list(State)
     for name in sorted(after.keys() if new.rechecked is not None else before.keys() | after.keys()):
         was, now = before.get(name), after.get(name)
         if was is None or now is None:
             change = "new" if was is None else "gone"
+        elif had[name] and has[name] and had[name] != has[name]:
+            change = "replaced"
         elif was is now:
             continue
         else:
@@ -215,22 +226,12 @@ def write_files(
     certificate: Certificate, source: Path, folder: Path, key: Path | None, earlier: Certificate | None = None
 ) -> None:
     """Write the certificate's files and its signed archive into `folder`."""
-    document = certificate.document
     changes = [] if earlier is None else compare(earlier, certificate)
-    good = [node["node"] for node in document["nodes"] if node["state"] in ("ok", "watch")]
-    good = [] if document["contradictions"] else good
-    texts: dict[str, str | None] = {
-        "certificate.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
-        "findings.jsonl": "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in document["findings"]),
-        "nodes.csv": _nodes_csv(document),
-        "passing.txt": "".join(f"{name}\n" for name in good),
-        "failing.txt": "".join(f"{node['node']}\n" for node in certificate.bad),
-        "certificate.html": render(certificate, changes, earlier, is_signed=key is not None),
-    }
+    texts = _derive(certificate)
+    texts["certificate.html"] = render(certificate, changes, earlier, is_signed=key is not None)
     texts["changes.json"] = None
     if earlier is not None:
         texts["changes.json"] = json.dumps({"earlier": earlier.digest, "changes": changes}, indent=2) + "\n"
-    texts["ticket.txt"] = certificate.ticket() if certificate.bad else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -249,6 +250,34 @@ def write_files(
         ) from None
     if key is not None:
         sign(folder / ARCHIVE, key, force=True)
+
+
+def find_edited(archive: Archive) -> list[str]:
+    """The files beside the verified archive of a certificate that do not say what it says. The page and changes.json
+    also tell what has changed since an earlier certificate, which the archive does not have."""
+    edited: list[str] = []
+    path = Path(archive.path)
+    if path.name == ARCHIVE and run_folder.CERTIFICATE in archive.names:
+        for name, text in _derive(_read(archive)).items():
+            with suppress(FileNotFoundError):  # somebody got only some of the files
+                if (path.parent / name).read_bytes() != (text or "").encode():
+                    edited.append(name)
+    return edited
+
+
+def _derive(certificate: Certificate) -> dict[str, str | None]:
+    """Name -> text of the files that follow from the archive; None: the certificate has none of that name."""
+    document = certificate.document
+    good = [node["node"] for node in document["nodes"] if node["state"] in ("ok", "watch")]
+    good = [] if document["contradictions"] else good
+    return {
+        "certificate.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
+        "findings.jsonl": "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in document["findings"]),
+        "nodes.csv": _nodes_csv(document),
+        "passing.txt": "".join(f"{name}\n" for name in good),
+        "failing.txt": "".join(f"{node['node']}\n" for node in certificate.bad),
+        "ticket.txt": certificate.ticket() if certificate.bad else None,
+    }
 
 
 def _nodes_csv(document: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ class Acceptance:
         verdict, reason = self._decide(measured, fleet)
         if contradictions:
             verdict, reason = Verdict.CANNOT_TELL, f"the evidence contradicts itself: {contradictions[0]}"
-        tests, evidence = self._relative(), self.evidence
+        tests, serials, evidence = self._relative(), self._serials(), self.evidence
         return {
             "verdict": str(verdict),
             "reason": reason,
@@ -126,6 +126,7 @@ class Acceptance:
                         dict.fromkeys(found["reason"] for found in self.findings if name in found["nodes"])
                     ),
                     "tests": tests.get(number, {}),
+                    **({"serials": serials[number]} if number in serials else {}),
                 }
                 for number, name in enumerate(self.names)
             ],
@@ -252,10 +253,10 @@ class Acceptance:
             if counts and counts[-1] > counts[0]:
                 text = f"{name}: {counts[-1] - counts[0]} more uncorrected memory errors on rank {rank}"
                 self._find("errors_counted", [number], State.FAILED, text)
-            slowed = [row.counters["hardware_slowdown"] for _, row in rows if "hardware_slowdown" in row.counters]
             if not any(row.counters for _, row in rows) and any(_COPY in {*row.values, *row.errors} for _, row in rows):
                 text = f"{name}: nvidia-smi does not tell errors and throttling of the GPU of rank {rank}"
                 self._find("no_answer", [number], State.NOT_TESTED, text, evidence=log)
+            slowed = [row.counters["hardware_slowdown"] for _, row in rows if "hardware_slowdown" in row.counters]
             if 2 * sum(slowed) > len(slowed):
                 text = f"{name}: hardware slows the GPU of rank {rank} down"
                 self._find("throttled", [number], State.WATCH, text)
@@ -295,12 +296,12 @@ class Acceptance:
             if found.is_crowd:
                 self._tell_group(test, {self.samples.node_of(rank) for (rank,) in found.suspects})
         explanation = self.evidence.explanation
-        if explanation is not None and explanation.is_crowd:
-        if explanation is not None and not explanation.islands and (groups := self._find_fast_groups()):
-            text = f"pairs of nodes inside {len(groups)} groups are faster than all others: a boundary may be slow"
+        if explanation is not None and not explanation.islands and (fast := self._find_fast_groups()):
+            text = f"pairs of nodes inside {len(fast)} groups are faster than all others: a boundary may be slow"
             self.notes.append(text)
-            named = [[self.names[node] for node in sorted(group)] for group in groups]
-            self._find("boundary_slow", [], State.OK, text, groups=named)
+            groups = [[self.names[node] for node in sorted(group)] for group in fast]
+            self._find("boundary_slow", [], State.OK, text, groups=groups)
+        if explanation is not None and explanation.is_crowd:
             causes = explanation.causes
             if crowd := {cause[0] for cause in causes if len(cause) == 1}:
                 self._tell_group("network", crowd)
@@ -310,7 +311,6 @@ class Acceptance:
             text = f"{len(groups)} groups of nodes are fast inside and slow between"
             self._reject("boundary_slow", text, groups=groups)
 
-    def _tell_group(self, test: str, slow: set[int]) -> None:
     def _find_fast_groups(self) -> list[set[int]]:
         """Groups of nodes whose pairs inside are faster by the margin than all other pairs, if they have more than a
         quarter of the nodes. Matchings of many nodes show no boundary as a whole."""
@@ -329,6 +329,7 @@ class Acceptance:
         is_small = len(home) <= rules.CROWD * len({node for pair in best for node in pair})
         return [] if len(groups) < 2 or is_mixed or is_small else groups
 
+    def _tell_group(self, test: str, slow: set[int]) -> None:
         key = self._splitting_key(slow)
         text = f"{len(slow)} of {len(self.names)} nodes are slow in {TESTS[test].title}: two groups, no outliers"
         if len(slow) == len(self.names):
@@ -344,6 +345,14 @@ class Acceptance:
         found: dict[int, Mapping[str, str]] = {}
         for rank, row in sorted(self.samples.inventories.items()):
             found.setdefault(self.samples.node_of(rank), row.keys)
+        return found
+
+    def _serials(self) -> dict[int, list[str]]:
+        """Node -> the serial numbers of its GPUs."""
+        found: dict[int, list[str]] = {}
+        for rank, row in sorted(self.samples.inventories.items()):
+            if row.serial is not None:
+                found.setdefault(self.samples.node_of(rank), []).append(row.serial)
         return found
 
     def _splitting_key(self, slow: set[int]) -> tuple[str, str] | None:
@@ -440,6 +449,8 @@ class Acceptance:
                 if not self.states[number].is_bad:
                     text = f"{self.names[number]}: slow in {TESTS[test].title} in {slow[rank]} of {count} cycles"
                     self._find("flapping", [number], State.WATCH, text, test=test)
+                    if 2 * slow[rank] > count:  # no sign test has looked at them
+                        self.notes.append(text)
 
     # --- all together -----------------------------------------------------------------------------------------------
 
@@ -449,10 +460,10 @@ class Acceptance:
             if not self.samples.silent.keys() & {*failed.ranks}:  # else a node is named for it
                 self.notes.append(f"{failed.operation or 'training'} failed: {failed.error}")
         every = [row for row in self.samples.together if isinstance(row, Collective)]
-                    if 2 * slow[rank] > count:  # no sign test has looked at them
-                        self.notes.append(text)
         for operation in sorted({row.operation for row in every if not row.right}):
             self._reject("wrong_result", f"{operation} gives wrong sums")
+        if unknown := sorted({row.operation for row in every if row.transport is None}):
+            self.notes.append(f"which network carried {list_some(unknown, 8)} is not known")
         has_infiniband = any(keys.get("infiniband") for keys in self._inventories().values())
         for operation in sorted({row.operation for row in every if row.transport == "Socket" and has_infiniband}):
             self._reject("transport_fallback", f"{operation} goes over TCP although nodes have InfiniBand")
@@ -462,8 +473,6 @@ class Acceptance:
                 self.notes.append(f"the expected {what}: {problem}")
             elif not (reached := [row for row in self.collectives if self._is_of(known, row)]):
                 self.notes.append(f"{what} on {known.nodes} nodes was not measured")
-        if unknown := sorted({row.operation for row in every if row.transport is None}):
-            self.notes.append(f"which network carried {list_some(unknown, 8)} is not known")
             elif (share := _bandwidth(reached[0]) / known.value) < ACCEPTED_SHARE:
                 text = f"{what} reaches {100 * share:.0f} % of the {known.value:g} GB/s of {known.source}"
                 self._reject("below_expected", text)
@@ -520,21 +529,21 @@ class Acceptance:
                 "smallest_shortfall": _round(least),
             }
         if (explanation := self.evidence.explanation) is not None:
+            pairs, levels = self.evidence.rounds["network"], explanation.levels
             found["network"] = {
                 "median": _round(math.exp(explanation.typical)),
-                "scale": None if scale is None else _round(scale),
+                "scale": None,
                 "units": len(pairs),
-                "smallest_shortfall": None if least is None else _round(least),
+                "smallest_shortfall": None,
             }
-        margins = {test: TESTS[test]._asdict() for test in found}
-        return {test: {**margins[test], **facts} for test, facts in found.items()}
-
-            pairs, levels = self.evidence.rounds["network"], explanation.levels
-            scale = least = None
             if levels:  # else a slow boundary hides them
                 scale, partners = rules.spread(levels.values()), 2 * len(pairs) / len(levels)
                 noise = math.sqrt(2) * rules.deviation(pairs.values())  # a suspect's pair is compared with one other
                 least = rules.smallest_shortfall(TESTS["network"].fail, scale, noise, partners)
+                found["network"] |= {"scale": _round(scale), "smallest_shortfall": _round(least)}
+        margins = {test: TESTS[test]._asdict() for test in found}
+        return {test: {**margins[test], **facts} for test, facts in found.items()}
+
     def _relative(self) -> dict[int, dict[str, float]]:
         """Node -> test -> the level of its worst unit, relative to the fleet's median."""
         found: dict[int, dict[str, float]] = {}

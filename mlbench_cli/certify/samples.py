@@ -22,9 +22,10 @@ Ranks = Annotated[tuple[Index, ...], Meta(min_length=2)]
 
 
 class Inventory(Struct, tag="inventory", tag_field="kind"):
-    """What a rank's node is, and why its device cannot be used, if it cannot."""
+    """What a rank's node is, the serial number of its GPU, and why its device cannot be used, if it cannot."""
 
     keys: Annotated[dict[Word, Text], Meta(max_length=100)]
+    serial: Text | None = None
     error: Text | None = None
 
 

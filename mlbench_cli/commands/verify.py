@@ -12,6 +12,7 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.api.sources import find_at
+from mlbench_cli.certify.certificate import find_edited
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import CannotTellError, CredentialError, NotFoundError, UsageError
@@ -21,7 +22,7 @@ from mlbench_cli.results.archive.bundle import archives_at, name_archive, refuse
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.sign import SIGN_SECONDS, OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.sign import sign as sign_archive
-from mlbench_cli.results.archive.verify import Verification
+from mlbench_cli.results.archive.verify import Problem, Verification
 from mlbench_cli.util.text import counted
 
 # Codes of problems by which all files are as they were sealed, but say what does not follow from the evidence.
@@ -171,6 +172,9 @@ def _judge(path: Path, signers: Path | None) -> CheckedArchive:
     if checked.problems:  # a signature of what is damaged proves nothing
         return CheckedArchive(path, checked)
     with Archive.open(path) as archive:
+        if not checked.has_other_form and (edited := find_edited(archive)):
+            said = "beside the archive, which says something else (mlbench certify --from ARCHIVE --to DIR)"
+            return CheckedArchive(path, Verification(tuple(Problem("inconsistent", name, said) for name in edited)))
         preloaded = None if checked.has_other_form else conditions_of(archive).preloaded
         remarks = () if preloaded is None else (preloaded.phrase,)
         try:

@@ -356,6 +356,7 @@ class NodeVerdictDocument(TypedDict):
     state: Annotated[str, _one_of(State)]
     reasons: list[str]
     tests: dict[str, float]
+    serials: NotRequired[list[str]]  # of its GPUs
 
 
 class CertificateFindingDocument(TypedDict):

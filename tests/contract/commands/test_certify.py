@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.app import run
+from mlbench_cli.certify.words import REASONS
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.archive.files import Archive
@@ -214,18 +215,58 @@ def test_a_certificate_whose_evidence_contradicts_itself_names_nobody(capsys: Ca
         assert "implausible_samples" in [finding["code"] for finding in archive.findings]
 
 
-def seal_earlier(folder: Path, names: Sequence[str | None], end: float = 2.0) -> None:
+def test_files_beside_the_archive_that_say_something_else_are_found(capsys: Captured) -> None:
+    seal_earlier(Path("t"), ["m0", "m1", None, "m3"])
+    assert run(["certify", "--from", "t", "--to", "first"]) == 7
+    assert run(["verify", "first/archive.zip"]) == 0
+    Path("first/nodes.csv").unlink()
+    assert run(["verify", "first"]) == 0  # nobody needs all of them
+    for name in ("certificate.json", "findings.jsonl", "passing.txt", "failing.txt", "ticket.txt"):
+        Path("first", name).write_text("worker-2\n" if name == "passing.txt" else "")
+    capsys.readouterr()
+    assert run(["verify", "first/archive.zip", "-o", "json"]) == 2
+    (found,) = json.loads(capsys.readouterr().out)["archives"]
+    edited = ["certificate.json", "failing.txt", "findings.jsonl", "passing.txt", "ticket.txt"]
+    assert sorted(problem["file"] for problem in found["problems"]) == edited
+    assert run(["certify", "--from", "first/archive.zip", "--to", "first"]) == 7
+    assert run(["verify", "first/archive.zip"]) == 0
+
+
+def test_a_node_with_other_gpus_was_replaced_and_the_vendor_gets_their_serial_numbers() -> None:
+    seal_earlier(Path("t"), ["m0", "m1", "m2", "m3"], serials=["0", "1", "2", "3"])
+    seal_earlier(Path("u"), ["m0", "m1", "m2", "m3"], serials=["0", "9", "2", "3"])
+    assert run(["certify", "--from", "t", "--to", "first"]) == 9
+    assert run(["certify", "--from", "u", "--to", "second", "--like", "first/archive.zip"]) == 9
+    changes = json.loads(Path("second/changes.json").read_text())["changes"]
+    assert [(row["node"], row["change"]) for row in changes] == [("m1", "replaced")]
+    seal_earlier(Path("v"), ["m0", "m1", "m2", None], serials=["0", "1", "2", "3"], error="no GPU")
+    assert run(["certify", "--from", "v", "--to", "third"]) == 7
+    assert "m1: serial numbers of its GPUs: 1\n" in Path("third/ticket.txt").read_text()
+
+
+def test_every_reason_is_explained_to_the_buyer() -> None:
+    text = (Path(__file__).parents[3] / "docs/how-to/certify.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert {reason for row in rows for reason in re.findall(r"`([a-z_]+)", row)} == {*REASONS}
+
+
+def seal_earlier(
+    folder: Path,
+    names: Sequence[str | None],
+    end: float = 2.0,
+    serials: Sequence[str] = (),
+    error: str | None = None,
+) -> None:
     """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same, but for those
-    without a name, which never started. Samples end after `end` seconds."""
+    without a name, which never started. Samples end after `end` seconds. `serials` of GPUs, which have an `error`."""
     shared = {"cluster": "lab", "engine": "hosts", "cluster_kind": "hosts", "preset": "tiny"}
     parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift"})
-    log = [
-        'certify {"kind":"scope","turns":true,"clocks":{}}',
-        f"certify {json.dumps({'kind': 'inventory', 'keys': inventory({}, {})})}",
-        'certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}',
-        f'certify {{"kind":"end","at":{end}}}',
-    ]
-    logs = {rank: log if rank == 0 else log[1:3] for rank, name in enumerate(names) if name is not None}
+    logs = {}
+    for rank in (rank for rank, name in enumerate(names) if name is not None):
+        said = {"kind": "inventory", "keys": inventory({}, {}), "error": error}
+        logs[rank] = [f"certify {json.dumps({**said, 'serial': serials[rank] if serials else None})}"]
+        logs[rank].append('certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}')
+    logs[0] = ['certify {"kind":"scope","turns":true,"clocks":{}}', *logs[0], f'certify {{"kind":"end","at":{end}}}']
     made = new_run(folder, spec("t-4", len(names), task="certify", parameters=parameters, **shared), logs)
     write_run_document(made)
     seen = observation_of(len(names), 3.0)

@@ -518,8 +518,8 @@ def test_a_boundary_between_two_groups_names_no_node() -> None:
 def measure_matchings(nodes: int, rate: Callable[[int, int], float]) -> Samples:
     """Healthy nodes, of which eight matchings were measured, three times each."""
     samples = healthy(nodes)
-    matched = {pair: [rate(*pair) for _ in range(3)] for pairs in make_rounds(range(nodes), 8) for pair in pairs}
-    samples.evidence.rounds["network"] = matched
+    pairs = [pair for matched in make_rounds(range(nodes), 8) for pair in matched]
+    samples.evidence.rounds["network"] = {pair: [rate(*pair) for _ in range(3)] for pair in pairs}
     samples.evidence = fresh(samples.evidence)
     return samples
 
