@@ -54,6 +54,19 @@ def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:
 
 
 @pytest.mark.timeout(900)
+def test_nodes_are_certified_and_the_archive_derives_the_certificate(machines: Client, tmp_path: Path) -> None:
+    """Three nodes are no fleet with which one could be compared: nobody is named."""
+    folder = tmp_path / "certificate"
+    done = machines.run("certify", "lab", "--nodes", "3", "--yes", "--to", str(folder), seconds=800)
+    assert done.returncode == 9, done.stderr
+    document = json.loads((folder / "certificate.json").read_text())
+    assert (document["scope"]["answered"], document["scope"]["not_tested"]) == (3, [])
+    assert len(document["delivers"]["nodes"]) == 3
+    assert (folder / "failing.txt").read_text() == ""
+    machines.ok("verify", str(folder))
+
+
+@pytest.mark.timeout(900)
 def test_a_training_goes_on_after_a_lost_rank_with_the_curve_of_one_without(
     machines: Client, fleet: Fleet, tmp_path: Path
 ) -> None:
