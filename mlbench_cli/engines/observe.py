@@ -176,14 +176,15 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
     """How a run ended once all of its machines are done."""
     states = [report.state for report in snapshot.nodes.values() if report.state is not None]
     words = [state["ended"] for state in states]
+    is_unstarted = any(state["start_problem"] for state in states) and not any(state["started"] for state in states)
+    if is_unstarted and not snapshot.is_canceled:
+        return Ending.NEVER_STARTED  # even if node 0 came second: Kubernetes stops it as soon as one pod has failed
     if first is not None:
         return Ending.LOST if first["why"] == "lost" else Ending(first["why"])
     if any(report.is_lost for report in snapshot.nodes.values()):
         return Ending.LOST
     if all(word == Ending.EXITED for word in words):
         return Ending.EXITED
-    if any(state["start_problem"] for state in states) and not any(state["started"] for state in states):
-        return Ending.NEVER_STARTED  # Kubernetes sends SIGTERM to the others, which then say that they were canceled
     order = (Ending.CANCELED, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
     return next((ending for ending in order if ending in words), Ending.LOST)
 

@@ -30,6 +30,12 @@ CREATE = (*RUN, "--create", "kind", "--yes")
 ONE_RUN = tuple(word for word in CREATE if word != "1")
 CLOUD = ("run", "big", "2", "--task", "allreduce", "--preset", "tiny", "--registry", "127.0.0.1:1/nobody")
 
+# Lines of a .pth file that begin with "import" are run when Python starts (the documentation of `site`).
+SLOW_PIP = (
+    "import os, sys, time; "
+    "time.sleep(20 if 'pip' in sys.orig_argv and os.environ.get('JOB_COMPLETION_INDEX') == '0' else 0)\n"
+)
+
 
 def outcomes(*names: str) -> dict[str, str]:
     return {row.run.name: str(row.outcome) for row in Store().runs() if not names or row.run.name in names}
@@ -96,12 +102,15 @@ def test_workers_install_what_their_image_lacks(command: Any, world: World, tmp_
         next(tmp_path.glob("*.whl")).unlink()
         refused = {"PIP_NO_INDEX=1": "PIP_INDEX_URL=http://127.0.0.1:9/simple"}
         words = [refused.get(word, word) for word in words[3:]]
+        slow = Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])}), "slow.pth")
+        slow.write_text(SLOW_PIP)  # the other worker fails first, and Kubernetes then stops this one
         done = command("run", "u", "2", *words, "--env", "PIP_RETRIES=1", "--cluster", row.run.spec.cluster)
         assert done.code == 6, done.err
         assert "pip could not install sacrebleu>=2.4,<3 in its image (No matching distribution found" in done.err
         assert "Connection refused" in done.err  # why no version was found
         assert "--image" in done.err
         assert "--env PIP_INDEX_URL=URL" in done.err
+        slow.unlink()
         with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
             index = f"PIP_INDEX_URL=http://127.0.0.1:{silent.getsockname()[1]}"
             words = [index if word.startswith("PIP_INDEX_URL=") else word for word in words]

@@ -138,7 +138,8 @@ def test_what_ended_the_run_first_decides_how_it_ended(first: dict[str, Any], en
 
 def test_a_run_that_one_node_could_not_start_never_started_although_the_others_were_stopped_for_it() -> None:
     """On Kubernetes the others get SIGTERM as soon as one pod has failed."""
-    stopped = node_state(rank_facts(0, "pending"), started=None, ended=Ending.CANCELED)
+    first = {"why": "canceled", "rank": None, "node": 0}
+    stopped = node_state(rank_facts(0, "pending"), started=None, ended=Ending.CANCELED, first=first)
     problem = node_state(rank_facts(1, "pending"), started=None, ended=Ending.NEVER_STARTED, start_problem="no index")
     observation = look(*(NodeReport(state, PACKED, alive=False) for state in (stopped, problem)))
     assert observation.ended is Ending.NEVER_STARTED
