@@ -19,7 +19,7 @@ PLACES = (
     "mlbench_cli.storage.store:Store.record_experiment",
     "mlbench_cli.engines.local.engine:LocalEngine.submit",
     "mlbench_cli.runs.progress:EventReader.poll",
-    "mlbench_cli.engines.local.head:LocalHead.read",
+    "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.results.archive.seal:seal",
     "mlbench_cli.results.archive.seal:write_sums",

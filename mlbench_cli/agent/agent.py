@@ -319,7 +319,7 @@ class Agent:
 
     def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
-        code, argv = 126, list(rank.argv or ())
+        code, argv = 126, self._complete_command(rank)
         try:
             os.setpgid(0, 0)
             if self.network is not None:  # first, since a new user namespace clears PR_SET_PDEATHSIG
@@ -338,7 +338,6 @@ class Agent:
                 os.dup2(source, target)
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
-            argv = [word.replace("{master_port}", str(self.port)) for word in argv]
             if argv[0] == "python" and (self.installed_code_only or not self.takes_users_path):
                 argv[0] = self.python  # also as its name, by which Python finds sys.executable
             os.execvpe(argv[0], argv, environment)
@@ -347,6 +346,21 @@ class Agent:
             os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
         finally:
             os._exit(code)
+
+    def _complete_command(self, rank: Rank) -> list[str]:
+        """The command with what is known only now in place of its placeholders."""
+        variables = self.plan["environment"]
+        known = {
+            "hosts": variables["MLBENCH_HOSTS"],
+            "run_id": self.plan["name"],
+            "backend": variables["MLBENCH_BACKEND"],
+            "rank": str(rank.number),
+            "master_port": str(self.port),
+        }
+        words = list(rank.argv or ())
+        for name, value in known.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        return [*self.plan.get("launcher", ()), *words]
 
     def _environment(self, rank: Rank) -> dict[str, str]:
         """The user's environment, what it lacks of the plan's defaults, and the contract's variables on top."""

@@ -6,7 +6,7 @@ version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypedDict
 
 from mlbench_cli.agent.processes import ProcessNote
@@ -217,11 +217,3 @@ def pending_facts(rank: int) -> RankFacts:
         "memory_limit_bytes": None,
         "restarts": 0,
     }
-
-
-def fill_in(argv: Iterable[str], known: Mapping[str, str]) -> list[str]:
-    """A command with {hosts}, {rank}, {run_id} and {backend} replaced, as far as they are known."""
-    words = list(argv)
-    for name, value in known.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
-    return words

@@ -30,7 +30,7 @@ from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
-from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause, fill_in
+from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause
 from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
 
@@ -318,7 +318,7 @@ class NodeAgent(Agent):
         self.hosts = hosts
 
     def _take_hosts(self, hosts: list[str]) -> None:
-        """Complete variables and command lines with what is known only now."""
+        """Complete the variables with what is known only now."""
         address = self.state["address"] or self.master
         interface = self.plan["interface"] or find_interface(address if self.count > 1 else "127.0.0.1")
         self.state.update({"interface": interface, "master_address": self.master, "master_port": self.port})
@@ -327,11 +327,6 @@ class NodeAgent(Agent):
         for name in self.plan["interface_variables"]:
             if interface:
                 environment.setdefault(name, interface)
-        words = {"hosts": ",".join(hosts), "run_id": self.plan["name"], "backend": environment["MLBENCH_BACKEND"]}
-        for rank in self.ranks:
-            known = {**words, "rank": str(rank.number)}
-            if rank.argv is not None:
-                rank.argv = [*self.plan["launcher"], *fill_in(rank.argv, known)]
 
     def _start(self, rank: Rank) -> None:
         super()._start(rank)

@@ -119,6 +119,15 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
         os.close(descriptor)
 
 
+def is_lock_held(path: str | os.PathLike[str], holder: object) -> bool | None:
+    """Whether any process holds the lock on a file. None if `holder`, the note of the last one that is known, is on
+    another machine: its lock may not show here."""
+    with contextlib.suppress(OSError):
+        if is_locked(path):
+            return True
+    return None if is_alive(holder, path) is None else False
+
+
 def signal_process(note: Mapping[str, Any], number: int) -> None:
     """Signal the process that a note names, and never one that has got its number since."""
     signal_if(note["pid"], number, lambda: is_alive(note) is not False)

@@ -3,7 +3,7 @@
 All that is known of a run is in one folder, RUN, that its head serves (Slurm: the shared folder; hosts: on the first
 one; Kubernetes: in a pod of the run, see agent/head.py), and in the run's own folder here: any client that reaches it
 may continue. Logs are copied by offset, so two clients write the same bytes. The head of a local run is the run's own
-folder: local/head.py.
+folder: local/engine.py.
 """
 
 import json

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from mlbench_cli.agent.processes import is_locked, process_origin, signal_if, try_lock
+from mlbench_cli.agent.processes import is_lock_held, process_note, process_origin, signal_if, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
@@ -60,6 +60,7 @@ class QueueHolder(NamedTuple):
     is_detached: bool
     ended: str | None = None
     pid_namespace: int | None = None
+    start_time: int | None = None  # as in `processes.ProcessNote`
 
     @property
     def phrase(self) -> str:
@@ -101,21 +102,18 @@ class QueueFolder(Struct, frozen=True):
 
     def find_state(self) -> QueueState:
         """Whether somebody holds the lock."""
-        holder, here = self.read_holder(), process_origin()
-        if holder is not None and holder.boot_id != here["boot_id"] and holder.host != here["host"]:
-            return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
-        try:
-            is_held = is_locked(self.lock)
-        except OSError:
+        holder = self.read_holder()
+        is_held = is_lock_held(self.lock, None if holder is None else holder._asdict())
+        if is_held is None and holder is not None and holder.ended:
             is_held = False
-        return QueueState.ALIVE if is_held else QueueState.ENDED
+        return {True: QueueState.ALIVE, False: QueueState.ENDED, None: QueueState.UNKNOWN}[is_held]
 
     def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
         """Record the holder of the lock, and why it ended. Only for the holder itself or the process that just ended
         it."""
         known = self.read_holder()
         started = known.started if ended and known else now()
-        document = {"pid": pid, "started": started, "is_detached": is_detached, "ended": ended, **process_origin()}
+        document = {"started": started, "is_detached": is_detached, "ended": ended, **process_note(pid)}
         write_atomically(self.path / "queue.json", json.dumps(document).encode())
 
     def write_end(self, reason: str) -> None:
@@ -259,7 +257,9 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
     holder = folder.read_holder()
     if state is QueueState.ENDED or holder is None:
         return False
-    if state is QueueState.UNKNOWN or holder.pid_namespace != process_origin()["pid_namespace"]:
+    here = process_origin()
+    is_here = (holder.boot_id, holder.pid_namespace) == (here["boot_id"], here["pid_namespace"])
+    if state is QueueState.UNKNOWN or not is_here:
         raise UsageError(
             f'The queue of "{experiment.name}" cannot be reached from this machine: {holder.phrase}.',
             hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",

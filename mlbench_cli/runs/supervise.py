@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.engines import follow as follow_engine
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.engines.local.head import has_begun
+from mlbench_cli.engines.local.engine import has_begun
 from mlbench_cli.errors import (
     CredentialError,
     DeadlineError,

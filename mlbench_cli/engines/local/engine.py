@@ -2,9 +2,11 @@
 
     FOLDER/run.json  logs/rank-N.log  output/rank-N/  resources.jsonl     what the archive is made of
     FOLDER/.state/request.json  state.json  supervisor.log                between engine and agent
+    FOLDER/.state/supervisor.lock     held by whoever starts the run, then by its agent until that ends
 
 Ranks get the same command line and the same variables as on a cluster. Any process that can read the folder can
-observe, follow, cancel or delete the run, which outlives its client.
+observe, follow, cancel or delete the run, which outlives its client. A run without a state is being started as long as
+somebody holds the lock; one that is canceled before it starts has an observation that says so.
 """
 
 import contextlib
@@ -15,30 +17,35 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 import mlbench_cli
 from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
-from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan, fill_in
-from mlbench_cli.agent.processes import kill_processes, signal_process, try_lock
-from mlbench_cli.engines.base import Submission, refuse_running
-from mlbench_cli.engines.diagnosis import read_last_lines
+from mlbench_cli.agent.machine import read_bytes
+from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan
+from mlbench_cli.agent.processes import is_alive, is_lock_held, kill_processes, process_note, signal_process, try_lock
+from mlbench_cli.engines.base import Fetched, Submission, refuse_running
+from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
-from mlbench_cli.engines.local.head import LOCK, LocalHead, abandon, enqueue, is_abandoned, observe_waiting, read_state
-from mlbench_cli.engines.observe import node_name, observe
+from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, node_name, observe
 from mlbench_cli.errors import CapacityError, DamagedRun, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
-from mlbench_cli.model.run import Finding, Observation, Run
+from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.run_folder import OBSERVATION, RunFolder
 from mlbench_cli.util.files import remove_folder
 from mlbench_cli.util.text import rough_duration
 
 AGENT = "mlbench_cli.agent.agent"
+LOCK = ".state/supervisor.lock"
+HEARTBEAT = 1.0  # seconds for which a client waits for a change before it looks anyway
+OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
-LOCK_POLL = 0.01  # seconds between two attempts to get the run's folder, which an observer may hold for a moment
+LOCK_POLL = 0.01  # seconds between two attempts to get the run's lock
+NOTE_BYTES = 512  # of a process in the lock's file, however long the note before it was
 MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
 SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
 _NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
@@ -47,6 +54,102 @@ _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAM
 # On a shaped network. Each worker also gets its own NCCL_HOSTID: between hosts, NCCL uses neither NVLink, PCI nor
 # shared memory.
 _NCCL_OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NET": "Socket", "NCCL_MNNVL_ENABLE": "0"}
+
+
+class LocalHead:
+    """The folder of a local run: nothing has to be copied."""
+
+    poll_seconds = 0.02
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._written: bytes | None = None  # what `_state` was read from
+        self._state: dict[str, Any] | None = None
+
+    def read(self, *, max_age: float = 0.0) -> Snapshot:
+        """The state that the agent has written last, and whether the agent is alive."""
+        self._refresh()
+        alive = self._find_alive()
+        if alive is False:  # it may have ended in between
+            self._refresh()
+        # An agent on another machine cannot be seen from here, and is not taken for dead.
+        report = NodeReport(self._state, {}, alive, beat_age=0.0 if alive is None else None, is_here=True)
+        # Whoever may signal the agent of a run on this machine is its owner: nobody else stopped it.
+        return Snapshot(time.time(), {0: report}, is_canceled=True)
+
+    @property
+    def report(self) -> NodeReport:
+        """What is known of the run's only node."""
+        return self.read().nodes[0]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is an agent, and it has not ended the run."""
+        report = self.report
+        return report.state is not None and not report.is_over
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the state changes or the agent dies, for at most HEARTBEAT; wake an agent that is overdue."""
+        self.end_overdue()
+        end = time.monotonic() + HEARTBEAT
+        while time.monotonic() < end:
+            time.sleep(self.poll_seconds)
+            if read_bytes(_state_path(self._run)) != self._written or self._find_alive() is False:
+                return
+
+    def fetch(self) -> Fetched:
+        """Local results are already in place. If the agent died, kill orphaned ranks first."""
+        if self.report.is_lost:
+            kill_processes(f"{self._run.folder}/output")
+        return Fetched(files=0, bytes=0)
+
+    def print_stacks(self) -> None:
+        """Send the agent a signal, on which it makes the ranks print their stacks."""
+        if (state := read_state(self._run)) is not None:
+            signal_process(state, signal.SIGUSR1)
+
+    def end_overdue(self) -> None:
+        """Wake an agent that has missed its own deadline, because somebody stopped it; kill it if that does not
+        help."""
+        state = self._state
+        if state is None or state["ended"] or self._find_alive() is False:
+            return
+        late = time.time() - (state.get("started") or time.time()) - self._run.spec.timeout
+        if late > OVERDUE_SECONDS:
+            signal_process(state, signal.SIGCONT)
+            signal_process(state, signal.SIGTERM)
+        if late > 2 * OVERDUE_SECONDS:
+            signal_process(state, signal.SIGKILL)
+
+    def _refresh(self) -> None:
+        written = read_bytes(_state_path(self._run))
+        if written is not None and written != self._written:
+            self._state = _parse_state(self._run, written)
+            self._written = written
+
+    def _find_alive(self) -> bool | None:
+        """Whether the agent is alive, which holds a lock in the folder until it ends; None if it cannot be seen, or if
+        nothing depends on it any more."""
+        if self._state is None or self._state["ended"]:
+            return None
+        return is_alive(self._state, self._run.folder / LOCK)
+
+
+def read_state(run: Run) -> dict[str, Any] | None:
+    """The last state that the agent wrote; None if there is none yet. Raises DamagedRun."""
+    written = read_bytes(_state_path(run))
+    return None if written is None else _parse_state(run, written)
+
+
+def _state_path(run: Run) -> str:
+    return f"{run.folder}/.state/state.json"
+
+
+def _parse_state(run: Run, written: bytes) -> dict[str, Any]:
+    try:
+        return check_state(run.name, json.loads(written))
+    except ValueError as error:
+        raise damaged(run.name, str(error)) from None
 
 
 class LocalEngine:
@@ -87,25 +190,18 @@ class LocalEngine:
 
         Raises UsageError if the folder or the machine does not allow it, DeadlineError after too long a wait.
         """
-        state_folder = run.folder / ".state"
-        with _explain_os_errors(run):
-            state_folder.mkdir(parents=True, exist_ok=True)
+        with _explain_os_errors(run), _hold_submission(run) as lock:
+            if lock is None:
+                _require_same(run)
+                return
             lease = _acquire_machine(run, self._report)
             try:
-                if not state_folder.is_dir():
-                    raise UsageError(f'The run "{run.name}" was deleted before it was started.')
-                self._start(run, submission, lease)
+                with RunFolder(run.folder).lock():  # to cancel or delete it is possible before this, or after it
+                    _require_wanted(run, lock)
+                    _prepare(run, submission, self._finalizer, lease)
+                    self._launch(run, lock, lease)
             finally:
                 lease.close()
-
-    def _start(self, run: Run, submission: Submission, lease: MachineLock) -> None:
-        with _hold_submission(run) as lock:
-            if is_abandoned(run):
-                raise UsageError(f'The run "{run.name}" was canceled before it started.')
-            if not _adopt(run):
-                assert lock is not None
-                _prepare(run, submission, self._finalizer, lease)
-                self._launch(run, lock, lease)
 
     def _launch(self, run: Run, lock: int, lease: MachineLock) -> None:
         """Start the agent. It inherits the locks of the folder and of the machine and keeps them until it ends, so a
@@ -159,9 +255,13 @@ class LocalEngine:
         if (kept := RunFolder(run.folder).read_observation()) is not None:
             return kept
         snapshot = self.head(run).read()
+        if snapshot.nodes[0].state is None:
+            if _is_starting(run):
+                return Observation(time.time(), _waiting_workers(run, "waiting for the runs before it"))
+            snapshot = self.head(run).read()  # it may have begun, and even ended, since it was read
         report = snapshot.nodes[0]
         if report.state is None:
-            return observe_waiting(run)
+            return _observe_never_started(run)
         seen = observe(run.spec, (), snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
         if seen.ended is not None:
             self._reap()
@@ -185,7 +285,7 @@ class LocalEngine:
         head = self.head(run)
         report = head.report
         if report.state is None:
-            if run.folder.is_dir() and not self._abandon(run):
+            if run.folder.is_dir() and not _cancel_before_start(run):
                 self.cancel(run)  # it has started in the meantime
         elif report.is_lost:
             kill_processes(f"{run.folder}/output")
@@ -199,14 +299,6 @@ class LocalEngine:
             signal_process(report.state, signal.SIGCONT)  # it may have been stopped
             signal_process(report.state, signal.SIGTERM)
             head.end_overdue()
-
-    def _abandon(self, run: Run) -> bool:
-        """Remove a waiting run from the queue; False if it has already started."""
-        with _explain_os_errors(run, "changed"), _hold_submission(run):
-            if read_state(run) is not None:
-                return False
-            abandon(run)
-            return True
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""
@@ -225,7 +317,8 @@ class LocalEngine:
         head = self.head(run)
         if head.is_running and not force:
             raise refuse_running(run)
-        self.cancel(run)
+        if head.report.state is not None:  # else whoever waits to start it will see that its folder is gone
+            self.cancel(run)
         end = time.monotonic() + ENDING
         while head.is_running and time.monotonic() < end:
             time.sleep(head.poll_seconds)
@@ -256,10 +349,9 @@ def _hosts(spec: RunSpec) -> str:
 
 def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
     plan = plan_rank(spec, rank)
-    words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
     if spec.has_shaped_network and spec.backend == "nccl":
         plan["environment"] = {**plan["environment"], "NCCL_HOSTID": f"worker-{spec.unit_of(rank)}"}
-    return {**plan, "argv": None if plan["argv"] is None else fill_in(plan["argv"], words)}
+    return plan
 
 
 # --- start ------------------------------------------------------------------------------------------------------
@@ -269,7 +361,7 @@ def _acquire_machine(run: Run, report: Callable[[str], None]) -> MachineLock:
     """Acquire this machine for `run`: first come, first served, for at most the run's timeout.
 
     `report` gets a sentence when the wait begins, and whenever the run's place in the line changes. Stops waiting
-    without a lock if another process started or canceled `run`. Raises DeadlineError.
+    without a lock if somebody canceled or deleted `run`. Raises DeadlineError.
     """
     lock = MachineLock(SHARE if run.spec.share_machine else TAKE, run.name, run.spec.timeout)
     if run.spec.share_machine:
@@ -288,14 +380,13 @@ def _wait_for_machine(run: Run, lock: MachineLock, line: Line, report: Callable[
     end = begun + run.spec.timeout
     reported: int | None = None
     while (before := line.count_before()) or not lock.acquire():
-        if is_abandoned(run) or read_state(run) is not None or not run.folder.is_dir():
-            lock.give_up("another process started, canceled or deleted this run")
+        if (run.folder / OBSERVATION).exists() or not run.folder.is_dir():
+            lock.give_up("somebody canceled or deleted this run")
             return
         holder, now = lock.read_holder(), time.monotonic()
         if now >= end:
             raise _deadline_error(run, holder)
         if now >= begun + SILENT_SECONDS and before != reported:
-            enqueue(run, os.getpid())
             report(_waiting_sentence(run, holder, before, end - now))
             reported = before
         time.sleep(MACHINE_POLL)
@@ -317,16 +408,27 @@ def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
     )
 
 
-def _adopt(run: Run) -> bool:
-    """Whether the run already exists. Raises UsageError if the folder belongs to another run."""
+def _require_same(run: Run) -> None:
+    """Raise UsageError if the agent in the run's folder is that of another run."""
     state = read_state(run)
-    if state is None:
-        return False
-    if state["spec_hash"] != run.spec.hash:
+    if state is not None and state["spec_hash"] != run.spec.hash:
         raise UsageError(
             f'The folder {run.folder} holds another run, "{state["name"]}".', hint=f"mlbench delete {state['name']}"
         )
-    return True
+
+
+def _require_wanted(run: Run, lock: int) -> None:
+    """Raise UsageError if somebody canceled or deleted the run while it waited. Hold the folder's lock."""
+    try:
+        is_there = os.path.samestat(os.stat(run.folder / LOCK), os.fstat(lock))
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
+        with contextlib.suppress(OSError):
+            run.folder.rmdir()  # locking it has made it again
+        raise UsageError(f'The run "{run.name}" was deleted before it was started.')
+    if (run.folder / OBSERVATION).exists():
+        raise UsageError(f'The run "{run.name}" was canceled before it started.')
 
 
 def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: MachineLock) -> None:
@@ -368,13 +470,17 @@ def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
 def _hold_submission(run: Run) -> Iterator[int | None]:
     """The lock of the run's folder, for the block; an agent that inherits the descriptor keeps it until it ends.
 
-    None if the run has an agent.
+    None if the run has an agent. The file names this process, for readers on other machines.
     """
-    (run.folder / ".state").mkdir(exist_ok=True)
+    (run.folder / ".state").mkdir(parents=True, exist_ok=True)
     lock = os.open(run.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        # A process that waits for the machine holds it for the run's timeout at most, an observer for a moment.
         while not (is_held := try_lock(lock)) and read_state(run) is None:
             time.sleep(LOCK_POLL)
+        is_held = is_held and read_state(run) is None  # else it has begun, and ended, since it was asked
+        if is_held:
+            os.pwrite(lock, json.dumps(process_note(os.getpid())).ljust(NOTE_BYTES).encode(), 0)
         yield lock if is_held else None
     finally:
         os.close(lock)
@@ -389,3 +495,42 @@ def _explain_os_errors(run: Run, action: str = "created") -> Iterator[None]:
             f"The folder {run.folder} of the run cannot be {action}: {error.strerror or error}.",
             hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
+
+
+# --- before the agent has written a state -----------------------------------------------------------------------------
+
+
+def has_begun(run: Run) -> bool:
+    """Whether the run has an agent, or was canceled before it got one."""
+    return (run.folder / OBSERVATION).exists() or read_state(run) is not None
+
+
+def _is_starting(run: Run) -> bool:
+    """Whether a client, which may wait for this machine, or the agent that it has started is about to write the first
+    state of a run that has none."""
+    try:
+        starter = json.loads((run.folder / LOCK).read_bytes())
+    except (OSError, ValueError):
+        starter = None
+    return is_lock_held(run.folder / LOCK, starter) is not False
+
+
+def _waiting_workers(run: Run, reason: str | None = None) -> tuple[WorkerState, ...]:
+    return tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
+
+
+def _observe_never_started(run: Run) -> Observation:
+    state = {"name": run.name, "ended": Ending.NEVER_STARTED}
+    findings = diagnose(state, lambda rank: [], timeout=run.spec.timeout)
+    return Observation(time.time(), _waiting_workers(run), findings, Ending.NEVER_STARTED)
+
+
+def _cancel_before_start(run: Run) -> bool:
+    """Record that a run without a state is canceled, so that nobody starts it; False if it has a state by now."""
+    folder = RunFolder(run.folder)
+    with _explain_os_errors(run, "changed"), folder.lock():
+        if read_state(run) is not None:
+            return False
+        if folder.read_observation() is None:
+            folder.write_observation(Observation(time.time(), _waiting_workers(run), (), Ending.CANCELED))
+        return True

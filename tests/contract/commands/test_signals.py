@@ -69,7 +69,7 @@ PLACES = [
     "mlbench_cli.storage.store:Store.record_experiment",
     "mlbench_cli.engines.local.engine:LocalEngine.submit",
     "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
-    "mlbench_cli.engines.local.head:LocalHead.read",
+    "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.results.archive.seal:seal",
 ]

@@ -15,8 +15,7 @@ import pytest
 
 from mlbench_cli.agent.lock import VARIABLE, find_holder, lock_path
 from mlbench_cli.app import run as mlbench
-from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.head import read_state
+from mlbench_cli.engines.local.engine import LocalEngine, read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.store import Store
@@ -127,6 +126,7 @@ def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, oth
         clients.append(client)
     clients[1].kill()  # its place is free at once
     clients[1].wait(PATIENCE)
+    assert [other.engine.look(run).ended for run in runs] == [None, "never_started", None, None]
     assert clients[2].stdout is not None
     assert "behind 1 other" in clients[2].stdout.readline()
     (tmp_path / "go").touch()

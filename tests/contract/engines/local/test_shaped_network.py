@@ -17,7 +17,7 @@ import pytest
 
 from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
-from mlbench_cli.engines.local.head import read_state
+from mlbench_cli.engines.local.engine import read_state
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.network import parse_network
 from mlbench_cli.model.run import Ending
