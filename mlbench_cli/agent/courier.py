@@ -128,7 +128,7 @@ class Courier:
     def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""
         offsets = {name: int(have.get(name, 0)) for name in [*self.logs, ARCHIVE]}
-        sent: dict[str, tuple[int, int, int]] = {}
+        sent: dict[str, bytes] = {}  # what was last sent of each file that is replaced as a whole
         next_beat, asked = 0.0, float("inf")  # asked: when the first beat was sent that is not answered
         while True:
             is_running = self._watch_agent()
@@ -185,18 +185,15 @@ class Courier:
                 is_news = True
         return is_news
 
-    def _send_whole(
-        self, talk: link.Link, name: str, sent: dict[str, tuple[int, int, int]], there: str | None = None
-    ) -> bool:
-        """Send a file that is always replaced as a whole, if it has been replaced; False if not."""
+    def _send_whole(self, talk: link.Link, name: str, sent: dict[str, bytes], there: str | None = None) -> bool:
+        """Send a file that is always replaced as a whole, if its content is another; False if not."""
         try:
             with open(f"{self.place}/{name}", "rb") as file:
-                status = os.fstat(file.fileno())
-                stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if sent.get(name) == stamp:
-                    return False
-                talk.send({"whole": there or name}, file.read())
+                data = file.read()
         except FileNotFoundError:
             return False
-        sent[name] = stamp
+        if data == sent.get(name):
+            return False
+        talk.send({"whole": there or name}, data)
+        sent[name] = data
         return True
