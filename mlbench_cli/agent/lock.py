@@ -18,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import re
 import stat
 import struct
@@ -289,8 +290,6 @@ def find_holder() -> LockHolder | None:
 
 
 def _user_name() -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -15,6 +15,7 @@ from mlbench_cli.api.launches import API_COMMAND, Launch, make_launch
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs import launch as launches
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
@@ -29,7 +30,6 @@ from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.results.archive.files import Archive
     from mlbench_cli.runs.discovery import Discovered
     from mlbench_cli.runs.questions import Questions
 
@@ -65,7 +65,7 @@ class Client(Workspace):
 
     def run(
         self, name: str, workers: int | Sequence[int] = 1, *, require_goal: bool = False, **options: Any
-    ) -> "ExperimentHandle":
+    ) -> ExperimentHandle:
         """Start an experiment and return at once: `mlbench run NAME WORKERS... --detach`.
 
         `options` are those of `mlbench run` with underscores: task, preset, command, backend, repeat, matrix, set, ...
@@ -89,14 +89,14 @@ class Client(Workspace):
         taken = [row.run.name for row in self.store.iterate_runs()]
         return ask_questions(self.store.clusters(), default_cluster(self.store).name, taken)
 
-    def remember(self, request: "Request") -> None:
+    def remember(self, request: Request) -> None:
         """Remember the answers in a `Request` as defaults for later questions, as the wizard does."""
         from mlbench_cli.runs import questions
 
         if problem := questions.remember(request):
             self.notify(problem)
 
-    def plan(self, request: "Request") -> JsonObject:
+    def plan(self, request: Request) -> JsonObject:
         """Describe what a `Request` would start, checked as far as possible without starting it: "runs" by name, and
         "command", the equivalent command line.
         """
@@ -106,12 +106,12 @@ class Client(Workspace):
 
     def prepare(
         self,
-        request: "Request",
+        request: Request,
         *,
         require_goal: bool = False,
         most: int | None = None,
         new_cluster: Cluster | None = None,
-    ) -> "Launch":
+    ) -> Launch:
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
 
         `new_cluster` is the one that its `create` describes, whether or not it exists yet. Raises UsageError or
@@ -131,7 +131,7 @@ class Client(Workspace):
         )
         return make_launch(self, request, candidates, require_goal=require_goal, new_cluster=new_cluster)
 
-    def complete(self, request: "Request", new_cluster: Cluster | None = None) -> "tuple[Request, Cluster]":
+    def complete(self, request: Request, new_cluster: Cluster | None = None) -> tuple[Request, Cluster]:
         """Complete a request with defaults from the environment and the config file, and find its cluster.
 
         If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
@@ -144,7 +144,7 @@ class Client(Workspace):
             request = replace(request, cluster=cluster.name)
         return request, cluster
 
-    def recall(self, request: "Request") -> "Request":
+    def recall(self, request: Request) -> Request:
         """For a request that only names an experiment: the request of that experiment, with the changes of this one.
 
         Any other request is returned as it is.
@@ -157,12 +157,12 @@ class Client(Workspace):
     def prepare_repetition(
         self,
         source: str,
-        request: "Request",
+        request: Request,
         *,
         require_goal: bool = False,
         signers: Path | None = None,
         agree: "Callable[[AuthorsProgram], None] | None" = None,
-    ) -> "Launch":
+    ) -> Launch:
         """Repeat the run of an archive (folder, zip, or run name) exactly; `request` may only contain its name.
 
         Commands, images, mounts and permissions chosen by the archive's author are passed to `agree`, which raises to
@@ -177,14 +177,14 @@ class Client(Workspace):
 
     def prepare_reproduction(
         self,
-        original: "Sequence[Archive]",
+        original: Sequence[Archive],
         *,
         name: str | None = None,
         repeats: int,
         cluster: str | None = None,
         data_dir: str | None = None,
         agree: "Callable[[AuthorsProgram], None] | None" = None,
-    ) -> "Launch":
+    ) -> Launch:
         """Prepare `repeats` further runs of verified archives with new seeds. Nothing is started.
 
         They run on this machine, or on `cluster`; `data_dir` is where the data are there. `agree` is as for
@@ -202,7 +202,7 @@ class Client(Workspace):
         return fetch_archive(url, self)
 
     def submit(
-        self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = API_COMMAND
+        self, request: Request, *, require_goal: bool = False, command_line: Sequence[str] = API_COMMAND
     ) -> ExperimentHandle:
         """Start what a `Request` asks for, detached; the experiment."""
         launch = self.prepare(request, require_goal=require_goal)
@@ -216,7 +216,7 @@ class Client(Workspace):
         clusters: Sequence[str] = (),
         most: int | None = None,
         only_list: bool = False,
-    ) -> "Launch":
+    ) -> Launch:
         """The runs of an experiment file: its path, the name of a shipped one, or that of an experiment which a file
         described; nothing is recorded or started.
 
@@ -250,7 +250,7 @@ class Client(Workspace):
         contains: str = "",
         limit: int | None = None,
         offset: int = 0,
-    ) -> "Runs":
+    ) -> Runs:
         """The runs, newest first. `states` are states or outcomes as the store knows them; `contains` is a part of the
         name. `limit` and `offset` page through those that match."""
         end = None if limit is None else offset + limit
@@ -263,7 +263,7 @@ class Client(Workspace):
         tasks: Collection[str] = (),
         contains: str = "",
         shown_as: str | None = None,
-    ) -> "Iterator[RunHandle]":
+    ) -> Iterator[RunHandle]:
         """The same as an iterator, which reads runs when they are needed.
 
         `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
@@ -278,23 +278,23 @@ class Client(Workspace):
         """The number of runs in the store."""
         return self.store.count_runs()
 
-    def find_run(self, name: str) -> "RunHandle":
+    def find_run(self, name: str) -> RunHandle:
         """The run of that name. Raises NotFoundError with the nearest name."""
         return RunHandle(self, self.store.run(name))
 
-    def find_run_by_id(self, run_id: str) -> "RunHandle":
+    def find_run_by_id(self, run_id: str) -> RunHandle:
         """The run with that id. Raises NotFoundError."""
         row = self.store.find_run(run_id)
         if row is None:
             raise NotFoundError(f'There is no run with the id "{run_id[:60]}".', hint="mlbench status")
         return RunHandle(self, row)
 
-    def experiments(self, *, limit: int | None = None) -> "list[ExperimentHandle]":
+    def experiments(self, *, limit: int | None = None) -> list[ExperimentHandle]:
         """All experiments, or the newest `limit`, newest first."""
         found = self.store.experiments() if limit is None else self.store.newest_experiments(limit)
         return [ExperimentHandle(self, item) for item in reversed(found)]
 
-    def find_experiment(self, name: str) -> "ExperimentHandle":
+    def find_experiment(self, name: str) -> ExperimentHandle:
         """The experiment of that name. Raises NotFoundError."""
         found = self.store.find_experiment(name)
         if found is None:
@@ -323,7 +323,7 @@ class Client(Workspace):
         names: Sequence[str] = (),
         *,
         all_runs: bool = False,
-        filter: "Filter | None" = None,
+        filter: Filter | None = None,
         readable: bool = True,
         repeats: bool = False,
     ) -> Chosen:
@@ -349,11 +349,11 @@ class Client(Workspace):
 
     # --- how things stand -------------------------------------------------------------------------------------------
 
-    def read_states(self, runs: "Iterable[RunHandle]") -> "Iterator[RunStatus]":
+    def read_states(self, runs: Iterable[RunHandle]) -> Iterator[RunStatus]:
         """Yield the current state of each run. A run or cluster that does not answer affects only its own rows."""
         return read_states((run.row for run in runs), self.engine_of)
 
-    def status(self, runs: "Iterable[RunHandle]", experiments: "Sequence[ExperimentHandle]" = ()) -> JsonObject:
+    def status(self, runs: Iterable[RunHandle], experiments: Sequence[ExperimentHandle] = ()) -> JsonObject:
         """The runs as they are now: the document of `mlbench status -o json`, with experiments if there are any."""
         states = list(self.read_states(runs))
         return runs_document(self.store, states, [experiment.read_status(states) for experiment in experiments])

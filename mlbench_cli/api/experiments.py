@@ -9,17 +9,17 @@ from msgspec import Struct
 
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
+from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.snapshot import RunStatus, read_states
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Row
-    from mlbench_cli.results.archive.files import Archive
-    from mlbench_cli.runs.finalize import FinishedRun
 
 
 class ExperimentHandle(Struct, frozen=True):
@@ -38,7 +38,7 @@ class ExperimentHandle(Struct, frozen=True):
         """The headline of its table: the title that its file gives, else its name."""
         return str(self.experiment.request.get("title") or self.name)
 
-    def runs(self) -> "Runs":
+    def runs(self) -> Runs:
         """Its runs in their order; those that were deleted are left out."""
         return Runs(RunHandle(self.workspace, row) for row in self.workspace.store.members(self.experiment))
 
@@ -47,7 +47,7 @@ class ExperimentHandle(Struct, frozen=True):
         count = len(self.runs())
         return f"<experiment {self.name}: {counted(count, 'run')}>"
 
-    def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
+    def read_status(self, states: Sequence[RunStatus] | None = None) -> ExperimentStatus:
         """State, progress, time left and queue. `states` are those of its runs, if they are known already."""
         workspace = self.workspace
         if states is None:
@@ -64,7 +64,7 @@ class ExperimentHandle(Struct, frozen=True):
         return any(not run.is_finished for run in self.runs()) and self._queue.find_state() == "alive"
 
     @property
-    def _queue(self) -> "QueueFolder":
+    def _queue(self) -> QueueFolder:
         return QueueFolder.of(self.workspace.store.folder, self.experiment.id)
 
     def read_queue_log(self) -> list[str]:
@@ -76,7 +76,7 @@ class ExperimentHandle(Struct, frozen=True):
         """The current state."""
         return ExperimentState(self.status()["state"])
 
-    def wait(self, timeout: float | None = None) -> "list[FinishedRun]":
+    def wait(self, timeout: float | None = None) -> list[FinishedRun]:
         """Wait for all runs to end, at most `timeout` seconds (DeadlineError). Returns how they ended."""
         deadline = None if timeout is None else time.monotonic() + timeout
         left: list[FinishedRun] = []
@@ -101,7 +101,6 @@ class ExperimentHandle(Struct, frozen=True):
         the experiment names. Its `metric` is the value of a run."""
         from mlbench_cli.results.analysis.published import select_series
         from mlbench_cli.results.analysis.series import make_rows, measure, name_settings
-        from mlbench_cli.results.archive.files import Archive
 
         points = {member.run_id: member.point for member in self.experiment.members}
         runs = self.runs()
@@ -117,7 +116,7 @@ class ExperimentHandle(Struct, frozen=True):
         request = self.experiment.request
         return make_rows(measured, request.get("metric"), select_series(request.get("published", ())))
 
-    def archives(self) -> "list[Archive]":
+    def archives(self) -> list[Archive]:
         """The verified archives of its finished runs."""
         return [run.archive() for run in self.runs() if run.is_sealed]
 

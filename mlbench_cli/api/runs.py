@@ -10,8 +10,12 @@ from msgspec import Struct
 
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, NotFoundError, UsageError
+from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
+from mlbench_cli.results.analysis.figures import IN_DOUBT, figures, outcome_of
+from mlbench_cli.results.archive.evidence import parse_metric, read_last_samples, read_samples
+from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
@@ -28,9 +32,7 @@ from mlbench_cli.util.text import counted
 if TYPE_CHECKING:
     import pandas
 
-    from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-    from mlbench_cli.results.archive.files import Archive
 
 STACKS_SECONDS = 3.0  # after which a program that could not print its stacks yet is asked again
 
@@ -62,7 +64,7 @@ class RunHandle(Struct, frozen=True):
         return RunFolder(self.run.folder).is_sealed
 
     @property
-    def finished(self) -> "FinishedRun | None":
+    def finished(self) -> FinishedRun | None:
         """How the run ended, from its archive; None until the archive is complete."""
         return read_finished(self.run)
 
@@ -77,7 +79,7 @@ class RunHandle(Struct, frozen=True):
         return self.workspace.store.find_experiment_of(self.run)
 
     @property
-    def goal(self) -> "Goal | None":
+    def goal(self) -> Goal | None:
         """The goal that the run was asked to reach."""
         return find_goal(self.run.spec)
 
@@ -130,7 +132,7 @@ class RunHandle(Struct, frozen=True):
 
     # --- following --------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None, *, report: "Report | None" = None) -> "FinishedRun":
+    def wait(self, timeout: float | None = None, *, report: Report | None = None) -> FinishedRun:
         """Wait until the run has ended, at most `timeout` seconds (DeadlineError), and complete its archive.
 
         `report` is called at least once a second with how far it is.
@@ -141,11 +143,11 @@ class RunHandle(Struct, frozen=True):
             self.run, engine, workspace.store, timeout=timeout, report=report, notice=workspace.notice
         )
 
-    def watch(self, report: "Report") -> None:
+    def watch(self, report: Report) -> None:
         """Wait until the run has ended, without changing the run or its archive."""
         supervise.watch(self.run, self.workspace.engine_of(self.run), report)
 
-    def complete(self) -> "FinishedRun":
+    def complete(self) -> FinishedRun:
         """Fetch remaining results and complete the archive of a run that has ended.
 
         Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
@@ -166,7 +168,7 @@ class RunHandle(Struct, frozen=True):
             raise CleanupError(finished.findings[-1].summary, hint=finished.findings[-1].hint)
         return finished
 
-    def follow(self, poll: float = 1.0) -> "Iterator[Progress]":
+    def follow(self, poll: float = 1.0) -> Iterator[Progress]:
         """Yield the progress about every `poll` seconds until the run has ended. Changes nothing."""
         engine = self.workspace.engine_of(self.run)
         reader = ProgressReader(engine, self.run, seconds=0.0)
@@ -212,7 +214,7 @@ class RunHandle(Struct, frozen=True):
             )
         return found
 
-    def cancel(self, timeout: float | None = None) -> "FinishedRun":
+    def cancel(self, timeout: float | None = None) -> FinishedRun:
         """Stop the run and keep partial results. `timeout`: seconds to wait for its end; default: 10.
 
         Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
@@ -236,7 +238,7 @@ class RunHandle(Struct, frozen=True):
             )
         return finished
 
-    def delete(self, *, force: bool = False, warn: "Callable[[str], None]" = lambda text: None) -> None:
+    def delete(self, *, force: bool = False, warn: Callable[[str], None] = lambda text: None) -> None:
         """Remove the run and its results. `force` stops it if it is running; `warn` gets what could not be removed."""
         delete_run(self.run, self.workspace.store, force=force, notice=self.workspace.notice, warn=warn)
 
@@ -266,7 +268,6 @@ class RunHandle(Struct, frozen=True):
 
     def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":
         from mlbench_cli.results.analysis.tables import MetricPoint
-        from mlbench_cli.results.archive.evidence import parse_metric
 
         workers = self.run.spec.workers
         if self.is_sealed:
@@ -283,36 +284,29 @@ class RunHandle(Struct, frozen=True):
         from mlbench_cli.results.analysis.tables import ResourceTable
 
         if self.is_sealed:
-            from mlbench_cli.results.archive.files import Archive
-
             with Archive.open(self.run.folder) as archive:
                 return ResourceTable.parse(self.name, archive.resources())
-        from mlbench_cli.results.archive.evidence import read_samples
-
         return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))
 
     def latest_samples(self) -> "ResourceTable":
         """The last samples of the ranks, read from the end of the file: cheap for a run of any length."""
         from mlbench_cli.results.analysis.tables import ResourceTable
-        from mlbench_cli.results.archive.evidence import read_last_samples
 
         return ResourceTable.parse(self.name, read_last_samples(self.run.folder / RESOURCES))
 
     def _rows(self, name: str) -> Iterator[JsonObject]:
         """The lines of a file of the complete archive."""
-        from mlbench_cli.results.archive.files import Archive
-
         with Archive.open(self.run.folder) as archive:
             yield from archive.rows(name)
 
-    def logs(self, rank: int | None = None, *, tail: int | None = None, raw: bool = False) -> "Iterator[LogEntry]":
+    def logs(self, rank: int | None = None, *, tail: int | None = None, raw: bool = False) -> Iterator[LogEntry]:
         """The lines of one rank, or of all ranks one after the other, so far; without events unless `raw`.
 
         Raises NotFoundError for a rank that the run does not have.
         """
         yield from self.open_log(rank).read_entries(raw=raw, tail=tail)
 
-    def open_log(self, rank: int | None = None) -> "LogReader":
+    def open_log(self, rank: int | None = None) -> LogReader:
         """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for an unknown rank."""
         size = self.run.spec.process_count
         if rank is not None and not 0 <= rank < size:
@@ -323,7 +317,7 @@ class RunHandle(Struct, frozen=True):
         engine = None if self.is_sealed else self.workspace.engine_of(self.run)
         return LogReader(self.run, engine, range(size) if rank is None else [rank], self.workspace.notice)
 
-    def list_log_gaps(self) -> "list[FindingDocument]":
+    def list_log_gaps(self) -> list[FindingDocument]:
         """The findings that lines of the log are missing, which the digests of the machines tell in the end."""
         if not self.is_sealed:
             return []
@@ -333,14 +327,12 @@ class RunHandle(Struct, frozen=True):
     def figures(self) -> dict[str, float]:
         """The numbers of a run that has ended, by name, as in `mlbench compare`: times, throughput, cost, metrics.
         Empty without an archive that is complete and not in doubt."""
-        from mlbench_cli.results.analysis.figures import IN_DOUBT, figures, outcome_of
-
         with suppress(DamagedArchive, UsageError), self.archive(verify=False) as archive:
             if outcome_of(archive.result) != IN_DOUBT:
                 return {name: found.value for name, found in figures(archive).items()}
         return {}
 
-    def archive(self, *, verify: bool = True, unproven: bool = False) -> "Archive":
+    def archive(self, *, verify: bool = True, unproven: bool = False) -> Archive:
         """The run's archive, as `open_archive` opens it. Raises UsageError as long as it is not complete."""
         from mlbench_cli.api.archives import open_archive
 
@@ -348,8 +340,6 @@ class RunHandle(Struct, frozen=True):
 
     def download(self, target: Path) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes."""
-        from mlbench_cli.results.archive.files import pack
-
         pack(self.results, target)
         return target
 

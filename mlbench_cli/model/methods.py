@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
+from task_images.methods import FILES
+from task_images.methods.catalog import find_class
+
 OWN = "default"  # of the task
 
 
@@ -25,10 +28,6 @@ def method_phrase(method: Mapping[str, str]) -> str:
     """
     if not method:
         return OWN
-    # Imported here because it takes 7 ms, and lists of runs without methods do not need it.
-    from task_images.methods import FILES
-    from task_images.methods.catalog import find_class
-
     name = method.get("name", "")
     options = {option: value for option, value in method.items() if option != "name"}
     usual = {each: str(one.default) for each, one in find_class(name).list_options().items()} if name in FILES else {}

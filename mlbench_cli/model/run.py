@@ -1,20 +1,15 @@
-"""The basic types of runs: states, outcomes, phases, findings, observations, experiments and clusters.
-
-Of the project, this module imports only errors.
-"""
+"""The basic types of runs: states, outcomes, phases, findings, observations, experiments and clusters."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
 from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
-
-if TYPE_CHECKING:
-    from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
 
 # A JSON document with a published schema, or passed on unchanged.
 JsonObject = dict[str, Any]
@@ -235,7 +230,7 @@ class Run(Struct, frozen=True):
     """A recorded run. `folder` becomes the archive; `created` is RFC 3339 UTC."""
 
     id: str
-    spec: "RunSpec"
+    spec: RunSpec
     folder: Path
     created: str
 

@@ -1,5 +1,6 @@
 """RunSpec: everything that decides what a run does, frozen and validated."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -279,15 +280,11 @@ class RunSpec(Struct, frozen=True):
     @property
     def hash(self) -> str:
         """Hex SHA-256 (first 16 digits) of the canonical JSON: the same spec has the same hash everywhere."""
-        import hashlib  # half of the time that this module takes to load
-
         return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
 
     @property
     def content_hash(self) -> str:
         """As `hash`, of what the run computes: two runs with the same content hash repeat each other exactly."""
-        import hashlib
-
         return hashlib.sha256(self._content()).hexdigest()[:16]
 
     def content(self) -> dict[str, Any]:

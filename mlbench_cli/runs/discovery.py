@@ -12,6 +12,7 @@ from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import DAMAGED, Cluster, JsonObject, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.files import read_documents
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.finalize import read_finished
 from mlbench_cli.storage import run_folder
@@ -65,8 +66,6 @@ def list_unknown_folders(store: Store) -> list[Path]:
 
 def _record_folder(folder: Path, store: Store) -> Discovered:
     """Record a run from its sealed folder. Its experiment is unknown."""
-    from mlbench_cli.results.archive.files import read_documents
-
     try:
         (document,) = read_documents(folder, [run_folder.RUN])
         spec = RunSpec.from_dict(document["spec"])

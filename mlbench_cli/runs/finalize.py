@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,12 +19,15 @@ from mlbench_cli.errors import CapacityError, DamagedArchive, MlbenchError, NotF
 from mlbench_cli.model.network import NOT_AS_ASKED
 from mlbench_cli.model.run import Finding, Observation, Outcome, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.documents import ResultDocument
+from mlbench_cli.results.archive.evidence import collect_evidence
+from mlbench_cli.results.archive.files import read_documents
+from mlbench_cli.results.archive.judge import judge
+from mlbench_cli.results.archive.record import run_document
+from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.run_folder import FINDINGS, RESULT, RUN, RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import clean_values
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.archive.documents import ResultDocument
 
 ARCHIVE_UNFINISHED = "archive_unfinished"
 _OUTPUT_LOST = Finding(
@@ -41,7 +44,7 @@ class FinishedRun(Struct, frozen=True):
     outcome: Outcome
     summary: str
     findings: tuple[Finding, ...]
-    result: "ResultDocument | None"
+    result: ResultDocument | None
 
     @property
     def goal_reached(self) -> bool:
@@ -104,8 +107,6 @@ def _require_recorded(run: Run, store: Store) -> None:
 
 
 def _complete(run: Run, engine: Engine, observation: Observation | None) -> FinishedRun | None:
-    from mlbench_cli.results.archive.seal import seal
-
     folder = RunFolder(run.folder)
     observation = folder.read_observation() or observation or engine.look(run)
     if observation.ended is None:
@@ -136,10 +137,6 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
 def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
     """How a run ended whose archive does not fit on the disk. The next command that waits for it tries again."""
-    from mlbench_cli.results.archive.evidence import collect_evidence
-    from mlbench_cli.results.archive.judge import judge
-    from mlbench_cli.results.archive.record import run_document
-
     judgement = judge(collect_evidence(run, run_document(run), observation))
     finding = Finding(
         ARCHIVE_UNFINISHED,
@@ -167,8 +164,6 @@ def read_finished(run: Run) -> FinishedRun | None:
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None
-    from mlbench_cli.results.archive.files import read_documents  # not while runs are started and followed
-
     try:
         result, found = read_documents(run.folder, (RESULT, FINDINGS))
     except DamagedArchive:
@@ -179,7 +174,7 @@ def read_finished(run: Run) -> FinishedRun | None:
     findings = tuple(_finding(document) for document in found["findings"])
     result, found = clean_values(result), clean_values(found)
     summary = str(result.get("summary") or f"{run.name} {outcome.phrase}.")
-    return FinishedRun(run, outcome, summary, findings, cast("ResultDocument", result))
+    return FinishedRun(run, outcome, summary, findings, cast(ResultDocument, result))
 
 
 def read_undamaged(run: Run) -> FinishedRun | None:

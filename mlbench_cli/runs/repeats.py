@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.archive.files import Archive, read_documents
 from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
@@ -73,7 +74,6 @@ def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
     from mlbench_cli.results.analysis.series import collect
-    from mlbench_cli.results.archive.files import Archive
 
     groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
     unfinished = sum(not _is_intact(run) for run in runs)
@@ -86,8 +86,6 @@ def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
 
 def _is_intact(run: Run) -> bool:
     """Whether the documents that the figures are read from are as they were sealed."""
-    from mlbench_cli.results.archive.files import read_documents
-
     try:
         return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))
     except DamagedArchive:

@@ -11,6 +11,8 @@ from mlbench_cli.model.goals import Goal, metric_names
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
+from mlbench_cli.results.analysis.figures import program_metrics
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs.finalize import FinishedRun, read_finished
 from mlbench_cli.runs.progress import EventReader, ProgressTracker
 from mlbench_cli.runs.queue import QUEUE_ENDED, queued_observation
@@ -116,9 +118,6 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
 
 def _finished_metrics(run: Run) -> dict[str, Any]:
     """Last, best and mean of each metric; empty if the file of metrics is damaged."""
-    from mlbench_cli.results.analysis.figures import program_metrics
-    from mlbench_cli.results.archive.files import Archive
-
     try:
         with Archive.open(run.folder) as archive:
             return {name: found.to_dict() for name, found in program_metrics(archive).items()}
