@@ -42,8 +42,7 @@ class Reporter:
     def __init__(self, run: RunHandle, *, shows_log: bool = False) -> None:
         self._run = run
         self._is_own = run.run.spec.task == CUSTOM
-        self._log = run.open_log(0) if shows_log or (self._is_own and run.runs_here) else None
-        self._shows_log, self._last_line = shows_log, ""
+        self._log = run.open_log(0) if shows_log else None
         self._line = console.ProgressLine()
         self._shown: set[str] = set()
 
@@ -69,12 +68,13 @@ class Reporter:
                 self._shown.add(finding.code)
                 hint = f"\n  {finding.hint}" if finding.hint else ""
                 self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
-        last, reports = "" if self._shows_log else self._last_line, not self._is_own
+        last = progress.last_line if self._is_own and self._run.runs_here and self._log is None else ""
+        reports = not self._is_own
         self._line.update(lambda width: describe(progress, self._run.name, width, reports=reports, last_line=last))
 
     def _show_log(self) -> None:
-        """Read the lines of rank 0 that are new, without events, and print them if they are wanted. A log that cannot
-        be read now is read next time."""
+        """Print the lines of rank 0 that are new, without events, if they are wanted. A log that cannot be read now is
+        read next time."""
         if self._log is None:
             return
         lines = []
@@ -82,11 +82,8 @@ class Reporter:
             for line in self._log.read_new(0):
                 if contract.parse_event(line) is None:
                     lines.append(line.decode("utf-8", "replace").rstrip("\n"))
-        if lines and self._shows_log:
+        if lines:
             self._line.print_above("\n".join(lines))
-        # Behind a carriage return is what a progress bar shows now.
-        said = [text for line in lines if (text := line.rpartition("\r")[2].strip())]
-        self._last_line = said[-1] if said else self._last_line
 
 
 def describe(

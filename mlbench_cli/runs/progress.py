@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.engines.follow import read_log
@@ -27,7 +27,8 @@ class Progress(Struct, frozen=True):
     """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `elapsed` and `eta` are
     seconds. `eta` follows the last linear trend of the goal's metric, which is too early while the curve flattens
     (None without a trend); `eta_high` follows its bend or the last epoch (None if neither bounds it). Everything except
-    `observation` and `elapsed` may be None, because tasks need not report anything.
+    `observation` and `elapsed` may be None, because tasks need not report anything; `last_line` is what rank 0 printed
+    last besides.
     """
 
     observation: Observation
@@ -45,10 +46,11 @@ class Progress(Struct, frozen=True):
     best: float | None = None
     eta: float | None = None
     eta_high: float | None = None
+    last_line: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the observation."""
-        return {key: value for key, value in asdict(self).items() if key != "observation"}
+        """Without the observation and the last line."""
+        return {key: value for key, value in asdict(self).items() if key not in ("observation", "last_line")}
 
 
 class EventReader:
@@ -58,6 +60,7 @@ class EventReader:
         self._engine = engine
         self._run = run
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
+        self.last_line = b""  # that is not empty and has no event
 
     def poll(self) -> list[JsonObject]:
         """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
@@ -66,7 +69,10 @@ class EventReader:
             try:
                 for line in read_log(self._engine, self._run, rank, cursor):
                     cursor = line.cursor
-                    events += find_events(line.text)
+                    found = list(find_events(line.text))
+                    events += found
+                    if not found and not line.text.isspace():
+                        self.last_line = line.text
             except MlbenchError:
                 pass
             self._cursors[rank] = cursor
@@ -90,7 +96,9 @@ class ProgressReader:
             for event in self._events.poll():
                 self._tracker.take(event)
             self._next_read = time.monotonic() + self._seconds
-        return self._tracker.progress(observation, self._created)
+        # Behind a carriage return is what a progress bar shows now.
+        last = self._events.last_line.decode("utf-8", "replace").rstrip().rpartition("\r")[2].strip()
+        return replace(self._tracker.progress(observation, self._created), last_line=last)
 
 
 class ProgressTracker:
