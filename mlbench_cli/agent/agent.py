@@ -29,6 +29,7 @@ from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.messages import AT_START, SCHEMA_VERSION, NodeState, pending_facts
+from mlbench_cli.util.files import write_atomically
 from task_images import cores
 
 if TYPE_CHECKING:  # loaded for runs that have them
@@ -585,7 +586,7 @@ class Agent:
         else:
             document = self.state
         try:
-            machine.replace_file(f"{self.folder}/.state/state.json", document, is_durable=last)
+            write_atomically(f"{self.folder}/.state/state.json", json.dumps(document).encode(), is_durable=last)
         except OSError as error:
             self.on_write_error(error)
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mlbench_cli.agent import head, link, machine, wire
+from mlbench_cli.util.files import write_atomically
 
 PIECE = 1 << 18
 PAUSE = 0.1  # seconds between two checks for new data
@@ -123,7 +124,7 @@ class Courier:
         """Write a note from the head to the same file in this node's folder of the run."""
         name = message.get("note")
         if name in head.PASSED_ON and machine.read_bytes(path := f"{self.run_folder}/{name}") != data:
-            machine.replace_bytes(path, data, is_private=True)
+            write_atomically(path, data, is_durable=False, mode=0o600)
 
     def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""

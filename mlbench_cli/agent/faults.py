@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.agent import machine, processes
 from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
+from mlbench_cli.util.files import write_atomically
 
 if TYPE_CHECKING:
     from mlbench_cli.agent.network.shaped import ShapedNetwork
@@ -578,7 +579,7 @@ class FaultControl(NodeFaults):
         path = f"{self._agent.folder}/faults.json"
         try:
             data = (json.dumps(self.document, indent=2) + "\n").encode()
-            machine.replace_bytes(path, data, part=f"{self._agent.folder}/.state/faults.part")
+            write_atomically(path, data, is_durable=False)
         except OSError as error:
             self._agent.on_write_error(error)
 

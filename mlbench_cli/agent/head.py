@@ -32,6 +32,7 @@ from typing import Any
 
 from mlbench_cli.agent import link, machine, processes, wire
 from mlbench_cli.agent.interfaces import list_addresses
+from mlbench_cli.util.files import write_atomically
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
@@ -102,9 +103,9 @@ class Head:
         elif "whole" in message:
             name = message["whole"]
             if name == "rendezvous.json" and node == 0:
-                machine.replace_bytes(f"{self.folder}/{name}", data, is_private=True)
+                write_atomically(f"{self.folder}/{name}", data, is_durable=False, mode=0o600)
             elif WHOLE.fullmatch(name):
-                machine.replace_bytes(f"{place}/{name}", data)
+                write_atomically(f"{place}/{name}", data, is_durable=False)
             else:
                 raise ValueError(name)
         elif "beat" in message:
@@ -216,7 +217,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
 
 def keep(folder: str, seconds: float) -> None:
     """Wait until a client has fetched everything, or the time is up."""
-    machine.replace_file(f"{folder}/until", time.time() + seconds)
+    write_atomically(f"{folder}/until", str(time.time() + seconds).encode(), is_durable=False)
     end = time.monotonic() + seconds
     while time.monotonic() < end and not os.path.exists(f"{folder}/fetched"):
         time.sleep(LOOK_SECONDS)

@@ -14,7 +14,8 @@ import socket
 import time
 from typing import Any
 
-from mlbench_cli.agent import machine, wire
+from mlbench_cli.agent import wire
+from mlbench_cli.util.files import write_atomically
 
 HEAD = "head.json"  # in RUN: how to reach the head
 MAX_LINE = 1 << 16
@@ -89,7 +90,7 @@ def read_note(folder: str, name: str) -> dict[str, Any] | None:
 def write_note(folder: str, name: str, addresses: list[str], port: int, token: str) -> None:
     """Write such a note, which only its owner may read."""
     note = {"addresses": addresses, "port": port, "token": token}
-    machine.replace_file(os.path.join(folder, name), note, is_private=True)
+    write_atomically(os.path.join(folder, name), json.dumps(note).encode(), is_durable=False, mode=0o600)
 
 
 def new_token() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import signal
@@ -155,26 +154,6 @@ def memory_kills() -> dict[str, int]:
 def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
     """Which of the two counters of memory kills, "cgroup" or "machine", is higher than it was; None if neither is."""
     return next((kind for kind in ("cgroup", "machine") if after.get(kind, 0) > before.get(kind, 0)), None)
-
-
-def replace_file(path: str, document: object, *, is_private: bool = False, is_durable: bool = False) -> None:
-    """Write a JSON document as `replace_bytes` writes bytes."""
-    replace_bytes(path, json.dumps(document).encode(), is_private=is_private, is_durable=is_durable)
-
-
-def replace_bytes(
-    path: str, data: bytes, *, is_private: bool = False, is_durable: bool = False, part: str | None = None
-) -> None:
-    """Write a file so that every reader finds the old one or the new one; `part` is where it is written first. Raises
-    OSError."""
-    part = part or f"{path}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(part, flags, 0o600 if is_private else 0o644), "wb") as file:
-        file.write(data)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def read_bytes(path: str) -> bytes | None:

@@ -33,6 +33,7 @@ from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause
 from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
+from mlbench_cli.util.files import replace_file, write_atomically
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
@@ -497,20 +498,19 @@ class NodeAgent(Agent):
         path = f"{self.folder}/.state/archive.tar"
         results: dict[str, object] = {"schema_version": SCHEMA_VERSION, "archive": None, "logs": {}, "problem": None}
         try:
-            with tarfile.open(f"{path}.part", "w") as archive:
+            with replace_file(path, is_durable=False) as file, tarfile.open(fileobj=file, mode="w") as archive:
                 names = ("output", "resources.jsonl", "faults.json")
                 collects = self.plan["collects"]
                 for name in names if collects is None or self.node in collects else names[1:]:
                     if os.path.exists(f"{self.folder}/{name}"):
                         archive.add(f"{self.folder}/{name}", name)
-            os.replace(f"{path}.part", path)
             results["archive"] = digest(path)
             logs = {rank.number: f"{self.folder}/logs/rank-{rank.number}.log" for rank in self.ranks}
             results["logs"] = {number: digest(log) for number, log in logs.items() if os.path.exists(log)}
         except OSError as error:
             results["problem"] = error.strerror or str(error)
         with contextlib.suppress(OSError):
-            machine.replace_file(f"{self.folder}/.state/results.json", results, is_durable=True)
+            write_atomically(f"{self.folder}/.state/results.json", json.dumps(results).encode())
 
     def _linger(self) -> None:
         """Node 0 passes on what ends the run until the others have left; they leave at once."""

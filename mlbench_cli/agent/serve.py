@@ -23,12 +23,11 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbench_cli.agent import processes, wire
 from mlbench_cli.agent.interfaces import interface_addresses
-from mlbench_cli.util.files import remove_folder
+from mlbench_cli.util.files import remove_folder, write_atomically
 
 Answer = tuple[Mapping[str, Any], bytes]
 
@@ -143,24 +142,18 @@ def put(path: str, mode: int = 0o600, new: bool = False, durable: bool = True, *
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     elif not os.path.isdir(os.path.dirname(path)):
         return {"written": False}, b""
-    part = f"{path}.{os.getpid()}.part"
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    try:
-        if not new:
-            os.replace(part, path)
-            return {"written": True}, b""
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            return {"written": False}, b""
+    if not new:
+        write_atomically(path, data, is_durable=durable, mode=mode)
         return {"written": True}, b""
+    part = f"{path}.{os.getpid()}.part"
+    write_atomically(part, data, is_durable=durable, mode=mode)
+    try:
+        os.link(part, path)
+        return {"written": True}, b""
+    except FileExistsError:
+        return {"written": False}, b""
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
+        os.unlink(part)
 
 
 def get(path: str, offset: int = 0, size: int = BLOCK) -> Answer:
@@ -298,7 +291,7 @@ def remove(folder: str, force: bool = False) -> Answer:
         raise Refused(f"{folder} is not the folder of a run")
     if not force and processes.find_processes(nodes_of(folder), arguments=True):
         raise Refused("its processes are still running")
-    remove_folder(Path(folder))
+    remove_folder(folder)
     return {}, b""
 
 

@@ -26,6 +26,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _MODULES = (
     *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/errors.py"),
     *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
+    *("mlbench_cli/util/__init__.py", "mlbench_cli/util/files.py"),
 )
 _FOLDERS = ("task_images", "mlbench_cli/agent")
 # What the agent alone needs.

@@ -1,43 +1,50 @@
-"""Atomic file writes: a reader, also after a crash, sees either the old content or the new content."""
+"""Atomic file writes: a reader, also after a crash, sees either the old content or the new content.
+
+Agents write with it, too: standard library only, and nothing that delays their start, such as pathlib.
+"""
+
+from __future__ import annotations
 
 import errno
 import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 
 @contextmanager
-def replace_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for writing; it replaces `path` when the block succeeds.
+def replace_file(path: str | os.PathLike[str], *, is_durable: bool = True, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file for writing; it replaces `path` when the block succeeds. `mode` is limited by the umask.
 
     The content has been synced by then, unless the caller does that later. The rename is durable once the folder has
     been synced (`sync_folder`).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w+b") as file:
+        with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode), "w+b") as file:
             yield file
             if is_durable:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data`, durably."""
-    with replace_file(path) as file:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, is_durable: bool = True, mode: int = 0o666) -> None:
+    """Replace the content of `path` by `data`, and have it on disk on return, unless that is not needed."""
+    with replace_file(path, is_durable=is_durable, mode=mode) as file:
         file.write(data)
-    sync_folder(path.parent)
+    if is_durable:
+        sync_folder(os.path.dirname(path) or ".")
 
 
-def read_end(path: Path, limit: int = 1 << 16) -> bytes:
+def read_end(path: str | os.PathLike[str], limit: int = 1 << 16) -> bytes:
     """The last `limit` bytes of a file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -47,14 +54,14 @@ def read_end(path: Path, limit: int = 1 << 16) -> bytes:
         return b""
 
 
-def read_regular(path: Path, limit: int) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """The bytes of a file. Raises OSError, also if it is larger than `limit` or not regular (a pipe may block)."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
     return data
 
 
@@ -66,25 +73,25 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def size_of(path: Path) -> int:
+def size_of(path: str | os.PathLike[str]) -> int:
     """The size of a file in bytes; 0 if there is none."""
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except FileNotFoundError:
         return 0
 
 
-def remove_folder(folder: Path) -> None:
+def remove_folder(folder: str | os.PathLike[str]) -> None:
     """Remove a folder. It is renamed first, so readers never see it half deleted. Symbolic links are kept."""
-    if folder.is_symlink() or not folder.is_dir():
+    if os.path.islink(folder) or not os.path.isdir(folder):
         return
-
-    hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
+    parent, name = os.path.split(folder)
+    hidden = os.path.join(parent, f".{name}.{os.getpid()}.deleted")
     os.replace(folder, hidden)
     _remove_tree(hidden)
 
 
-def _remove_tree(folder: Path) -> None:
+def _remove_tree(folder: str) -> None:
     """As shutil.rmtree, of folders of any depth: each one is moved to the top before it is emptied."""
     pending, number = [folder], 0
     while pending:
@@ -92,9 +99,9 @@ def _remove_tree(folder: Path) -> None:
         with os.scandir(place) as entries:
             found = list(entries)
         for entry in found:
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir() and not entry.is_symlink():
                 number += 1
-                pending.append(folder / f".{number}.deleted")
+                pending.append(os.path.join(folder, f".{number}.deleted"))
                 os.rename(entry.path, pending[-1])
             else:
                 os.unlink(entry.path)
@@ -103,7 +110,7 @@ def _remove_tree(folder: Path) -> None:
     os.rmdir(folder)
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Make renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
