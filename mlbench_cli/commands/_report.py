@@ -10,10 +10,10 @@ from mlbench_cli import console
 from mlbench_cli.api import FinishedRun, RunHandle
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.console import Format
+from mlbench_cli.engines.follow import UNREACHABLE
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Run
-from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.model.spec import CUSTOM, RunSpec, common_name
 from mlbench_cli.results.analysis.figures import listed_seconds
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value

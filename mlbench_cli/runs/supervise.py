@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.engines import follow as follow_engine
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.follow import Silence
 from mlbench_cli.engines.local.engine import has_begun
 from mlbench_cli.errors import (
     CredentialError,
@@ -29,7 +30,6 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.isolation import ROOT, protected_path
 from mlbench_cli.model.run import Experiment, Finding, Observation, Run, RunRow, RunState
-from mlbench_cli.model.silence import Silence
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished

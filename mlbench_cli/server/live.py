@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from html import escape
 
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.engines.follow import read_log
+from mlbench_cli.engines.follow import UNREACHABLE, Silence, read_log
 from mlbench_cli.errors import CredentialError, MlbenchError, StoreLockedError, UnreachableError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.model.silence import UNREACHABLE, Silence
 from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.evidence import find_events, parse_metric
 from mlbench_cli.results.figures.curves import live_charts

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.engines.follow import UNREACHABLE
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model.run import Outcome, Run
-from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.progress import Progress

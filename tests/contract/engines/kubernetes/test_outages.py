@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.follow import read_log, watch
+from mlbench_cli.engines.follow import UNREACHABLE, read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError, UnreachableError
 from mlbench_cli.kube.api import NodeUnreachable, ServerUnreachable
 from mlbench_cli.model.run import Ending, Outcome, Run
-from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.model.spec import KubernetesOptions
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
@@ -32,7 +31,7 @@ RUNNING = {
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     monkeypatch.setattr("mlbench_cli.kube.api.RETRY_SECONDS", 0.5)
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.head.WATCH_RETRY_SECONDS", 0.2)
-    monkeypatch.setattr("mlbench_cli.model.silence.SHORT_SECONDS", 0.2)
+    monkeypatch.setattr("mlbench_cli.engines.follow.SHORT_SECONDS", 0.2)
     with KubeApi() as server:
         yield server
 
