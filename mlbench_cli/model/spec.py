@@ -65,6 +65,7 @@ def common_name(name: str) -> str | None:
 
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+_KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 
 class KubernetesOptions(Struct, frozen=True):
@@ -98,6 +99,11 @@ class KubernetesOptions(Struct, frozen=True):
                 raise UsageError(
                     f'{flag} "{shorten(amount)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G."
                 )
+        for name in ("namespace", "runtime_class", "pull_secret", "queue", "data_claim"):
+            text = getattr(self, name)
+            if text is not None and not _KUBERNETES_NAME.fullmatch(text):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f'{flag} "{shorten(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
         if self.collect not in ("rank0", "all"):
             raise UsageError(
                 f'run.collect "{shorten(self.collect)}" is neither rank0 nor all.', hint="--set run.collect=rank0"

@@ -13,7 +13,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import KubernetesOptions
-from mlbench_cli.runs.request import Request, check_environment, flag, parse_duration
+from mlbench_cli.runs.request import Request, check_environment, parse_duration
 from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.text import shorten
 from mlbench_cli.util.yaml_text import read_yaml
@@ -21,14 +21,10 @@ from mlbench_cli.util.yaml_text import read_yaml
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 QUEUE_SECONDS = 7 * 86400
 PATCH_BYTES = 100_000  # of a --pod-patch: it is stored with the run
-# Options with the same name in the request and the spec, by how they are checked.
-_AS_GIVEN = "collect", "memory", "shm", "spread", "share_nodes"
-_LABELS = (
-    "namespace",
-    "runtime_class",
-    "pull_secret",
-    "queue",
-    "data_claim",
+# Options of a request that are those of the spec, which checks them.
+_AS_GIVEN = (
+    *("namespace", "memory", "shm", "runtime_class", "pull_secret", "queue", "data_claim"),
+    *("collect", "spread", "share_nodes"),
 )
 
 
@@ -42,7 +38,6 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         )
     given: dict[str, Any] = {
         **{name: getattr(request, name) for name in _AS_GIVEN},
-        **{name: _check_label(getattr(request, name), name) for name in _LABELS},
         "start_timeout": _choose_start_timeout(request, cluster),
         "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "run.keep")),
         "network_policy": details.network_policies,
@@ -150,9 +145,3 @@ def _read_patch(path: str | None) -> Mapping[str, Any]:
         pairs = {str(one.get("name")): str(one.get("value", "")) for one in item.get("env") or () if "value" in one}
         check_environment(pairs)
     return patch
-
-
-def _check_label(text: str | None, name: str) -> str | None:
-    if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
-        raise UsageError(f'{flag(name)} "{shorten(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
-    return text
