@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION, queue_of
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, failure_of, has_ended, seconds
+from mlbench_cli.engines.kubernetes.workers import NodeEnd, Pod, failure_of, has_ended, seconds
 from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.run import Ending, WorkerState
 from mlbench_cli.model.spec import RunSpec
@@ -18,36 +18,36 @@ def decide_ending(
     job: Mapping[str, Any],
     states: Sequence[WorkerState],
     pods: Mapping[int, Pod],
-    summaries: Mapping[int, Summary],
+    ends: Mapping[int, NodeEnd],
     now: float,
     failing_since: float | None,
-) -> str | None:
-    """A value of Observation.ended, or None while the run is running.
+) -> Ending | None:
+    """How the run has ended; None while it is running.
 
     `failing_since` is when a worker was first seen to have failed; `now` is the cluster's clock, both since 1970.
     """
-    going_on = active(pods, summaries)
+    going_on = active(pods, ends)
     if is_stopped(job):
-        return None if going_on else stopped_as(job)
+        return None if going_on else Ending(stopped_as(job))
     failed = [state for state in states if state.phase in ("failed", "lost")]
     limit = None if failed or is_over(job) else start_limit(spec, job, states)
     if limit is not None and now > limit:
         return Ending.NEVER_STARTED
     if not failed and all(state.phase == "succeeded" for state in states):
-        return "exited"
+        return Ending.EXITED
     if not is_over(job) and not failed:
         return None
     if going_on and not _survivors_are_stuck(pods, now - (failing_since or now)):
         return None
     if failing_since is None and not is_over(job) and _has_just_ended(states, now):
         return None  # all were stopped; the reason will be known soon
-    late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
-    return "deadline" if late else "failed"
+    late = failure_of(job) == "DeadlineExceeded" or any(end.ended is Ending.DEADLINE for end in ends.values())
+    return Ending.DEADLINE if late else Ending.FAILED
 
 
-def active(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> list[int]:
+def active(pods: Mapping[int, Pod], ends: Mapping[int, NodeEnd]) -> list[int]:
     """The workers that are running their command, or will run it."""
-    return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in summaries]
+    return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in ends]
 
 
 def is_over(job: Mapping[str, Any]) -> bool:

@@ -20,12 +20,12 @@ from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
     by_worker,
+    find_end,
     first_failed,
     has_ended,
     has_started,
     is_cut_off,
     is_on_silent_node,
-    summarize,
     worker_state,
     worker_states,
 )
@@ -147,11 +147,9 @@ class RunObserver:
         Times are seconds since 1970 by the server's clock. Nothing is asked of the cluster.
         """
         now, spec, job, pods = time.time() + self._api.server_ahead, self._run.spec, self.job or {}, self._pods
-        summaries = {
-            worker: said for worker, report in snapshot.nodes.items() if (said := summarize(report)) is not None
-        }
-        states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
-        first = first_failed(job, states, pods, summaries)
+        ends = {worker: end for worker, report in snapshot.nodes.items() if (end := find_end(report)) is not None}
+        states = worker_states(spec.workers, pods, ends, spec.run_on_all, self._state_of)
+        first = first_failed(job, states, pods, ends)
         if first is not None:
             self._failing_since = min(self._failing_since or now, states[first].finished or now)
         stopped = stopped_as(job)
@@ -164,7 +162,7 @@ class RunObserver:
                 self._events,
                 self._nodes,
                 now=now,
-                summaries=summaries,
+                ends=ends,
                 logs=self._last_lines(states, first, snapshot),
                 states=states,
                 groups=self._groups or frozenset(),
@@ -174,16 +172,15 @@ class RunObserver:
         )
         if stopped:  # how the others ended says nothing, but what another client has stopped them for counts
             found = [finding for finding in found if finding.code in OUTSIDE]
-        word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
+        ended = decide_ending(spec, job, states, pods, ends, now, self._failing_since)
         codes = {finding.code for finding in found}
-        if word == Ending.NEVER_STARTED:
+        if ended is Ending.NEVER_STARTED:
             found.insert(0, start_timeout(spec.pods.start_timeout, states, found))
-        elif word == "deadline" and "deadline" not in codes:
-            found.append(deadline(Facts(job, pods, (), (), now, summaries)))
-        elif word is None and found and (limit := start_limit(spec, job, states)) is not None:
+        elif ended is Ending.DEADLINE and "deadline" not in codes:
+            found.append(deadline(Facts(job, pods, (), (), now, ends)))
+        elif ended is None and found and (limit := start_limit(spec, job, states)) is not None:
             found[0] = _with_limit(found[0], limit, spec.pods.start_timeout)
         agents = self._observe_agents(snapshot)
-        ended = Ending(word) if word is not None else None
         first_rank = None if first is None else spec.ranks_of(first)[0]
         if agents is not None and not stopped:
             if agents.ended is not Ending.CANCELED:  # they got SIGTERM; the pods say what from

@@ -5,19 +5,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.kube.api import GONE
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model.run import Ending, WorkerState
+from mlbench_cli.model.run import Ending, Phase, WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 # In a pod's status: by its node, which may do so without the condition DisruptionTarget.
 TAKEN_AWAY = ("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated")
 UNKNOWN = "ContainerStatusUnknown"  # the kubelet made the exit code up
 Pod = Mapping[str, Any]
-Summary = Mapping[str, Any]
+
+
+class NodeEnd(Struct, frozen=True):
+    """How a pod's ranks ended, as its agent says: EXITED with this code, CANCELED because the run was being stopped, or
+    DEADLINE. Times are seconds since 1970."""
+
+    ended: Ending
+    exit_code: int
+    started: float | None = None
+    finished: float | None = None
+    is_out_of_memory: bool = False
 
 
 def by_worker(pods: Iterable[Pod]) -> dict[int, Pod]:
@@ -47,14 +58,14 @@ class Known:
 def worker_states(
     workers: int,
     pods: Mapping[int, Pod],
-    summaries: Mapping[int, Summary],
+    ends: Mapping[int, NodeEnd],
     run_on_all: bool = True,
     state_of: Callable[[int, Pod], WorkerState] | None = None,
 ) -> tuple[WorkerState, ...]:
-    """The state of every worker. A summary, what its agent said last, counts before its pod's status."""
+    """The state of every worker. What its agent said of its end counts before its pod's status."""
     state_of = state_of or worker_state
     alone = (state_of(index, pods[index]) if index in pods else WorkerState(index) for index in range(workers))
-    states = [_apply_summary(state, summaries.get(state.rank)) for state in alone]
+    states = [_apply_end(state, ends.get(state.rank)) for state in alone]
     if not run_on_all and states[0].exit_code is not None:
         # The others only waited for worker 0, and end when it does.
         states[1:] = [_assume_success(state) for state in states[1:]]
@@ -80,11 +91,8 @@ def worker_state(index: int, pod: Pod) -> WorkerState:
     )
 
 
-def summarize(report: NodeReport) -> Summary | None:
-    """What the agent of a pod says of its ranks' end; None before it, or if they never began.
-
-    `reason` is exited, terminated (because the run was being stopped) or deadline.
-    """
+def find_end(report: NodeReport) -> NodeEnd | None:
+    """What the agent of a pod says of its ranks' end; None before it, or if they never began."""
     state = report.state
     if state is None or not report.has_ended or state["ended"] == Ending.NEVER_STARTED:
         return None
@@ -93,20 +101,20 @@ def summarize(report: NodeReport) -> Summary | None:
     codes = [facts["exit_code"] for facts in ranks if facts["exit_code"] is not None]
     # Without a code they were told to end before they began.
     code = first["exit_code"] if first is not None else max(codes, default=128 + signal.SIGTERM)
-    reason = "exited"
+    ended = Ending.EXITED
     if state["ended"] == Ending.DEADLINE:
-        reason = "deadline"
+        ended = Ending.DEADLINE
     elif state["ended"] == Ending.CANCELED or (first is None and any(facts["stopped"] for facts in ranks)):
-        reason = "terminated"
+        ended = Ending.CANCELED
     starts = [facts["started"] for facts in ranks if facts["started"] is not None]
-    ends = [facts["finished"] for facts in ranks if facts["finished"] is not None]
-    return {
-        "exit_code": code,
-        "reason": reason,
-        "started": min(starts, default=state["started"]),
-        "ended": max(ends, default=state["finished"]),
-        "memory_kills": int(any(facts["out_of_memory"] for facts in ranks)),
-    }
+    finishes = [facts["finished"] for facts in ranks if facts["finished"] is not None]
+    return NodeEnd(
+        ended,
+        code,
+        min(starts, default=state["started"]),
+        max(finishes, default=state["finished"]),
+        any(facts["out_of_memory"] for facts in ranks),
+    )
 
 
 def main_status(pod: Pod) -> Mapping[str, Any]:
@@ -190,14 +198,14 @@ def first_failed(
     job: Mapping[str, Any],
     states: Iterable[WorkerState],
     pods: Mapping[int, Pod],
-    summaries: Mapping[int, Summary],
+    ends: Mapping[int, NodeEnd],
 ) -> int | None:
     """The worker that failed first; those that were stopped because of it do not count.
 
     Where all were stopped and yet the Job has failed, somebody stopped the first of them from outside.
     """
     failed = sorted(
-        (was_stopped(pods.get(state.rank), summaries.get(state.rank)), state.finished or float("inf"), state.rank)
+        (was_stopped(pods.get(state.rank), ends.get(state.rank)), state.finished or float("inf"), state.rank)
         for state in states
         if state.phase in ("failed", "lost")
     )
@@ -213,14 +221,14 @@ def failure_of(job: Mapping[str, Any]) -> str | None:
     return next((str(item.get("reason")) for item in found if is_true(item)), None)
 
 
-def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
+def was_stopped(pod: Pod | None, end: NodeEnd | None) -> bool:
     """Whether the worker ended because the run was being stopped; not if its pod was taken away from outside."""
     if pod is not None and (
         is_true(condition(pod, "DisruptionTarget")) or pod.get("status", {}).get("reason") in TAKEN_AWAY
     ):
         return False
-    if summary:
-        return summary.get("reason") == "terminated"
+    if end is not None:
+        return end.ended is Ending.CANCELED
     if pod is None:
         return False
     if terminated_state(pod).get("reason") == "OOMKilled":
@@ -259,20 +267,18 @@ def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> 
     return "starting" if is_true(condition(pod, "PodScheduled")) else "pending"
 
 
-def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
-    if not summary:
+def _apply_end(state: WorkerState, end: NodeEnd | None) -> WorkerState:
+    if end is None:
         return state
-    code = int(summary["exit_code"])
-    started, ended = summary.get("started"), summary.get("ended")
-    if state.started is not None and isinstance(ended, int | float) and ended < state.started:
+    if state.started is not None and end.finished is not None and end.finished < state.started:
         state = replace(state, started=None)  # the node's clock is not the pod's, so both times are taken from the pod
     return replace(
         state,
-        phase="failed" if code else "succeeded",
-        exit_code=code,
-        started=float(started) if state.started is None and isinstance(started, int | float) else state.started,
-        finished=float(ended) if isinstance(ended, int | float) else state.finished,
-        reason=None if summary.get("reason") == "exited" and not code else state.reason,
+        phase=Phase.FAILED if end.exit_code else Phase.SUCCEEDED,
+        exit_code=end.exit_code,
+        started=end.started if state.started is None else state.started,
+        finished=state.finished if end.finished is None else end.finished,
+        reason=None if end.ended is Ending.EXITED and not end.exit_code else state.reason,
     )
 
 

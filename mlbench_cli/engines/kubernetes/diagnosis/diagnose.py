@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
 from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of
+from mlbench_cli.engines.kubernetes.workers import NodeEnd, Pod, by_worker, failure_of
 from mlbench_cli.model.run import Finding, WorkerState
 from mlbench_cli.util.text import shorten_line
 
@@ -27,7 +27,7 @@ def diagnose(
     nodes: Sequence[Object] = (),
     *,
     now: float,
-    summaries: Mapping[int, Summary] | None = None,
+    ends: Mapping[int, NodeEnd] | None = None,
     logs: Mapping[int, str] | None = None,
     states: tuple[WorkerState, ...] | None = None,
     groups: frozenset[str] = frozenset(),
@@ -36,13 +36,13 @@ def diagnose(
 ) -> list[Finding]:
     """The findings, the most informative first.
 
-    `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
-    `states` what follows from pods and last words, if that is known already, `groups` the names of the cluster's API
+    `now` is in seconds since 1970, `ends` how workers ended by their agents, `logs` the last lines of their logs,
+    `states` what follows from pods and ends, if that is known already, `groups` the names of the cluster's API
     groups, `booking` the run's ProvisioningRequest or Workload. `is_begun`: agents of the run have told of themselves.
     """
     newest = by_worker(pods)
     facts = Facts(
-        *(job or {}, newest, events, nodes, now, summaries or {}, logs or {}, states, groups, booking or {}, is_begun)
+        *(job or {}, newest, events, nodes, now, ends or {}, logs or {}, states, groups, booking or {}, is_begun)
     )
     found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:

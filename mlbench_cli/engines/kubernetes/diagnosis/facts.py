@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, seconds, worker_states
+from mlbench_cli.engines.kubernetes.workers import NodeEnd, Pod, seconds, worker_states
 from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.run import WorkerState
 from mlbench_cli.util.text import shorten_line
@@ -22,7 +22,7 @@ SPOT_LABELS = (  # of GKE, EKS' node groups, AKS, and Karpenter (also EKS Auto M
 
 @dataclass(frozen=True)
 class Facts:
-    """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970.
+    """Objects as the API server gives them; pods, ends and last log lines by worker. `now` is since 1970.
 
     `known_states` are the workers' states, if they are known already.
     """
@@ -32,7 +32,7 @@ class Facts:
     events: Sequence[Object]
     nodes: Sequence[Object]
     now: float
-    summaries: Mapping[int, Summary] = field(default_factory=dict)
+    ends: Mapping[int, NodeEnd] = field(default_factory=dict)
     logs: Mapping[int, str] = field(default_factory=dict)
     known_states: tuple[WorkerState, ...] | None = None
     groups: frozenset[str] = frozenset()  # API groups of the cluster, which show which autoscalers it has
@@ -44,7 +44,7 @@ class Facts:
         """The workers' states, one per worker from 0 to the last that has a pod."""
         if self.known_states is not None:
             return self.known_states
-        return worker_states(max(self.pods, default=-1) + 1, self.pods, self.summaries)
+        return worker_states(max(self.pods, default=-1) + 1, self.pods, self.ends)
 
     @property
     def run(self) -> str:

@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     was_stopped,
 )
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model.run import Finding, WorkerState
+from mlbench_cli.model.run import Ending, Finding, WorkerState
 from mlbench_cli.util.text import duration, shorten_line
 
 
@@ -22,7 +22,7 @@ def failures(facts: Facts) -> list[tuple[int, Finding]]:
 
     What the others do when one is gone (a broken connection, a stop) is no finding.
     """
-    first = first_failed(facts.job, facts.states, facts.pods, facts.summaries)
+    first = first_failed(facts.job, facts.states, facts.pods, facts.ends)
     if first is None:
         return []
     others = [state.rank for state in facts.states if state.phase in ("failed", "lost") and state.rank != first]
@@ -91,14 +91,14 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
 
 def ending(facts: Facts, worker: int) -> Finding:
     """How a worker's own command ended badly."""
-    pod, summary = facts.pods.get(worker), facts.summaries.get(worker)
+    pod, end = facts.pods.get(worker), facts.ends.get(worker)
     ended = terminated_state(pod) if pod else {}
-    if summary is not None and summary.get("reason") == "deadline":
+    if end is not None and end.ended is Ending.DEADLINE:
         return deadline(facts, worker)
-    if pod is not None and summary is None and (found := _failed_before(worker, pod)) is not None:
+    if pod is not None and end is None and (found := _failed_before(worker, pod)) is not None:
         return found
-    if not ended if summary is None else summary.get("reason") == "terminated":
-        unknown = "; its exit code is unknown" if summary is None else ""
+    if not ended if end is None else end.ended is Ending.CANCELED:
+        unknown = "; its exit code is unknown" if end is None else ""
         return Finding(
             "pod_deleted",
             f"The pod of worker {worker} was deleted by someone else{unknown}.",
@@ -106,11 +106,11 @@ def ending(facts: Facts, worker: int) -> Finding:
             retryable=True,
             evidence=evidence(worker, pod),
         )
-    code = int(summary["exit_code"]) if summary else int(ended.get("exitCode", -1))
-    # The container's message is its worker's last word if it had time for one, else the end of its log.
-    message = "" if summary else str(ended.get("message") or "")
+    code = int(ended.get("exitCode", -1)) if end is None else end.exit_code
+    # The message of a container is the end of its log, which an agent has brought already.
+    message = str(ended.get("message") or "") if end is None else ""
     # Where memory is limited per process, only the rank is killed, and its agent reports that.
-    reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
+    reason = "OOMKilled" if end is not None and end.is_out_of_memory else str(ended.get("reason") or "")
     node = str((pod or {}).get("spec", {}).get("nodeName") or "")
     return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod), node)
 
@@ -133,7 +133,7 @@ def _failed_before(worker: int, pod: Pod) -> Finding | None:
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:
     """The finding of a run, or of one worker, that was stopped at its deadline."""
-    never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
+    never = not facts.ends and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
     what = "reached its deadline before any worker started" if never else "was stopped at its deadline"
     return Finding(
@@ -158,7 +158,7 @@ def start_timeout(limit: float, states: Sequence[WorkerState], reasons: Sequence
 
 
 def _was_stopped(facts: Facts, worker: int) -> bool:
-    return was_stopped(facts.pods.get(worker), facts.summaries.get(worker))
+    return was_stopped(facts.pods.get(worker), facts.ends.get(worker))
 
 
 def _shut_down(finding: Callable[..., Finding], worker: int, node: object, spot: bool) -> Finding:

@@ -88,9 +88,7 @@ def held_up(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Finding]]:
 def waiting(facts: Facts) -> dict[int, Pod]:
     """The pods that have not ended, by worker."""
     return {
-        worker: pod
-        for worker, pod in sorted(facts.pods.items())
-        if not has_ended(pod) and worker not in facts.summaries
+        worker: pod for worker, pod in sorted(facts.pods.items()) if not has_ended(pod) and worker not in facts.ends
     }
 
 

@@ -9,8 +9,15 @@ import pytest
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import ending
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, terminated_state, worker_states
-from mlbench_cli.model.run import Finding
+from mlbench_cli.engines.kubernetes.workers import (
+    INDEX_LABEL,
+    NodeEnd,
+    by_worker,
+    first_failed,
+    terminated_state,
+    worker_states,
+)
+from mlbench_cli.model.run import Ending, Finding
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = 1_800_000_000.0
@@ -20,13 +27,16 @@ LONG_AGO = "2027-01-15T07:50:00Z"
 
 def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
     facts = json.loads((RECORDED / f"{name}.json").read_text())
-    facts["summaries"] = {}  # what the workers said of their ends when this was recorded
+    facts["ends"] = {}  # when this was recorded, the workers said them in the messages of their containers
     for worker, pod in by_worker(facts["pods"]).items():
         message = terminated_state(pod).get("message") or ""
         if message.startswith("{"):
-            facts["summaries"][worker] = json.loads(message)
+            said = json.loads(message)
+            ended = {"terminated": Ending.CANCELED, "deadline": Ending.DEADLINE}.get(said["reason"], Ending.EXITED)
+            times = said.get("started"), said.get("ended")
+            facts["ends"][worker] = NodeEnd(ended, said["exit_code"], *times, bool(said.get("memory_kills")))
     found = diagnose(
-        *(facts[name] for name in ("job", "pods", "events", "nodes")), now=facts["now"], summaries=facts["summaries"]
+        *(facts[name] for name in ("job", "pods", "events", "nodes")), now=facts["now"], ends=facts["ends"]
     )
     return facts, found
 
@@ -72,8 +82,8 @@ def test_it_is_named_also_before_the_job_controller_has_seen_it(name: str) -> No
     """All workers have ended on being told to, and the Job does not yet say why."""
     facts = json.loads((RECORDED / f"{name}.json").read_text())
     job = {**facts["job"], "status": {"active": 2}}
-    said = {index: {"worker": index, "exit_code": 143, "reason": "terminated"} for index in (0, 1)}
-    found = diagnose(job, facts["pods"], facts["events"], facts["nodes"], now=facts["now"], summaries=said)
+    ends = dict.fromkeys((0, 1), NodeEnd(Ending.CANCELED, 143))
+    found = diagnose(job, facts["pods"], facts["events"], facts["nodes"], now=facts["now"], ends=ends)
     assert [finding.code for finding in found] == [name]
 
 
@@ -91,8 +101,8 @@ def _rows() -> list[Any]:
 def test_the_worker_that_was_hit_is_the_first_failed(name: str) -> None:
     facts, _ = load_recording(name)
     pods = by_worker(facts["pods"])
-    words = facts["summaries"]
-    assert first_failed(facts["job"], worker_states(2, pods, words), pods, words) == 1
+    ends = facts["ends"]
+    assert first_failed(facts["job"], worker_states(2, pods, ends), pods, ends) == 1
 
 
 # --- what a test cluster cannot do --------------------------------------------------------------------------------
@@ -198,8 +208,8 @@ def from_log(code: str, log: str) -> tuple[str, bool, dict[str, object]]:
     return case(code, a_pod(state=terminated_container(1)), logs={0: log})
 
 
-def summary_case(code: str, **summary: Any) -> tuple[str, bool, dict[str, object]]:
-    return case(code, a_pod(state={"running": {}}), summaries={0: {"worker": 0, "reason": "exited", **summary}})
+def told_by_agent(code: str, end: NodeEnd) -> tuple[str, bool, dict[str, object]]:
+    return case(code, a_pod(state={"running": {}}), ends={0: end})
 
 
 QUEUED = {**a_job(suspend=True), "metadata": {"name": "r", "labels": {"kueue.x-k8s.io/queue-name": "q"}}}
@@ -432,8 +442,8 @@ BUILT = {
     "environment": case("bad_environment", a_pod(state=terminated_container(78))),
     "not found in a shell": case("command_not_found", a_pod(state=terminated_container(127))),
     "killed": case("rank_crashed", a_pod(state=terminated_container(137))),
-    "memory, told by the worker": summary_case("out_of_memory", exit_code=137, memory_kills=1),
-    "deadline, told by the worker": summary_case("deadline", exit_code=124, reason="deadline"),
+    "memory, told by the worker": told_by_agent("out_of_memory", NodeEnd(Ending.EXITED, 137, is_out_of_memory=True)),
+    "deadline, told by the worker": told_by_agent("deadline", NodeEnd(Ending.DEADLINE, 124)),
     "deadline before any start": case("deadline", unscheduled_pod(), job=a_job(failed="DeadlineExceeded")),
 }
 
@@ -477,11 +487,10 @@ def test_those_who_fail_because_of_the_first_are_no_findings() -> None:
 
 def test_a_workers_own_clock_decides_who_was_first() -> None:
     pods = [a_pod(index, state=terminated_container(index + 1), phase="Failed") for index in (0, 1)]
-    summaries = {
-        index: {"worker": index, "exit_code": index + 1, "reason": "exited", "ended": NOW - 10 + delay}
-        for index, delay in ((0, 0.9), (1, 0.2))
+    ends = {
+        index: NodeEnd(Ending.EXITED, index + 1, finished=NOW - 10 + delay) for index, delay in ((0, 0.9), (1, 0.2))
     }
-    (finding,) = diagnose(a_job(), pods, now=NOW, summaries=summaries)
+    (finding,) = diagnose(a_job(), pods, now=NOW, ends=ends)
     assert finding.evidence["exit_code"] == 2
 
 
@@ -549,17 +558,17 @@ def test_what_one_node_has_too_little_of_another_one_may_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pods", "summaries", "words"),
+    ("pods", "ends", "words"),
     [
         ({}, {}, "was deleted by someone else; its exit code is unknown."),
         ({1: a_pod(1, state={"running": {}})}, {}, "was deleted by someone else; its exit code is unknown."),
-        ({}, {1: {"worker": 1, "reason": "terminated", "exit_code": 143}}, "was deleted by someone else."),
+        ({}, {1: NodeEnd(Ending.CANCELED, 143)}, "was deleted by someone else."),
         ({1: a_pod(1, state={"terminated": {"reason": "Error"}})}, {}, "Worker 1 exited with -1"),
     ],
 )
 def test_a_worker_without_an_exit_code_is_told_from_one_that_failed(
-    pods: dict[int, Any], summaries: dict[int, Any], words: str
+    pods: dict[int, Any], ends: dict[int, NodeEnd], words: str
 ) -> None:
-    found = ending(Facts(a_job(), pods, (), (), NOW, summaries), 1)
+    found = ending(Facts(a_job(), pods, (), (), NOW, ends), 1)
     assert words in found.summary
     assert (found.code, found.retryable) == ("rank_crashed" if "-1" in words else "pod_deleted", "-1" not in words)

@@ -10,13 +10,12 @@ from mlbench_cli.engines.kubernetes.ending import (
     decide_ending,
 )
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
-from mlbench_cli.engines.kubernetes.workers import worker_states
+from mlbench_cli.engines.kubernetes.workers import NodeEnd, worker_states
+from mlbench_cli.model.run import Ending
 from mlbench_cli.model.spec import RunSpec
 
 NOW = 1_800_000_000.0
-OK = {"worker": 0, "exit_code": 0, "reason": "exited", "held": True}
-BAD = {"worker": 0, "exit_code": 3, "reason": "exited", "held": True}
-LATE = {"worker": 0, "exit_code": 124, "reason": "deadline", "held": True}
+OK, BAD, LATE = NodeEnd(Ending.EXITED, 0), NodeEnd(Ending.EXITED, 3), NodeEnd(Ending.DEADLINE, 124)
 
 
 def a_pod(state: str, code: int = 0, **metadata: str) -> dict[str, Any]:
@@ -46,7 +45,7 @@ CRASHED = a_pod("ended", 5)
 
 
 @pytest.mark.parametrize(
-    ("job", "pods", "summaries", "failing_for", "word"),
+    ("job", "pods", "ends", "failing_for", "word"),
     [
         (a_job(), [], {}, None, None),
         (a_job(), [RUNNING, RUNNING], {}, None, None),
@@ -77,22 +76,22 @@ CRASHED = a_pod("ended", 5)
     ],
 )
 def test_a_run_has_ended(
-    job: Any, pods: list[Any], summaries: Any, failing_for: float | None, word: str | None
+    job: Any, pods: list[Any], ends: dict[int, NodeEnd], failing_for: float | None, word: str | None
 ) -> None:
     spec = RunSpec("r-2", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 2, image="i", timeout=600.0)
     by_worker = dict(enumerate(pods))
-    states = worker_states(2, by_worker, summaries)
+    states = worker_states(2, by_worker, ends)
     since = None if failing_for is None else NOW - failing_for
-    assert decide_ending(spec, job, states, by_worker, summaries, NOW, since) == word
+    assert decide_ending(spec, job, states, by_worker, ends, NOW, since) == word
 
 
 @pytest.mark.parametrize(("since", "word"), [(1.0, None), (SETTLE_SECONDS + 1, "failed")])
 def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | None) -> None:
     """An evicted worker says its last word before its pod says that it was evicted."""
     pods = {0: RUNNING}
-    said = {0: {"worker": 0, "exit_code": 143, "reason": "terminated", "held": True, "ended": NOW - since}}
+    ends = {0: NodeEnd(Ending.CANCELED, 143, finished=NOW - since)}
     spec = RunSpec(
         name="r-1", cluster="c", engine="kubernetes", task="custom", preset="custom", argv=("true",), backend="gloo",
         workers=1,
     )  # fmt: skip
-    assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
+    assert decide_ending(spec, a_job(), worker_states(1, pods, ends), pods, ends, NOW, None) == word

@@ -6,15 +6,17 @@ import pytest
 
 from mlbench_cli.engines.kubernetes import workers
 from mlbench_cli.engines.kubernetes.workers import (
+    NodeEnd,
     first_failed,
     was_stopped,
     worker_state,
 )
 from mlbench_cli.kube.api import GONE
-from mlbench_cli.model.run import WorkerState
+from mlbench_cli.model.run import Ending, WorkerState
 
 START, END = "2027-01-15T08:00:00Z", "2027-01-15T08:00:50.5Z"
 RUNNING = {"running": {"startedAt": START}}
+STOPPED = NodeEnd(Ending.CANCELED, 143)
 
 
 def ended(code: int, why: str = "Completed", **more: Any) -> dict[str, Any]:
@@ -99,15 +101,15 @@ def job(kind: str = "", why: str = "", value: str = "True") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pod", "summary", "stopped"),
+    ("pod", "end", "stopped"),
     [
-        (a_pod(RUNNING), {"reason": "terminated"}, True),
-        (a_pod(RUNNING), {"reason": "exited"}, False),
-        (a_pod(RUNNING, conditions=(is_("DisruptionTarget"),)), {"reason": "terminated"}, False),
-        (a_pod(RUNNING, conditions=(is_("DisruptionTarget", "False"),)), {"reason": "terminated"}, True),
-        (a_pod(RUNNING, status={"reason": "NodeShutdown"}), {"reason": "terminated"}, False),
-        (a_pod(RUNNING, status={"reason": "Other"}), {"reason": "terminated"}, True),
-        (None, {"reason": "terminated"}, True),
+        (a_pod(RUNNING), STOPPED, True),
+        (a_pod(RUNNING), NodeEnd(Ending.EXITED, 0), False),
+        (a_pod(RUNNING, conditions=(is_("DisruptionTarget"),)), STOPPED, False),
+        (a_pod(RUNNING, conditions=(is_("DisruptionTarget", "False"),)), STOPPED, True),
+        (a_pod(RUNNING, status={"reason": "NodeShutdown"}), STOPPED, False),
+        (a_pod(RUNNING, status={"reason": "Other"}), STOPPED, True),
+        (None, STOPPED, True),
         (None, None, False),
         (a_pod(ended(137, "OOMKilled"), deletionTimestamp=END), None, False),
         (a_pod(ended(143, "Error"), deletionTimestamp=END), None, True),
@@ -116,20 +118,17 @@ def job(kind: str = "", why: str = "", value: str = "True") -> dict[str, Any]:
     ],
 )
 def test_whether_a_worker_was_stopped_with_its_run(
-    pod: dict[str, Any] | None, summary: dict[str, Any] | None, stopped: bool
+    pod: dict[str, Any] | None, end: NodeEnd | None, stopped: bool
 ) -> None:
-    assert was_stopped(pod, summary) is stopped
+    assert was_stopped(pod, end) is stopped
 
 
 def state(rank: int, phase: str, finished: float | None = None) -> WorkerState:
     return WorkerState(rank, phase, finished=finished)
 
 
-STOPPED = {"reason": "terminated", "exit_code": 143}
-
-
 @pytest.mark.parametrize(
-    ("found", "states", "summaries", "worker"),
+    ("found", "states", "ends", "worker"),
     [
         (job(), [state(0, "succeeded", 1.0), state(1, "running")], {}, None),
         (job(), [state(0, "failed", 9.0), state(1, "failed", 5.0)], {}, 1),
@@ -143,6 +142,6 @@ STOPPED = {"reason": "terminated", "exit_code": 143}
     ],
 )
 def test_the_worker_that_failed_first(
-    found: dict[str, Any], states: list[WorkerState], summaries: dict[int, Any], worker: int | None
+    found: dict[str, Any], states: list[WorkerState], ends: dict[int, NodeEnd], worker: int | None
 ) -> None:
-    assert first_failed(found, states, {}, summaries) == worker
+    assert first_failed(found, states, {}, ends) == worker
