@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mlbench_cli.agent import head, link, machine, wire
 from mlbench_cli.util.files import write_atomically
@@ -105,26 +106,27 @@ class Courier:
     def _converse(self) -> None:
         talk = link.Link(link.connect(self.note["addresses"], self.note["port"], CONNECT_SECONDS))
         try:
-            talk.send({"token": self.note["token"], "node": self.node, "files": [*self.logs, ARCHIVE]})
-            self._send_all(talk, self._await(talk, "have"))
+            names = [*self.logs, ARCHIVE]
+            talk.send({"do": "hello", "token": self.note["token"], "node": self.node, "names": names})
+            self._send_all(talk, self._await(talk, "have")["sizes"])
         finally:
             talk.close()
 
-    def _await(self, talk: link.Link, wanted: str) -> dict[str, int]:
-        """The answer to a question; notes that come before it are written. Raises OSError if none comes."""
+    def _await(self, talk: link.Link, wanted: str) -> dict[str, Any]:
+        """The answer of that kind; notes that come before it are written. Raises OSError if none comes."""
         end = time.monotonic() + ANSWER_SECONDS
         while (found := talk.receive(max(0.0, end - time.monotonic()))) is not None:
-            if wanted in found[0]:
-                answer: dict[str, int] = found[0][wanted]
-                return answer
+            if found[0]["do"] == wanted:
+                return found[0]
             self._take(*found)
         raise TimeoutError(wanted)
 
-    def _take(self, message: dict[str, str], data: bytes) -> None:
-        """Write a note from the head to the same file in this node's folder of the run."""
-        name = message.get("note")
-        if name in head.PASSED_ON and machine.read_bytes(path := f"{self.run_folder}/{name}") != data:
-            write_atomically(path, data, is_durable=False, mode=0o600)
+    def _take(self, message: dict[str, Any], data: bytes) -> None:
+        """Write a note from the head to the same file in this node's folder of the run; an answer to a beat is none."""
+        if message["do"] == "note" and message["name"] in head.PASSED_ON:
+            path = f"{self.run_folder}/{message['name']}"
+            if machine.read_bytes(path) != data:
+                write_atomically(path, data, is_durable=False, mode=0o600)
 
     def _send_all(self, talk: link.Link, have: dict[str, int]) -> None:
         """Send what the head lacks, until the agent has ended and the head has confirmed the sizes of all files."""
@@ -143,15 +145,15 @@ class Courier:
                 is_news |= self._send_growth(talk, ARCHIVE, offsets)
             if is_running and time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_SECONDS
-                talk.send({"beat": True})
+                talk.send({"do": "beat"})
                 asked = min(asked, time.monotonic())
             if not is_running and not is_news:
-                talk.send({"sizes": list(offsets)})  # what was sent has not arrived yet
-                arrived = self._await(talk, "have")
+                talk.send({"do": "sizes", "names": list(offsets)})  # what was sent has not arrived yet
+                arrived = self._await(talk, "have")["sizes"]
                 if any(arrived.get(name, 0) != size for name, size in offsets.items()):
                     raise ConnectionError("not all has arrived")
                 self._send_whole(talk, RESULTS, sent)
-                talk.send({"gone": True})
+                talk.send({"do": "gone"})
                 self._await(talk, "gone")
                 self.is_delivered = True
                 return
@@ -181,7 +183,7 @@ class Courier:
                 data = file.read(PIECE)
                 if not data:
                     break
-                talk.send({"append": name, "offset": offsets[name]}, data)
+                talk.send({"do": "append", "name": name, "offset": offsets[name]}, data)
                 offsets[name] += len(data)
                 is_news = True
         return is_news
@@ -195,6 +197,6 @@ class Courier:
             return False
         if data == sent.get(name):
             return False
-        talk.send({"whole": there or name}, data)
+        talk.send({"do": "replace", "name": there or name}, data)
         sent[name] = data
         return True

@@ -20,10 +20,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.agent import machine, processes
+from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
 from mlbench_cli.util.files import write_atomically
 
@@ -113,9 +114,9 @@ class NodeFaults:
 
     # --- messages -----------------------------------------------------------------------------------------------
 
-    def _report(self, message: Mapping[str, Any]) -> None:
+    def _report(self, do: str, **fields: Any) -> None:
         """Tell node 0."""
-        self._agent.send_faults(0, message)
+        self._agent.send_faults(0, {"do": do, **fields})
 
     def take(self, node: int, message: Mapping[str, Any]) -> None:
         """Handle a message from another node. It is from node 0, the only one that this node has a link to."""
@@ -123,16 +124,18 @@ class NodeFaults:
 
     def obey(self, message: Mapping[str, Any]) -> None:
         """Carry out an order from node 0."""
-        if self._agent.state["ended"] is not None:
-            return
-        if "inject" in message:
-            self._inject(int(message["event"]), Fault(**message["inject"]))
-        elif "halt" in message:
-            self._halt()
-        elif "attempt" in message:
-            self._start_attempt(message["attempt"])
-        elif "over" in message:
-            self._is_over = True
+        orders: dict[str, Callable[..., None]] = {
+            "inject": self._inject,
+            "halt": self._halt,
+            "start": self._start_attempt,
+            "end": self._expect_no_attempt,
+        }
+        if self._agent.state["ended"] is None:
+            carry_out(orders, message)
+
+    def _expect_no_attempt(self) -> None:
+        """All ranks of all nodes have ended well."""
+        self._is_over = True
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +157,7 @@ class NodeFaults:
             return
         if self._halted and not self._is_idle and self._is_at_rest(now):
             self._is_idle = True
-            self._report({"idle": self._list_checkpoints()})
+            self._report("idle", checkpoints=self._list_checkpoints())
         if now >= self._next_look:
             self._look(now)
         for lasting in list(self._lasting):
@@ -177,7 +180,7 @@ class NodeFaults:
             if rank.number in slowed or fields is None or fields[0] not in "Tt":
                 self._stalled.pop(rank.number, None)
             elif now - self._stalled.setdefault(rank.number, now) >= self._detect:
-                self._report({"end": rank.number, "code": None, "why": "stopped"})
+                self._report("failed", rank=rank.number, code=None, why="stopped", is_final=False)
                 processes.signal_group(rank.pid, signal.SIGKILL)
                 return
 
@@ -186,13 +189,13 @@ class NodeFaults:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
-    def _inject(self, event: int, fault: Fault) -> None:
+    def _inject(self, event: int, fault: Mapping[str, Any]) -> None:
         problem = None
         try:
-            problem = self._do(event, fault, time.monotonic())
+            problem = self._do(event, Fault(**fault), time.monotonic())
         except OSError as error:
             problem = error.strerror or str(error)
-        self._report({"event": event, "facts": {"problem": problem}})
+        self._report("event", number=event, facts={"problem": problem}, is_over=False)
 
     def _do(self, event: int, fault: Fault, now: float) -> str | None:
         """Carry out a fault; why that cannot be done, or None. Raises OSError."""
@@ -237,7 +240,7 @@ class NodeFaults:
     def _end_lasting(self, lasting: _Lasting) -> None:
         lasting.end()
         self._lasting.remove(lasting)
-        self._report({"event": lasting.event, "facts": lasting.facts, "is_over": True})
+        self._report("event", number=lasting.event, facts=lasting.facts, is_over=True)
 
     # --- guard --------------------------------------------------------------------------------------------------
 
@@ -284,14 +287,14 @@ class NodeFaults:
             return False
         is_final = self.policy is Policy.FAIL or code in FINAL_CODES
         why = "killed" if number is not None else "failed"
-        self._report({"end": rank.number, "code": code, "why": why, "is_final": is_final})
+        self._report("failed", rank=rank.number, code=code, why=why, is_final=is_final)
         if not is_final:
             self._halt()
         return not is_final
 
     def _note_success(self) -> None:
         if not self._running():
-            self._report({"done": self._attempt["number"]})
+            self._report("done", attempt=self._attempt["number"])
 
     def _halt(self) -> None:
         """End what runs, before another attempt."""
@@ -321,7 +324,7 @@ class NodeFaults:
             for rank in self._agent.ranks:
                 self._agent.start_again(rank)
         except OSError as error:
-            self._report({"broken": error.strerror or str(error)})
+            self._report("broken", problem=error.strerror or str(error))
 
     def _give_up(self) -> None:
         """Rule out further attempts, and end lasting faults, so that stopped ranks notice the end of the run."""
@@ -402,11 +405,12 @@ class FaultControl(NodeFaults):
 
     # --- messages -----------------------------------------------------------------------------------------------
 
-    def _report(self, message: Mapping[str, Any]) -> None:
-        self.hear(self._agent.node, message)
+    def _report(self, do: str, **fields: Any) -> None:
+        self.hear(self._agent.node, {"do": do, **fields})
 
-    def _tell(self, node: int | None, message: Mapping[str, Any]) -> None:
+    def _tell(self, node: int | None, do: str, **fields: Any) -> None:
         """Tell a node what to do; None: all, this one last, because what it does may end the run."""
+        message = {"do": do, **fields}
         for other in [node] if node is not None else reversed(range(self._agent.count)):
             if other == self._agent.node:
                 self.obey(message)
@@ -418,47 +422,51 @@ class FaultControl(NodeFaults):
         self.hear(node, message)
 
     def hear(self, node: int, message: Mapping[str, Any]) -> None:
-        """Handle a message from a node."""
-        if "event" in message:
-            self._take_event(node, message)
-        elif "end" in message:
-            self._take_failure(message)
-        elif "idle" in message:
-            self._idle[node] = message["idle"]
-        elif "done" in message and message["done"] == self._attempt["number"]:
+        """Handle a report from a node."""
+        reports: dict[str, Callable[..., None]] = {
+            "event": self._on_event,
+            "failed": self._on_failure,
+            "idle": self._on_idle,
+            "done": self._on_done,
+            "broken": self._on_broken,
+        }
+        carry_out(reports, message, node)
+
+    def _on_idle(self, node: int, checkpoints: Mapping[str, list[str]]) -> None:
+        self._idle[node] = checkpoints
+
+    def _on_done(self, node: int, attempt: int) -> None:
+        if attempt == self._attempt["number"]:
             self._done.add(node)
-            self._end_if_done()
-        elif "broken" in message:
-            self.document["problem"] = str(message["broken"])
-            self._end_for_good()
+            if len(self._done) == self._agent.count:
+                self._tell(None, "end")
 
-    def _end_if_done(self) -> None:
-        if len(self._done) == self._agent.count:
-            self._tell(None, {"over": True})
+    def _on_broken(self, node: int, problem: str) -> None:
+        self.document["problem"] = problem
+        self._end_for_good()
 
-    def _take_event(self, node: int, message: Mapping[str, Any]) -> None:
-        note = self.document["events"][message["event"]]
-        facts = dict(message["facts"])
+    def _on_event(self, node: int, number: int, facts: dict[str, Any], is_over: bool) -> None:
+        note, facts = self.document["events"][number], dict(facts)
         if note["problem"] not in (None, UNCONFIRMED):  # of another node, whose ranks it was meant for, too
             facts.pop("problem", None)
         note.update(facts)
-        if message.get("is_over"):
+        if is_over:
             note["until"] = self._now()
         self.write()
 
-    def _take_failure(self, message: Mapping[str, Any]) -> None:
+    def _on_failure(self, node: int, rank: int, code: int | None, why: str, is_final: bool) -> None:
         """A rank has failed, or will be killed because it is stopped. The first reason of an attempt's end stays."""
-        rank, code, attempt = message["end"], message["code"], self.document["attempts"][-1]
+        attempt = self.document["attempts"][-1]
         if attempt["ended"] is None:
-            attempt.update({"ended": self._now(), "rank": rank, "why": message["why"]})
+            attempt.update({"ended": self._now(), "rank": rank, "why": why})
         if attempt["rank"] == rank and code is not None:
             attempt["exit_code"] = code
         self.write()
-        if code is None or message["is_final"]:
+        if code is None or is_final:
             return
         if not self._restarting:
             self._restarting, self._last = True, (rank, code)
-            self._tell(None, {"halt": True})
+            self._tell(None, "halt")
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -503,7 +511,7 @@ class FaultControl(NodeFaults):
         if fault.target is not None:
             kind = "worker" if FaultKind(fault.kind).targets_worker else "rank"
             node = self._agent.find_node(**{kind: fault.target})
-        self._tell(node, {"inject": fault.to_dict(), "event": len(events) - 1})
+        self._tell(node, "inject", event=len(events) - 1, fault=fault.to_dict())
         self.write()
 
     def _look_for_training(self) -> None:
@@ -539,7 +547,7 @@ class FaultControl(NodeFaults):
             "resume": found,
             "port": machine.free_port(),  # another one: the last may still be in use
         }
-        self._tell(None, {"attempt": attempt})
+        self._tell(None, "start", attempt=attempt)
         self.write()
 
     def _start_attempt(self, attempt: Mapping[str, Any]) -> None:

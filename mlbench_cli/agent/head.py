@@ -27,6 +27,7 @@ import socketserver
 import sys
 import threading
 import time
+from collections.abc import Callable
 from socket import socket
 from typing import Any
 
@@ -53,6 +54,13 @@ class Head:
         self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
         self.heard = time.monotonic()  # when a message last came
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
+        self._actions: dict[str, Callable[..., dict[str, Any] | None]] = {
+            "append": self._append,
+            "replace": self._replace,
+            "beat": self._beat,
+            "sizes": self._list_sizes,
+            "gone": self._note_end,
+        }
 
     def place(self, node: int) -> str:
         """The folder of a node."""
@@ -88,36 +96,40 @@ class Head:
         return sizes
 
     def take(self, node: int, message: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-        """Do what a courier asks; the answer, if it expects one. Raises OSError, and ValueError for other requests."""
+        """Do what a courier asks; the answer, if it expects one. Raises OSError, and KeyError, TypeError or ValueError
+        for other requests."""
         self.heard = time.monotonic()
-        place = self.place(node)
-        if "append" in message:
-            name, offset = message["append"], message["offset"]
-            if not GROWING.fullmatch(name) or not 0 <= offset < MAX_OFFSET:
-                raise ValueError(name)
-            descriptor = os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.pwrite(descriptor, data, offset)
-            finally:
-                os.close(descriptor)
-        elif "whole" in message:
-            name = message["whole"]
-            if name == "rendezvous.json" and node == 0:
-                write_atomically(f"{self.folder}/{name}", data, is_durable=False, mode=0o600)
-            elif WHOLE.fullmatch(name):
-                write_atomically(f"{place}/{name}", data, is_durable=False)
-            else:
-                raise ValueError(name)
-        elif "beat" in message:
-            with open(f"{place}/.state/beat", "w", encoding="ascii") as file:
-                file.write(f"{time.time():.3f}\n")
-            return {"beat": True}
-        elif "sizes" in message:
-            return {"have": self.have(node, message["sizes"])}
-        elif "gone" in message:
-            with open(f"{place}/.state/gone", "w", encoding="ascii"):
-                return {"gone": True}
-        return None
+        answer: dict[str, Any] | None = wire.carry_out(self._actions, message, node, data)
+        return answer
+
+    def _append(self, node: int, data: bytes, name: str, offset: int) -> None:
+        if not GROWING.fullmatch(name) or not 0 <= offset < MAX_OFFSET:
+            raise ValueError(name)
+        descriptor = os.open(f"{self.place(node)}/{name}", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, data, offset)
+        finally:
+            os.close(descriptor)
+
+    def _replace(self, node: int, data: bytes, name: str) -> None:
+        if name == "rendezvous.json" and node == 0:
+            write_atomically(f"{self.folder}/{name}", data, is_durable=False, mode=0o600)
+        elif WHOLE.fullmatch(name):
+            write_atomically(f"{self.place(node)}/{name}", data, is_durable=False)
+        else:
+            raise ValueError(name)
+
+    def _beat(self, node: int, data: bytes) -> dict[str, Any]:
+        with open(f"{self.place(node)}/.state/beat", "w", encoding="ascii") as file:
+            file.write(f"{time.time():.3f}\n")
+        return {"do": "beat"}
+
+    def _list_sizes(self, node: int, data: bytes, names: list[Any]) -> dict[str, Any]:
+        return {"do": "have", "sizes": self.have(node, names)}
+
+    def _note_end(self, node: int, data: bytes) -> dict[str, Any]:
+        with open(f"{self.place(node)}/.state/gone", "w", encoding="ascii"):
+            return {"do": "gone"}
 
     def converse(self, connection: socket) -> None:
         """Serve one courier until its connection ends."""
@@ -126,20 +138,20 @@ class Head:
             first = talk.receive(SILENT_SECONDS)
             if first is None or not link.is_token(first[0].get("token"), self.token):
                 return
-            node, names = first[0]["node"], first[0]["files"]
+            node, names = first[0]["node"], first[0]["names"]
             if not isinstance(node, int) or not 0 <= node < self.count or not isinstance(names, list):
                 return
             for part in ("logs", ".state"):
                 os.makedirs(f"{self.place(node)}/{part}", exist_ok=True)
             with open(f"{self.place(node)}/.state/courier", "w", encoding="ascii"):
                 pass
-            talk.send({"have": self.have(node, names)})
+            talk.send({"do": "have", "sizes": self.have(node, names)})
             passed_on: dict[str, bytes] = {}
             last = time.monotonic()
             while time.monotonic() < last + SILENT_SECONDS:
                 for name, content in dict(self.notes).items():
                     if passed_on.get(name) != content:
-                        talk.send({"note": name}, content)
+                        talk.send({"do": "note", "name": name}, content)
                         passed_on[name] = content
                 if (found := talk.receive(LOOK_SECONDS)) is not None:
                     last = time.monotonic()

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
@@ -33,6 +33,7 @@ from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause
 from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line, lock_file
 from mlbench_cli.agent.rendezvous import RankLink
+from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.util.files import replace_file, write_atomically
 
 BEAT_SECONDS = 5.0
@@ -124,9 +125,9 @@ class NodeAgent(Agent):
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
         self.began_to_lock = time.monotonic()
-        self.lock_word: dict[str, Any] | None = None  # {"locked": True}, or {"busy": who has this machine}
         self.is_lock_told = False
-        self.lock_words: dict[int, Mapping[str, Any]] = {}  # node 0: the words of all nodes
+        # Of each node whose machine it could have, or not: "" or who has it. Other nodes than node 0 know their own.
+        self.holders: dict[int, str] = {}
         self.gone: list[int] = []
         addresses = [own["address"]] if own["address"] else list_addresses(plan["interface"])
         self.addresses = addresses or ["127.0.0.1"]
@@ -227,7 +228,7 @@ class NodeAgent(Agent):
             self._take_lock(now)
             absent = self.plan.get("absent_seconds")
             nodes = self.count if absent is None or now < begun + absent else 1 + len(self._present())
-            if self.node == 0 and len(self._present()) == nodes - 1 and len(self.lock_words) == nodes:
+            if self.node == 0 and len(self._present()) == nodes - 1 and len(self.holders) == nodes:
                 if problem := self._find_busy():
                     return problem
                 self._announce_start()
@@ -248,29 +249,28 @@ class NodeAgent(Agent):
 
     def _take_lock(self, now: float) -> None:
         """Take this machine's lock, and tell node 0 whether it could be had."""
-        if self.lock_word is None:
+        if self.node not in self.holders:
             if self.lock.acquire():
-                self.lock_word = {"locked": True}
+                self.holders[self.node] = ""
             elif now >= self.began_to_lock + BUSY_SECONDS:
-                self.lock_word = {"busy": describe_holder(self.lock.read_holder()), "machine": self.name}
+                self.holders[self.node] = describe_holder(self.lock.read_holder())
             else:
                 return
-        if self.node == 0:
-            self.lock_words[0] = self.lock_word
-        elif not self.is_lock_told and self.links:
-            self.links[0].send(self.lock_word)
+        if self.node and not self.is_lock_told and self.links:
+            self.links[0].send({"do": "lock", "holder": self.holders[self.node]})
             self.is_lock_told = True
 
     def _find_busy(self) -> str | None:
         """Node 0: which machine has another run. Nodes of this run that share a machine have one lock together."""
-        identities = {0: self.lock_identity, **{node: link.lock_identity for node, link in self._present().items()}}
-        held = {identities[node] for node, word in self.lock_words.items() if "locked" in word}
-        busy = {node: word for node, word in sorted(self.lock_words.items()) if "busy" in word}
+        present = self._present()
+        identities = {0: self.lock_identity, **{node: link.lock_identity for node, link in present.items()}}
+        held = {identities[node] for node, holder in self.holders.items() if not holder}
+        busy = {node: holder for node, holder in sorted(self.holders.items()) if holder}
         if all(identities[node] in held for node in busy):
             return None
         by_holder: dict[str, list[str]] = {}
-        for word in busy.values():
-            by_holder.setdefault(str(word["busy"]), []).append(str(word["machine"]))
+        for node, holder in busy.items():
+            by_holder.setdefault(holder, []).append(present[node].name if node else self.name)
         named = [(holder, sorted(set(names))) for holder, names in by_holder.items()]
         return "; ".join(
             f"{', '.join(names[:20])} {'is' if len(names) == 1 else 'are'} in use: {holder}"
@@ -302,7 +302,7 @@ class NodeAgent(Agent):
         self.links = [link]
         self.token = note["token"]
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
-        link.send({"hello": self.token, **own_facts})
+        link.send({"do": "hello", "token": self.token, **own_facts})
 
     def _announce_start(self) -> None:
         """On node 0, once all nodes are present: send the others the host names and the port."""
@@ -315,7 +315,7 @@ class NodeAgent(Agent):
             self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
         self.master = self.addresses[0] if present else "127.0.0.1"
         for link in present.values():
-            link.send({"go": hosts, "port": self.port})
+            link.send({"do": "go", "hosts": hosts, "port": self.port})
         self.hosts = hosts
 
     def _take_hosts(self, hosts: list[str]) -> None:
@@ -348,7 +348,7 @@ class NodeAgent(Agent):
         """Where only node 0 has a command, the other nodes wait here until node 0 says that it has ended."""
         if self.node == 0:
             for link in self._present().values():
-                link.send({"over": True})
+                link.send({"do": "over"})
         elif self.plan["stays"] and not any(rank.argv for rank in self.ranks):
             while not (self.is_over or self.state["ended"]) and self._present():
                 for key, _ in self.selector.select(0.5):
@@ -359,32 +359,57 @@ class NodeAgent(Agent):
 
     def _on_message(self, link: RankLink, message: Mapping[str, Any]) -> None:
         if self.node == 0 and link.node is None:
-            node = message.get("node")
-            known = is_token(message.get("hello"), self.token)
-            if not known or not isinstance(node, int) or not 0 < node < self.count or node in self._present():
-                link.close()
-                return
-            link.node, link.name = node, str(message.get("name"))
-            link.lock_identity = None if message.get("lock") is None else str(message["lock"])
-            link.clock_offset = time.time() - float(message.get("time") or 0.0)
-            if self.hosts is not None:  # it is late
-                link.send({"go": self.hosts, "port": self.port})
-        elif "go" in message and self.hosts is None:
-            self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
-        elif "faults" in message and self.faults is not None and link.node is not None:
-            self.faults.take(link.node, message["faults"])
-        elif ("locked" in message or "busy" in message) and link.node is not None:
-            self.lock_words[link.node] = message
-        elif "stop" in message:
-            self._take_first(message, link.clock_offset)
-            self._stop(str(message["why"]), GRACE, own=False)
-            if self.node == 0:
-                self._send_stop(besides=link)
-        elif "over" in message:
-            self.is_over = True
-        elif "bye" in message:
-            link.has_left = True
+            self._admit(link, message)
+            return
+        actions: dict[str, Callable[..., None]] = {
+            "go": self._on_go,
+            "lock": self._on_lock,
+            "faults": self._on_faults,
+            "stop": self._on_stop,
+            "over": self._on_over,
+            "bye": self._on_bye,
+            "ping": lambda link: None,
+        }
+        carry_out(actions, message, link)
+
+    def _admit(self, link: RankLink, message: Mapping[str, Any]) -> None:
+        """Take a node into the run whose first message is a hello with the run's token."""
+        node = message.get("node")
+        known = is_token(message.get("token"), self.token)
+        if not known or not isinstance(node, int) or not 0 < node < self.count or node in self._present():
             link.close()
+            return
+        link.node, link.name = node, str(message.get("name"))
+        link.lock_identity = None if message.get("lock") is None else str(message["lock"])
+        link.clock_offset = time.time() - float(message.get("time") or 0.0)
+        if self.hosts is not None:  # it is late
+            link.send({"do": "go", "hosts": self.hosts, "port": self.port})
+
+    def _on_go(self, link: RankLink, hosts: list[str], port: int) -> None:
+        if self.hosts is None:
+            self.port, self.hosts = port, hosts
+
+    def _on_lock(self, link: RankLink, holder: str) -> None:
+        assert link.node is not None
+        self.holders[link.node] = holder
+
+    def _on_faults(self, link: RankLink, message: Mapping[str, Any]) -> None:
+        assert link.node is not None
+        if self.faults is not None:
+            self.faults.take(link.node, message)
+
+    def _on_stop(self, link: RankLink, cause: Cause) -> None:
+        self._take_first({**cause, "time": cause["time"] + link.clock_offset})
+        self._stop(cause["why"], GRACE, own=False)
+        if self.node == 0:
+            self._send_stop(besides=link)
+
+    def _on_over(self, link: RankLink) -> None:
+        self.is_over = True
+
+    def _on_bye(self, link: RankLink) -> None:
+        link.has_left = True
+        link.close()
 
     # --- faults and attempts: node 0 leads ------------------------------------------------------------------------
 
@@ -399,7 +424,7 @@ class NodeAgent(Agent):
         """Send a message of `faults`: an order to another node, or a report to node 0."""
         link = self._present().get(node)
         if link is not None:  # else it has been lost
-            link.send({"faults": message})
+            link.send({"do": "faults", "message": message})
 
     def fail(self, number: int, code: int) -> None:
         """End the run with the failure of this rank, on whichever node it is."""
@@ -414,7 +439,7 @@ class NodeAgent(Agent):
         if link.has_left or link.node is None or (self.node and self.state["finished"]):
             return
         if self.hosts is None:  # it may come back
-            self.lock_words.pop(link.node, None)
+            self.holders.pop(link.node, None)
             self.is_lock_told = False
             self.links = [other for other in self.links if other is not link]
             return
@@ -427,14 +452,8 @@ class NodeAgent(Agent):
         if self.node == 0:
             self._send_stop()
 
-    def _take_first(self, message: Mapping[str, Any], clock_offset: float) -> None:
+    def _take_first(self, cause: Cause) -> None:
         """Keep what came first: two ranks that fail within milliseconds are ordered by the clock of node 0."""
-        cause: Cause = {
-            "why": message["why"],
-            "node": message["node"],
-            "rank": message.get("rank"),
-            "time": float(message.get("time") or 0.0) + clock_offset,
-        }
         known = self.state["first"]
         if known is None or (known["why"] == cause["why"] == "failed" and cause["time"] < known["time"]):
             self.state["first"] = cause
@@ -442,10 +461,10 @@ class NodeAgent(Agent):
     def _send_stop(self, besides: RankLink | None = None) -> None:
         first = self.state["first"]
         assert first is not None
-        why = "failed" if first["why"] == "lost" else first["why"]
+        cause = {**first, "why": "failed" if first["why"] == "lost" else first["why"]}
         for link in list(self.links):
             if link is not besides:
-                link.send({"stop": True, **first, "why": why})
+                link.send({"do": "stop", "cause": cause})
 
     def _stop(self, why: str, grace: float, *, own: bool = True) -> None:
         if own and not self.state["ended"] and not self.state["first"]:
@@ -516,7 +535,7 @@ class NodeAgent(Agent):
         """Node 0 passes on what ends the run until the others have left; they leave at once."""
         if self.node:
             for link in self.links:
-                link.send({"bye": True})
+                link.send({"do": "bye"})
             return
         end, written = None, self.state["first"]
         while any(link.is_open and link.node is not None for link in self.links):

@@ -62,7 +62,7 @@ class RankLink:
         """Send a sign of life, and give up the other side if it has sent none for SILENT_SECONDS."""
         if self.node is not None and now >= self._next_ping:
             self._next_ping = now + PING_SECONDS
-            self.send({"ping": True})
+            self.send({"do": "ping"})
         if self.is_open and now - self._last > SILENT_SECONDS:
             self.close()
 

@@ -1,13 +1,14 @@
 """A message between processes: a JSON object on a line, then as many bytes as its "bytes" says (none without it).
 
-Clients and machines (channel, serve), nodes and their head (link), and the agents of a run (rendezvous) talk like this.
-Standard library only, of Python 3.10 or later.
+Its "do" says what to do, and the other fields are what that takes, as the parameters of a function. Clients and
+machines (channel, serve), nodes and their head (link), and the agents of a run (rendezvous) talk like this. Standard
+library only, of Python 3.9 or later.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -16,6 +17,13 @@ Message = Mapping[str, Any]
 def encode(message: Message, data: bytes = b"") -> bytes:
     """The message and its bytes as they are sent."""
     return json.dumps({**message, "bytes": len(data)} if data else message).encode() + b"\n" + data
+
+
+def carry_out(actions: Mapping[str, Callable[..., Any]], message: Message, *context: object) -> Any:
+    """Call the action that a message names with its fields, behind `context`. Raises KeyError for another message, and
+    TypeError for fields that the action does not take."""
+    fields = dict(message)
+    return actions[fields.pop("do")](*context, **fields)
 
 
 class Decoder:

@@ -138,7 +138,7 @@ def test_a_courier_that_is_killed_ends_its_ranks_and_a_stranger_is_not_listened_
     note = link.read_note(str(lab.places(run)[0].parent), link.HEAD)
     assert note is not None
     talk = link.Link(link.connect(note["addresses"], note["port"], 5.0))
-    talk.send({"token": "guessed", "node": 0, "files": []})
+    talk.send({"do": "hello", "token": "guessed", "node": 0, "names": []})
     with pytest.raises(OSError, match="closed"):
         talk.receive(PATIENCE)
     agent = lab.agents(run)[1]
