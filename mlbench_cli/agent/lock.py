@@ -37,6 +37,7 @@ _NOT_TAKEN = {
 VARIABLE = "MLBENCH_MACHINE_LOCK"
 FILE = "mlbench-machine.lock"
 NO_LOCK = "none"
+TICKET_SECONDS = 2.0  # in which a ticket is taken, unless the one who takes it was stopped
 _MAX_HOLDER_BYTES = 4096
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 _PRINTABLE = re.compile(r"[\w.@-]{1,64}")
@@ -145,7 +146,8 @@ class Line:
         descriptor = -1
         with contextlib.suppress(OSError, ValueError):
             descriptor = open_lock(f"{path}.line")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # for as long as a ticket takes
+            if not processes.try_lock(descriptor, patience=TICKET_SECONDS):
+                raise TimeoutError
             self._ticket = int(os.pread(descriptor, 20, 0) or b"0") + 1
             os.pwrite(descriptor, b"%020d" % self._ticket, 0)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, self._ticket, 1))

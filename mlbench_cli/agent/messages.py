@@ -13,6 +13,7 @@ from mlbench_cli.agent.processes import ProcessNote
 
 SCHEMA_VERSION = 1
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
+STARTED = ".state/started"  # in RUN/nodes/K: made by the node's agent, of which there is one only
 NOT_INSTALLED = "pip could not install "  # how a start problem begins if an image lacks packages of a task
 
 

@@ -30,8 +30,8 @@ from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
-from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, Cause
-from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line, lock_file
+from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, Cause
+from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.util.files import replace_file, write_atomically
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         plan = json.load(file)
     os.makedirs(f"{place}/.state", mode=0o700, exist_ok=True)
     try:
-        os.mkdir(f"{place}/.state/started")
+        os.close(os.open(f"{place}/{STARTED}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:  # a batch job that was started again, or a second submission
         with open(f"{folder}/refused", "a", encoding="utf-8") as file:
             file.write(f"node {node} job {os.environ.get('SLURM_JOB_ID')} at {time.time():.0f}\n")
@@ -175,7 +175,6 @@ class NodeAgent(Agent):
 
     def prepare(self) -> None:
         """As the agent of a local run, and leave a guard behind."""
-        lock_file(f"{self.folder}/.state/supervisor.lock")  # until this process ends
         super().prepare()
         machine.start_guard(self._kill_leftovers)
         self._beat(0.0)

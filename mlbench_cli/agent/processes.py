@@ -103,13 +103,6 @@ def try_lock(descriptor: int, *, shared: bool = False, patience: float = 0.0) ->
         time.sleep(LOCK_POLL)
 
 
-def lock_file(path: str | os.PathLike[str], *, shared: bool = False) -> int:
-    """Wait for the lock on a file, which is made if it is not there; the descriptor that holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    return descriptor
-
-
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Whether any process, even in another PID namespace, holds the lock on a file, so it lives. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlbench_cli.agent.processes import lock_file, try_lock
+from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, JsonObject, Run
 from mlbench_cli.model.spec import RunSpec
@@ -27,6 +27,7 @@ from mlbench_cli.util.times import now
 
 _INTENT = "recording-{}.json"  # in DATA/experiments, while a client records
 _LOCK = "recording.lock"  # in DATA
+_LOCK_SECONDS = 60.0  # in which another client removes what killed ones have left
 
 
 def plan_experiment(
@@ -114,16 +115,17 @@ def record(
 def _intent(folder: Path, experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
     """List the folders of `runs` while they are written. Every client that writes some has the lock."""
     path = folder / _INTENT.format(f"{experiment.id}-{os.getpid()}")
-    lock = lock_file(folder.parent / _LOCK, shared=True)
-    try:
-        with open(path, "wb") as listed:
-            listed.write(json.dumps([run.id for run in runs]).encode())
-            listed.flush()
-            os.fsync(listed.fileno())
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(lock)
+    with open(folder.parent / _LOCK, "ab") as lock:
+        if not try_lock(lock.fileno(), shared=True, patience=_LOCK_SECONDS):
+            raise TimeoutError(f"another client has locked {_LOCK} for {_LOCK_SECONDS:g} s")
+        try:
+            with open(path, "wb") as listed:
+                listed.write(json.dumps([run.id for run in runs]).encode())
+                listed.flush()
+                os.fsync(listed.fileno())
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _remove_unrecorded(ids: Iterable[str], store: Store) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.agent.link import HEAD
 from mlbench_cli.agent.lock import SHARE, TAKE
+from mlbench_cli.agent.messages import STARTED
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, run_in_parallel
@@ -120,10 +121,10 @@ class HostsEngine(MachinesEngine):
                 )
 
     def _start(self, run: Run, node: int, channel: Channel) -> Document:
-        """Start a host's agent unless it was started before: its folder is made by one process only."""
+        """Start a host's agent unless it was started before."""
         folder = self._run_place(run)
         own = f"{folder}/nodes/{node}"
-        if channel.call("get", path=f"{own}/.state/supervisor.lock")["size"] is not None:
+        if channel.call("get", path=f"{own}/{STARTED}", size=0)["size"] is not None:
             return {}
         command = [*start_command(self._details.python, self._code_folder, "node"), own]
         return channel.call("spawn", argv=command, log=f"{folder}/supervisor.log", cwd=folder)
