@@ -180,6 +180,7 @@ class Agent:
             "boot_id": note["boot_id"],
             "pid_namespace": note["pid_namespace"],
             "master_port": self.port,
+            "deadline": self.deadline,
             "started": time.time(),
             "finished": None,
             "seconds": None,

@@ -186,6 +186,7 @@ class NodeState(AgentState, total=False):
     """What is there at times, and what one machine of several adds."""
 
     stopping: str  # model.Ending, as long as it has not ended
+    deadline: float  # when it ends its ranks, by the monotonic clock of its machine
     idle_since: float | None  # since when no rank has used a CPU, if for long
     stalled_seconds: float  # for which the agent itself did not run
     node: int

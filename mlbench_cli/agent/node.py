@@ -155,7 +155,7 @@ class NodeAgent(Agent):
             self.state["start_problem"] = problem
             self._stop("never_started", grace=0)
         elif not self.state["ended"]:
-            self.deadline = time.monotonic() + self.plan["timeout"]
+            self.deadline = self.state["deadline"] = time.monotonic() + self.plan["timeout"]
             self.state["started"] = time.time()
             self.lock.mark_taken()
             self.load = load.LoadMeter(self.lock.state, self.lock.reason, preloaded=self.preloaded)

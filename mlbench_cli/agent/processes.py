@@ -11,7 +11,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 LOCK_POLL = 0.05  # seconds between two attempts to get a lock
@@ -122,21 +122,17 @@ def is_lock_held(path: str | os.PathLike[str], holder: object) -> bool | None:
 
 
 def signal_process(note: Mapping[str, Any], number: int) -> None:
-    """Signal the process that a note names, and never one that has got its number since."""
-    signal_if(note["pid"], number, lambda: is_alive(note) is not False)
-
-
-def signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
-    """Signal a process if it is the one that is meant, which is asked once no other can get its number."""
+    """Signal the process that a note names, and never another one with its number: that has got it since, or has it
+    here while the one that is meant is on another machine or in another PID namespace."""
     with contextlib.suppress(ProcessLookupError):
-        handle = process_handle(pid)
+        handle = process_handle(note["pid"])  # no other process can get its number now
         try:
-            if not is_meant():
+            if not is_alive(note):
                 return
             if handle >= 0:
                 signal.pidfd_send_signal(handle, number)
             else:  # a system without such handles, for example macOS
-                os.kill(pid, number)
+                os.kill(note["pid"], number)
         finally:
             if handle >= 0:
                 os.close(handle)

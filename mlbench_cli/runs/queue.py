@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from mlbench_cli.agent.processes import is_lock_held, process_note, process_origin, signal_if, try_lock
+from mlbench_cli.agent.processes import is_alive, is_lock_held, process_note, signal_process, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
@@ -257,16 +257,14 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
     holder = folder.read_holder()
     if state is QueueState.ENDED or holder is None:
         return False
-    here = process_origin()
-    is_here = (holder.boot_id, holder.pid_namespace) == (here["boot_id"], here["pid_namespace"])
-    if state is QueueState.UNKNOWN or not is_here:
+    if state is QueueState.UNKNOWN or is_alive(holder._asdict()) is None:
         raise UsageError(
             f'The queue of "{experiment.name}" cannot be reached from this machine: {holder.phrase}.',
             hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",
         )
     if notice is not None:
         notice(f"Stopping the {holder.phrase} (waiting up to {STOP_SECONDS:g} s).")
-    signal_if(holder.pid, signal.SIGTERM, lambda: folder.find_state() is QueueState.ALIVE)
+    signal_process(holder._asdict(), signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while folder.find_state() is QueueState.ALIVE:
         if time.monotonic() >= deadline:

@@ -112,9 +112,9 @@ class LocalHead:
         """Wake an agent that has missed its own deadline, because somebody stopped it; kill it if that does not
         help."""
         state = self._state
-        if state is None or state["ended"] or self._find_alive() is False:
+        if state is None or "deadline" not in state or state["ended"] or not self._find_alive():
             return
-        late = time.time() - (state.get("started") or time.time()) - self._run.spec.timeout
+        late = time.monotonic() - state["deadline"]  # of the same kernel, as the agent lives
         if late > OVERDUE_SECONDS:
             signal_process(state, signal.SIGCONT)
             signal_process(state, signal.SIGTERM)
@@ -290,7 +290,7 @@ class LocalEngine:
         elif report.is_lost:
             kill_processes(f"{run.folder}/output")
         elif not report.has_ended:
-            if report.alive is None:
+            if is_alive(report.state) is None:
                 host = node_name(report.state)
                 raise UsageError(
                     f'The run "{run.name}" is on {host}, which cannot be reached from here.',

@@ -1,13 +1,15 @@
 """Which process a note names, whether it lives, and that no other one gets its signals."""
 
 import os
+import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlbench_cli.agent import machine, processes
-from mlbench_cli.agent.processes import is_alive, is_signaled, process_note
+from mlbench_cli.agent.processes import is_alive, is_lock_held, is_signaled, process_note, signal_process, try_lock
 
 pytestmark = pytest.mark.skipif(not processes.HAS_PROC, reason="it takes /proc")
 
@@ -33,6 +35,24 @@ def test_a_note_of_elsewhere_or_of_before_names_no_process_here(changes: dict[st
 @pytest.mark.parametrize("note", [None, [], {}, {"pid": os.getpid()}, {"pid": 1, "boot_id": None}])
 def test_what_is_no_note_names_no_process(note: object) -> None:
     assert is_alive(note) is False
+
+
+@pytest.mark.parametrize("changes", [{"start_time": 1}, {"boot_id": "other", "host": "other"}, {"pid_namespace": 1}])
+def test_a_process_that_is_not_meant_gets_no_signal(changes: dict[str, Any]) -> None:
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        signal_process(note_of(bystander.pid, **changes), signal.SIGTERM)
+        signal_process(note_of(bystander.pid), signal.SIGKILL)
+        assert bystander.wait() == -signal.SIGKILL
+
+
+def test_a_lock_is_held_by_whom_it_may_be(tmp_path: Path) -> None:
+    path, own = tmp_path / "lock", note_of(os.getpid())
+    elsewhere = {**own, "boot_id": "other", "host": "other"}
+    assert [is_lock_held(path, note) for note in (None, own, elsewhere)] == [False, False, None]
+    with open(path, "w") as file:
+        assert [is_lock_held(path, note) for note in (None, own, elsewhere)] == [False, False, None]
+        assert try_lock(file.fileno())
+        assert [is_lock_held(path, note) for note in (None, own, elsewhere)] == [True] * 3
 
 
 @pytest.mark.parametrize(

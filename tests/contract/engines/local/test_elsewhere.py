@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
@@ -58,6 +60,21 @@ def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> 
             lab.engine.cancel(run)
     finally:
         change_state(lab, **json.loads(json.dumps(_origin())))
+
+
+def test_from_another_host_no_process_of_this_one_is_signaled(lab: Lab) -> None:
+    run = lab.start(SLEEP)
+    state = (run.folder / ".state" / "state.json").read_bytes()
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        change_state(lab, host="login-2", boot_id="that of login-2", pid=bystander.pid, deadline=0.0)
+        head = LocalEngine().head(run)
+        assert head.read().nodes[0].state is not None
+        head.print_stacks()
+        head.end_overdue()
+        time.sleep(0.1)
+        assert bystander.poll() is None
+        bystander.kill()
+    (run.folder / ".state" / "state.json").write_bytes(state)
 
 
 def _origin() -> dict[str, object]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mlbench_cli.engines.local import head as local
+from mlbench_cli.engines.local import engine as local
 from tests.contract.local_runs import Lab, processes_of, shell, until
 
 
