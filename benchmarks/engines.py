@@ -20,8 +20,9 @@ from pathlib import Path
 from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.hosts.engine import HostsEngine
-from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
+from mlbench_cli.engines.machines.details import HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.engine import SlurmEngine
 from mlbench_cli.model.run import Run

@@ -18,7 +18,8 @@ from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import SCHEMA_VERSION, pending_facts
 from mlbench_cli.agent.processes import process_note
 from mlbench_cli.engines.hosts.engine import HostsEngine
-from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
+from mlbench_cli.engines.machines.details import HostsDetails
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.times import now

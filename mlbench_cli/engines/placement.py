@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
-from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.spec import RunSpec
+
+
+class HostRecord(TypedDict):
+    """One host: `login` as ssh knows it, `address` at which the other hosts reach it."""
+
+    name: str
+    login: str
+    slots: int
+    address: str
+    interface: str | None
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,123 @@
-"""From a spec to the plan of its agents. Pure: the same spec gives the same plan."""
+"""From a spec to the plan of its agents: the variables of the task contract (task_images/contract.py), what each rank
+runs, and on which node. Pure: the same spec gives the same plan.
+"""
 
-import hashlib
-import io
-import tarfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 
-import mlbench_cli
-from mlbench_cli.agent.messages import AT_START, MachinesPlan
-from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
+from mlbench_cli.agent.messages import AT_START, FaultPlan, MachinesPlan, RankPlan, RunPlan
 from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.model.cluster_details import MachineDetails
-from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec
+from mlbench_cli.model.spec import HOLD_SECONDS, RunSpec, canonical_json
 from mlbench_cli.tasks.catalog import packages_of
-from task_images.facts import read_task_code
 
 MEETING_SECONDS = 300.0
 MACHINES_HOLD_SECONDS = 24 * 3600.0
 PODS_GRACE_SECONDS = 10.0  # of the 60 that Kubernetes gives a container to end; the rest is for handing over
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# Files of mlbench that the machines need besides the tasks.
-_MODULES = (
-    *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/errors.py"),
-    *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
-    *("mlbench_cli/util/__init__.py", "mlbench_cli/util/files.py"),
-)
-_FOLDERS = ("task_images", "mlbench_cli/agent")
-# What the agent alone needs.
-_AGENT = (
-    "mlbench_cli/agent",
-    *("task_images/__init__.py", "task_images/contract.py", "task_images/cores.py"),
-)
 RUN = "task_images.run"  # a rank of the task that its first argument names
 PREPARE = "task_images.prepare"  # prepares the data of the task that its first argument names
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"
-)
+
+
+# --- the same on every engine -----------------------------------------------------------------------------------------
+
+
+def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, master_port: str) -> dict[str, str]:
+    """The variables that are the same for all ranks. RANK, LOCAL_RANK, NODE_RANK and MLBENCH_OUTPUT_DIR are each rank's
+    own.
+
+    `hosts` is a comma list of the workers' names in the order of NODE_RANK; None: the agent adds it when it starts the
+    ranks.
+    """
+    environment = {
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
+        "MASTER_ADDR": master_address,
+        "MASTER_PORT": master_port,
+        "MLBENCH_RUN_ID": spec.name,
+        "MLBENCH_BACKEND": spec.backend,
+        **({"MLBENCH_HOSTS": hosts} if hosts is not None else {}),
+        "MLBENCH_DEVICE": spec.device,
+        "MLBENCH_GOAL": spec.goal,
+        "MLBENCH_DATA_DIR": spec.data_dir or "",
+        "MLBENCH_SEED": str(spec.seed),
+        "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
+    }
+    if spec.task_path:
+        environment["MLBENCH_TASK_PATH"] = spec.task_path
+    if spec.anonymous:
+        environment["MLBENCH_ANONYMOUS"] = "1"
+    if spec.method:
+        environment["MLBENCH_METHOD"] = canonical_json(dict(spec.method)).decode()
+    if spec.servers:
+        environment["MLBENCH_SERVERS"] = str(spec.servers)
+    return environment
+
+
+def thread_variables(spec: RunSpec) -> dict[str, str]:
+    """Variables for the number of threads that each rank's share of its worker's CPUs allows; empty if the run sets no
+    number of CPUs.
+
+    They override the user's environment, so that the run's record is true.
+    """
+    if spec.cpus is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus) // spec.processes_per_worker))}
+
+
+def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], defaults: Mapping[str, str]) -> RunPlan:
+    """The fields of every agent's plan. `environment` is set for all ranks, `defaults` only where the user's
+    environment lacks a variable."""
+    plan: RunPlan = {
+        "kind": kind,
+        "schema_version": 1,
+        "name": spec.name,
+        "spec_hash": spec.hash,
+        "timeout": spec.timeout,
+        "gpus_per_worker": spec.gpus_per_worker if spec.device == "gpu" else 0,
+        "environment": {**environment, "PYTHONUNBUFFERED": "1", **thread_variables(spec)},
+        "defaults": {**({} if spec.cpus is not None else {"OMP_NUM_THREADS": AT_START}), **defaults},
+    }
+    if spec.pin:
+        plan["pin"] = True
+    if spec.absent_seconds is not None:
+        plan["absent_seconds"] = spec.absent_seconds
+    if (faults := plan_faults(spec)) is not None:
+        plan["faults"] = faults
+    return plan
+
+
+def plan_faults(spec: RunSpec) -> FaultPlan | None:
+    """The plan for injecting faults and restarting ranks; None if the run does neither."""
+    if not spec.has_faults:
+        return None
+    return {
+        "script": spec.faults,
+        "seed": spec.seed,
+        "ranks": spec.world_size,
+        "workers": spec.workers,
+        "policy": spec.on_failure or "fail",
+        "checkpoint_every": spec.checkpoint_every,
+        "detect_seconds": spec.detect_seconds,
+        "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
+    }
+
+
+def plan_rank(spec: RunSpec, rank: int) -> RankPlan:
+    """What one rank runs, with its placeholders, and its own variables. Folders are relative to the run's."""
+    unit = spec.unit_of(rank)
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - spec.ranks_of(unit)[0]),
+        "NODE_RANK": str(unit),
+        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+    }
+    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
+        environment["MLBENCH_ROLE"] = "server"
+    return {"rank": rank, "argv": list(spec.argv) if spec.run_on_all or rank == 0 else None, "environment": environment}
+
+
+# --- of runs with a node for each machine or pod ----------------------------------------------------------------------
 
 
 def make_plan(
@@ -87,11 +165,6 @@ def pod_host(spec: RunSpec, worker: int) -> str:
     return f"{spec.name}-{worker}.{spec.name}"
 
 
-def start_command(python: str, code_folder: str, module: str) -> list[str]:
-    """The command that starts an agent (`module` "node") or a head on its machine. The caller appends its folder."""
-    return [python, "-I", "-S", "-c", _START.format(module), code_folder]
-
-
 def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, collects: list[int]) -> MachinesPlan:
     """The plan of a run whose nodes are the pods of its workers. Their devices are the container's."""
     task = find_task(spec.argv)
@@ -123,49 +196,7 @@ def make_pods_plan(spec: RunSpec, environment: Mapping[str, str], *, lock: str, 
     }
 
 
-# --- code -----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def pack_code() -> tuple[bytes, str]:
-    """The code for the machines as a tar that depends only on the files, and its SHA-256."""
-    root, names = _find_files((*_MODULES, *_FOLDERS))
-    data = _pack({name: (root / name).read_bytes() for name in names})
-    return data, hashlib.sha256(data).hexdigest()
-
-
 def find_task(argv: Sequence[str]) -> str | None:
     """The task whose program a command runs: `python -m task_images.run TASK`; None for other commands."""
     words = [*argv, "", "", "", ""]
     return words[3] if words[:2] == ["python", "-m"] and words[2] in (RUN, PREPARE) else None
-
-
-@cache
-def pack_task_code(task: str | None) -> bytes:
-    """The code for the pods of one run, as `pack_code`: the agent, and that of the task if it is mlbench's own."""
-    root, names = _find_files((*_MODULES, *_AGENT))
-    files = {name: (root / name).read_bytes() for name in names}
-    if task is not None:
-        with suppress(OSError):  # the code of a third-party task is in the image
-            files |= {f"task_images/{name}": data for name, data in read_task_code(task, root).items()}
-    return _pack(files)
-
-
-def _pack(files: Mapping[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(files[name]), 0o644
-            archive.addfile(member, io.BytesIO(files[name]))
-    return sink.getvalue()
-
-
-def _find_files(places: Sequence[str]) -> tuple[Path, list[str]]:
-    """The project's folder, and in order the names of these files and of those in these folders."""
-    root = Path(mlbench_cli.__file__).parents[1]
-    found = (
-        path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])
-    )
-    files = (path for path in found if path.is_file() and "__pycache__" not in path.parts)
-    return root, sorted(path.relative_to(root).as_posix() for path in files)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
-from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.engines.machines.engine import MIN_FREE_BYTES, check_folder, run_in_parallel
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
 
 MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning

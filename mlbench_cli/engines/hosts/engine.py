@@ -15,11 +15,12 @@ from mlbench_cli.agent.link import HEAD
 from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.agent.messages import STARTED
 from mlbench_cli.engines.base import Submission
+from mlbench_cli.engines.code import start_command
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, run_in_parallel
 from mlbench_cli.engines.observe import STALE_SECONDS, Snapshot, find_ending, find_first
 from mlbench_cli.engines.placement import NodeShare, share_hosts
-from mlbench_cli.engines.plan import make_plan, start_command
+from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec

@@ -12,7 +12,7 @@ from typing import Any
 import templates
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.agent.messages import AT_START, MachinesPlan
-from mlbench_cli.engines.environment import contract_environment, thread_variables
+from mlbench_cli.engines.code import pack_task_code
 from mlbench_cli.engines.kubernetes.fabrics import claims_cards, fabric_patch
 from mlbench_cli.engines.kubernetes.pods import (
     HEAD,
@@ -30,7 +30,7 @@ from mlbench_cli.engines.kubernetes.pods import (
     resource_requests,
     toleration,
 )
-from mlbench_cli.engines.plan import find_task, make_pods_plan, pack_task_code, pod_host
+from mlbench_cli.engines.plan import contract_environment, find_task, make_pods_plan, pod_host, thread_variables
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
 from mlbench_cli.model.spec import HOLD_SECONDS, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json

@@ -28,8 +28,8 @@ from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan
 from mlbench_cli.agent.processes import is_alive, is_lock_held, kill_processes, process_note, signal_process, try_lock
 from mlbench_cli.engines.base import Fetched, Submission, refuse_running
 from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
-from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, node_name, observe
+from mlbench_cli.engines.plan import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.errors import CapacityError, DamagedRun, DeadlineError, UsageError
 from mlbench_cli.isolation import protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from mlbench_cli.agent.channel import Target
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.model.cluster_details import MachineDetails
 
 
@@ -14,16 +15,6 @@ class PartitionRecord(TypedDict):
     nodes: int
     gpus_per_node: int
     default: bool
-
-
-class HostRecord(TypedDict):
-    """One host: `login` as ssh knows it, `address` at which the other hosts reach it."""
-
-    name: str
-    login: str
-    slots: int
-    address: str
-    interface: str | None
 
 
 class SlurmDetails(MachineDetails, frozen=True):

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.base import FoundRun, Submission, UnreadableRun, refuse_running, refuse_unfetched
+from mlbench_cli.engines.code import pack_code
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.engines.placement import NodeShare
-from mlbench_cli.engines.plan import pack_code
 from mlbench_cli.errors import CapacityError, DamagedRun, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Ending, Observation, Run

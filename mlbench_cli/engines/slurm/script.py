@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import templates
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.agent.messages import MachinesPlan
+from mlbench_cli.engines.code import start_command
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.placement import share_nodes
-from mlbench_cli.engines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan, start_command
+from mlbench_cli.engines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.spec import RunSpec
 

@@ -17,7 +17,7 @@ import pytest
 from mlbench_cli import api
 from mlbench_cli.api import remote_archives
 from mlbench_cli.app import run
-from mlbench_cli.engines.machines.details import HostRecord
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.storage.store import Store

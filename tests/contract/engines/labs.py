@@ -15,7 +15,8 @@ from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
+from mlbench_cli.engines.machines.details import HostsDetails, PartitionRecord, SlurmDetails
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.engines.slurm.engine import SlurmEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Run

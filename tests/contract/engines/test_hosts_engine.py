@@ -17,7 +17,8 @@ from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
-from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
+from mlbench_cli.engines.machines.details import HostsDetails
+from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.errors import DeadlineError, MlbenchError
 from mlbench_cli.model.run import Ending, Experiment, Member, Phase, Run, RunState
 from mlbench_cli.model.spec import RunSpec

@@ -2,8 +2,7 @@
 
 from msgspec.structs import replace
 
-from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.placement import share_hosts, share_nodes
+from mlbench_cli.engines.placement import HostRecord, share_hosts, share_nodes
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec(

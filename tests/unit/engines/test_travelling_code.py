@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlbench_cli.engines.plan import pack_task_code
+from mlbench_cli.engines.code import pack_task_code
 
 OLDEST = (3, 9)
 # Of the standard library since Python 3.10, as far as this code might want it.

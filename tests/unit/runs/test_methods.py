@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.engines.plan import contract_environment
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mlbench_cli.engines.environment import plan_faults, plan_rank
+from mlbench_cli.engines.plan import plan_faults, plan_rank
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec(
