@@ -1,7 +1,7 @@
 """From a request to its experiment: check it, record it, then start and follow its runs."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.connect import EnginesByCluster, Workspace, connect_renderer, find_machine_holder
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
-from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.preflight import check_backend
 from mlbench_cli.runs.queue import QueueLease
 from mlbench_cli.runs.recording import document_writer, plan_experiment, record
@@ -77,21 +76,15 @@ class Launch(Struct, frozen=True):
         """The new and remaining runs of the experiment. New runs get new ids with every call."""
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
 
-    def run_all(
-        self,
-        follow: "Callable[[OpenExperiment, RunHandle], FinishedRun] | None" = None,
-        command_line: Sequence[str] = API_COMMAND,
-        *,
-        retry_failed: bool = False,
-    ) -> None:
-        """Record the experiment, then start and follow what is left, one run at a time.
-
-        `follow` starts a run, waits for its end and returns it. Raises UsageError if another process is the queue.
-        """
-        with self.open(command_line, retry_failed=retry_failed) as opened:
+    def run_all(self, *, retry_failed: bool = False) -> None:
+        """Record the experiment, then start and follow what is left, one run at a time. Raises UsageError if another
+        process is the queue."""
+        with self.open(retry_failed=retry_failed) as opened:
             opened.record()
             for run in opened.left:
-                (follow or _follow)(opened, run)
+                if not run.is_finished:
+                    opened.start_run(run)
+                run.wait()
 
     @contextmanager
     def open(
@@ -175,12 +168,6 @@ class OpenExperiment(Struct, frozen=True):
     def find_machine_holder(self, run: RunHandle) -> str | None:
         """Which run is using this machine, so that a local run has to wait; None if it is free."""
         return find_machine_holder(run.run.spec)
-
-
-def _follow(opened: OpenExperiment, run: RunHandle) -> FinishedRun:
-    if not run.is_finished:
-        opened.start_run(run)
-    return run.wait()
 
 
 def make_launch(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlbench_cli import console
-from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch, OpenExperiment, RunHandle
+from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch
 from mlbench_cli.commands._common import Format, print_answer
 from mlbench_cli.commands._members import follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
@@ -67,19 +67,16 @@ def run_file(
 
 def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> None:
     """Start and follow the remaining runs, and append those that end."""
-    plan = launch.plan(retry_failed=how.retry_failed)
-    count = len(plan.left)
-    console.note(f"{count} of {len(plan.runs)} runs to do.")
-
-    def follow(opened: OpenExperiment, run: RunHandle) -> FinishedRun:
-        console.note(f"Run {len(ended) + 1} of {count}: {run.name}")
-        finished = follow_run(opened, run)
-        ended.append(finished)
-        if finished.exit_code():
-            console.note(f"{run.name}: {finished.summary}")
-        return finished
-
-    launch.run_all(follow, command_line, retry_failed=how.retry_failed)
+    with launch.open(command_line, retry_failed=how.retry_failed) as opened:
+        opened.record()
+        left = opened.left
+        console.note(f"{len(left)} of {len(opened.runs)} runs to do.")
+        for number, run in enumerate(left, start=1):
+            console.note(f"Run {number} of {len(left)}: {run.name}")
+            finished = follow_run(opened, run)
+            ended.append(finished)
+            if finished.exit_code():
+                console.note(f"{run.name}: {finished.summary}")
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
