@@ -49,18 +49,19 @@ Result = TypeVar("Result")
 def start_member(run: Run, engine: Engine, store: Store) -> None:
     """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
 
-    Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
-    its objects exist, so that deleting the run finds them. Elsewhere a submission may wait for hours.
+    Raises NotFoundError for a run that was deleted in the meantime. The run's folder stays locked until its cluster has
+    it, so that deleting the run finds it there. A local run may wait for this machine for hours; its engine locks the
+    folder when it starts the run.
     """
     with ExitStack() as locks:
         locks.enter_context(RunFolder(run.folder).lock())
         if store.find_run(run.id) is None:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
-        if run.spec.engine != "local":  # the folder of a local run shows that it was started
-            store.advance(run, RunState.SUBMITTED)
-        if run.spec.engine != "kubernetes":
+        if run.spec.engine == "local":  # whose folder shows that it was started
             locks.close()
+        else:
+            store.advance(run, RunState.SUBMITTED)
         engine.submit(run, engine.render(run.spec))
     store.advance(run, RunState.RUNNING)
 
