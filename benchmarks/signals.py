@@ -21,7 +21,7 @@ PLACES = (
     "mlbench_cli.runs.progress:EventReader.poll",
     "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
-    "mlbench_cli.results.archive.seal:seal",
+    "mlbench_cli.runs.finalize:seal",
     "mlbench_cli.results.archive.seal:write_sums",
     "mlbench_cli.storage.run_folder:_wait_for_lock",
 )

@@ -20,7 +20,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
 from mlbench_cli.runs.log_reader import LogEntry, LogReader
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, find_goal
+from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, ProgressTracker, find_goal
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import describe_run
 from mlbench_cli.runs.supervise import Report, is_waiting
@@ -28,6 +28,7 @@ from mlbench_cli.runs.views import run_details
 from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
 from mlbench_cli.util.files import size_of
 from mlbench_cli.util.text import counted
+from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
     import pandas
@@ -145,7 +146,13 @@ class RunHandle(Struct, frozen=True):
 
     def watch(self, report: Report) -> None:
         """Wait until the run has ended, without changing the run or its archive."""
-        supervise.watch(self.run, self.workspace.engine_of(self.run), report)
+        supervise.watch(self.run, self.workspace.engine_of(self.run), self.workspace.store, report)
+
+    def await_start(self) -> None:
+        """Wait until the queue of its experiment has started the run. Raises NeverStartedError if that has ended."""
+        if not self.is_started:
+            self.workspace.notify(f"{self.name} has not been started yet; waiting for its experiment.")
+            supervise.await_start(self.run, self.workspace.store)
 
     def complete(self) -> FinishedRun:
         """Fetch remaining results and complete the archive of a run that has ended.
@@ -169,7 +176,11 @@ class RunHandle(Struct, frozen=True):
         return finished
 
     def follow(self, poll: float = 1.0) -> Iterator[Progress]:
-        """Yield the progress about every `poll` seconds until the run has ended. Changes nothing."""
+        """Yield the progress about every `poll` seconds until the run has ended. Changes nothing. Raises
+        NeverStartedError if the queue of its experiment has ended before it started the run."""
+        for observation in supervise.observe_queued(self.run, self.workspace.store):
+            yield ProgressTracker.of(self.run.spec).progress(observation, parse_timestamp(self.run.created))
+            time.sleep(poll)
         engine = self.workspace.engine_of(self.run)
         reader = ProgressReader(engine, self.run, seconds=0.0)
         while True:
@@ -352,6 +363,8 @@ class RunHandle(Struct, frozen=True):
 
         if self.finished is not None:
             return self.download(target)
+        if not self.is_started:
+            raise UsageError(f'The run "{self.name}" has not started yet.', hint=f"mlbench status {self.name}")
         observation = self.workspace.engine_of(self.run).look(self.run)
         if observation.ended is not None:
             self.complete()

@@ -86,6 +86,8 @@ class Style:
 def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]:
     """Print the log of a run; for JSON, its document."""
     rank, follow, raw, tail = style.rank, style.follow, style.raw, style.tail
+    if follow:
+        run.await_start()
     reader = run.open_log(rank)
     ranks = reader.ranks
     if follow and len(ranks) > MAX_FOLLOWED:

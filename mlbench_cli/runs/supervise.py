@@ -81,7 +81,7 @@ def follow(
     canceled. An interrupt passes through; the engine decides what happens to the run.
     """
     if (finished := read_finished(run)) is None:
-        timeout = _await_start(run, store, timeout, report)
+        timeout = await_start(run, store, timeout, report)
         _wait_out_silence(run, lambda: engine.resume(run), notice)
         observation = _follow_to_end(run, engine, store, timeout, report)
         finished = _wait_out_silence(
@@ -97,8 +97,9 @@ def is_waiting(row: RunRow) -> bool:
     return row.queue is not None and not (row.run.spec.engine == "local" and has_begun(row.run))
 
 
-def watch(run: Run, engine: Engine, report: Report) -> Observation:
+def watch(run: Run, engine: Engine, store: Store, report: Report) -> Observation:
     """Follow a run until it has ended, without changing the run or its archive."""
+    await_start(run, store, report=report)
     for observation in _observe(run, engine, report):
         if observation.ended:
             return observation
@@ -173,13 +174,20 @@ def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:
     return tuple(finding for finding in observation.findings if finding.permanent)
 
 
-def _await_start(run: Run, store: Store, timeout: float | None, report: Report | None) -> float | None:
-    """Wait until the queue has handed the run to its engine. Returns the remaining time."""
-    begun = time.monotonic()
+def observe_queued(run: Run, store: Store) -> Iterator[Observation]:
+    """The run in the queue of its experiment, until that hands it to its engine. Raises NeverStartedError if the queue
+    has ended before."""
     while (row := store.find_run(run.id)) is not None and is_waiting(row):
         observation = queue.queued_observation(row)
         for ended in observation.findings:
             raise NeverStartedError(ended.summary, hint=ended.hint)
+        yield observation
+
+
+def await_start(run: Run, store: Store, timeout: float | None = None, report: Report | None = None) -> float | None:
+    """Wait until the queue has handed the run to its engine, as `observe_queued` says. Returns the remaining time."""
+    begun = time.monotonic()
+    for observation in observe_queued(run, store):
         if report is not None:
             report(ProgressTracker.of(run.spec).progress(observation, parse_timestamp(run.created)))
         if timeout is not None and time.monotonic() - begun >= timeout:

@@ -71,7 +71,7 @@ PLACES = [
     "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
     "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
-    "mlbench_cli.results.archive.seal:seal",
+    "mlbench_cli.runs.finalize:seal",
 ]
 # By day one signal at each place, and in each command that only looks.
 ALL_MOMENTS = [(place, number) for place in PLACES for number in SIGNALS]

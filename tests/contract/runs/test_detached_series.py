@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
     assert run(["wait", "x-3"]) == 0
     until(lambda: has_ended(background()))
     assert status(capsys, "x")["experiments"][0]["state"] == "completed"
+
+
+@pytest.mark.parametrize("command", ["logs x-2 --follow", "status x-2 --watch"])
+def test_one_that_waits_can_be_followed(capsys: Captured, command: str) -> None:
+    start(capsys)
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlbench_cli", *command.split()], stdout=subprocess.DEVNULL
+    ) as looking:
+        for size in (1, 2):
+            until(lambda size=size: len(list_begun()) == size)  # type: ignore[misc]
+            assert looking.poll() is None
+            Path(f"go-{size}").touch()
+        assert looking.wait() == 0
+    assert status(capsys, "x-2")["outcome"] == "completed"
+    Path("go-3").touch()
+    assert run(["wait", "x-3"]) == 0
 
 
 def test_one_that_waits_can_be_canceled_or_deleted(capsys: Captured) -> None:
