@@ -1,4 +1,4 @@
-"""A program for test_overlap.py: how much of a compiled backward pass has run when the first gradient is ready."""
+"""A program for test_overlap.py: how much of a backward pass has run when the first gradient is ready."""
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
@@ -16,15 +16,18 @@ UPDATES = 3  # DistributedDataParallel has its final buckets after the first
 
 
 class Counter:
-    """A compiler that takes the code as it is, and counts the parts of backward passes that have run."""
+    """Counts the parts of backward passes that have run: layers, or those of compiled code, which it takes as it is."""
 
     def __init__(self) -> None:
         self.done = 0
 
+    def count(self) -> None:
+        self.done += 1
+
     def compile_backward(self, graph: torch.fx.GraphModule, inputs: object) -> object:
         def call(*values: object) -> object:
             found = graph(*values)
-            self.done += 1
+            self.count()
             return found
 
         return make_boxed_func(call)
@@ -46,9 +49,14 @@ def main(contract: Contract) -> None:
         fw_compiler=lambda graph, inputs: make_boxed_func(graph), bw_compiler=counter.compile_backward
     )
     model = Stack(*(Stack(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)))
-    compiled = choose_compile("whole", contract)
-    for module in [model] if compiled == "whole" else model:
-        module.compile(fullgraph=True, backend=backend)
+    compiled = choose_compile(contract.parameters["compile"], contract)
+    for layer in model:
+        if compiled == "no":
+            layer.register_full_backward_hook(lambda *_: counter.count())
+        elif compiled == "blocks":
+            layer.compile(fullgraph=True, backend=backend)
+    if compiled == "whole":
+        model.compile(fullgraph=True, backend=backend)
     method = read_method(contract)
     module = method.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1))
     ready: list[int] = []
