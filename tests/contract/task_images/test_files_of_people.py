@@ -15,11 +15,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images import gpu as nccl
-from task_images.bert_pretraining.texts import split_words
+from task_images.bert_pretraining.texts import SPECIAL, UNKNOWN, WordPiece, split_words
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm
@@ -147,6 +147,9 @@ def test_a_row_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 # BERT's own rules, as HuggingFace's tokenizers implement them.
 _NORMALIZER = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
 _SPLITTER = pre_tokenizers.BertPreTokenizer()
+_PIECES = [*SPECIAL, *"aeu,", "un", "able", "unable", *(f"##{piece}" for piece in ("a", "u", "ab", "able", "ble", "n"))]
+_TOKENIZER = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(_PIECES)}, unk_token=UNKNOWN))
+_TOKENIZER.normalizer, _TOKENIZER.pre_tokenizer = _NORMALIZER, _SPLITTER
 LETTERS = st.text(st.characters(max_codepoint=0x2FA1F, exclude_categories=("Cs", "Cn", "Co")), max_size=30)
 
 
@@ -157,6 +160,11 @@ CASES = ("\u6226\u5834", "a\u200bb", "zero\u00adwidth", "\u0928\u092e\u0938\u094
 def test_words_are_split_as_bert_splits_them(text: str) -> None:
     plain = _NORMALIZER.normalize_str(text)
     assert split_words(text) == [word for word, _ in _SPLITTER.pre_tokenize_str(plain)]
+
+
+@given(st.text("unableUÉ, ", max_size=120) | st.sampled_from(("unable", "unabla", "n", "u" * 100, "u" * 101)))
+def test_words_are_cut_into_pieces_as_bert_cuts_them(text: str) -> None:
+    assert WordPiece(_PIECES).encode(text) == _TOKENIZER.encode(text).ids
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------

@@ -92,13 +92,6 @@ def test_the_formulas_say_what_is_computed(ranks: int) -> None:
         assert eval(words, {"k": ranks}) == pytest.approx(kind.factor(ranks))
 
 
-def test_what_has_parts_is_divided_and_only_pairs_need_two_ranks() -> None:
-    assert {name for name, kind in COLLECTIVES.items() if "k parts" in kind.size} == {
-        name for name, kind in COLLECTIVES.items() if kind.divided
-    }
-    assert {name for name, kind in COLLECTIVES.items() if kind.is_pair} == {"ping_pong", "bidirectional"}
-
-
 BYTES = [8 * 2**power for power in range(24)]
 
 

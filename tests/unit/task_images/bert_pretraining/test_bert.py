@@ -20,7 +20,7 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.plan import SHAPES, Shape, make_plan
-from task_images.bert_pretraining.texts import SPECIAL, WordPiece, split_words
+from task_images.bert_pretraining.texts import SPECIAL
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
 from task_images.language.model import fill_parameters
 from task_images.language.plan import PlanError
@@ -186,20 +186,6 @@ def test_the_text_of_python_needs_260_tokens() -> None:
     corpus, specials = load_bytes()
     assert max(specials.padding, specials.begin, specials.end, specials.mask) < 264
     assert Samples(corpus, "valid", 32, specials, 1).count > 384
-
-
-# --- WordPiece ------------------------------------------------------------------------------------------------------
-
-
-def test_words_are_cut_into_the_longest_known_pieces() -> None:
-    pieces = WordPiece([*SPECIAL, "un", "##aff", "##able", "runn", "##ing", ",", "a"])
-    assert [pieces.pieces[number] for number in pieces.encode("Unaffable, RUNNING")] == [
-        *("un", "##aff", "##able", ",", "runn", "##ing"),
-    ]
-    assert [pieces.pieces[number] for number in pieces.encode("zebra")] == ["[UNK]"]
-    assert split_words("Élan_vital!") == ["elan", "_", "vital", "!"]
-    with pytest.raises(ValueError, match=r"\[PAD\]"):
-        WordPiece(["a"])
 
 
 def test_texts_are_read_with_an_imported_vocabulary(tmp_path: Path) -> None:

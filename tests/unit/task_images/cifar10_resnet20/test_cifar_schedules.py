@@ -78,14 +78,5 @@ def test_a_warm_up_beyond_the_first_milestone_is_refused() -> None:
         make_schedule(Settings(schedule="multistep", milestones=["x"]), 2)  # type: ignore[list-item]
 
 
-def test_deviations_of_the_presets() -> None:
-    assert (settings("spec").nesterov, settings("legacy").nesterov, settings("2018").nesterov) == (True, False, True)
-    assert (settings("spec").batch_size, settings("2018").batch_size, settings("scaling-lr").batch_size) == (
-        128,
-        32,
-        128,
-    )
-
-
 def test_the_model_has_as_many_parameters_as_the_specification_says() -> None:
     assert sum(parameter.numel() for parameter in resnet(20).parameters()) == 272_474
