@@ -205,12 +205,15 @@ class Power:
     others: int
 
 
-def count_errors(nodes: int, noise: str, clusters: int, least_dip: float = rules.LEAST_DIP) -> Errors:
+def count_errors(
+    nodes: int, noise: str, clusters: int, least_dip: float = rules.LEAST_DIP, *, has_pairs: bool = False
+) -> Errors:
     """Judge healthy clusters."""
     wrong = twice = suspects = 0
     spans = []
     for number in range(clusters):
-        cluster = Cluster(nodes, noise, random.Random(f"{nodes} {noise} {number}").getrandbits(32), 0.0, least_dip)
+        seed = random.Random(f"{nodes} {noise} {number}").getrandbits(32)
+        cluster = Cluster(nodes, noise, seed, 0.0, least_dip, has_pairs=has_pairs)
         document = cluster.judge()
         found = cluster.wrong(document)
         spans.append(cluster.confirmed)
@@ -223,14 +226,14 @@ def count_errors(nodes: int, noise: str, clusters: int, least_dip: float = rules
     )
 
 
-def measure_power(nodes: int, fault: float | None, clusters: int) -> Power:
-    """Judge clusters with a slow node. `fault`: None: as said."""
+def measure_power(nodes: int, fault: float | None, clusters: int, where: str = "matmul.burst") -> Power:
+    """Judge clusters with a node that is slow in the test `where`. `fault`: None: as said."""
     named = twice = others = 0
     faults = []
     for number in range(clusters):
         seed = random.Random(f"{nodes} {fault} {number}").getrandbits(32)
-        faults.append(_find_least(nodes, seed) if fault is None else fault)
-        cluster = Cluster(nodes, "normal", seed, faults[-1])
+        faults.append(_find_least(nodes, seed, where) if fault is None else fault)
+        cluster = Cluster(nodes, "normal", seed, faults[-1], where=where, has_pairs=where == "network")
         document = cluster.judge()
         slow = {node["node"] for node in document["nodes"] if node["state"] == "slow"}
         found = [
@@ -243,9 +246,10 @@ def measure_power(nodes: int, fault: float | None, clusters: int) -> Power:
     return Power(nodes, mean, fault is None, clusters, named, twice, others)
 
 
-def _find_least(nodes: int, seed: int) -> float:
+def _find_least(nodes: int, seed: int, where: str) -> float:
     """What the certificate of a cluster says would be found."""
-    said: float = Cluster(nodes, "normal", seed, 0.2).judge()["fleet"]["matmul.burst"]["smallest_shortfall"]
+    cluster = Cluster(nodes, "normal", seed, 0.2, where=where, has_pairs=where == "network")
+    said: float = cluster.judge()["fleet"][where]["smallest_shortfall"]
     return said
 
 
@@ -254,16 +258,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clusters", type=int, default=300)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 64, 256, 1024])
     parser.add_argument("--noise", nargs="*", default=list(NOISES), choices=NOISES)
+    parser.add_argument("--pairs", action="store_true", help="measure pairs, too; what is slow is a node's network")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     rows: list[Errors | Power] = []
     for nodes in options.nodes:
         for noise in options.noise:
             for least_dip in sorted({rules.LEAST_DIP, max(rules.LEAST_DIP, length_of(noise))}):
-                rows.append(count_errors(nodes, noise, options.clusters, least_dip))
+                rows.append(count_errors(nodes, noise, options.clusters, least_dip, has_pairs=options.pairs))
                 _say(rows[-1], options.json)
         for fault in (None, 0.08, 0.105, 0.14, 0.20):
-            rows.append(measure_power(nodes, fault, max(10, options.clusters // 3)))
+            where = "network" if options.pairs else "matmul.burst"
+            rows.append(measure_power(nodes, fault, max(10, options.clusters // 3), where))
             _say(rows[-1], options.json)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
