@@ -124,7 +124,7 @@ def write_and_sign(folder: Path, found: dict[str, Any]) -> None:
 def test_a_node_that_stops_answering_is_named_and_the_others_are_measured(
     home: Path, started: list["subprocess.Popen[str]"]
 ) -> None:
-    client = clients.start(*TINY, "--set", "limit_seconds=12", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    client = clients.start(*TINY, "--set", "limit_seconds=30", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     started.append(client)
     until(lambda: log_has(home, "t-4", 2, '"kind":"rates"'))
     state = json.loads((folder_of(home, "t-4") / ".state/state.json").read_text())
