@@ -83,9 +83,10 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
 @pytest.mark.parametrize("command", ["logs x-2 --follow", "status x-2 --watch"])
 def test_one_that_waits_can_be_followed(capsys: Captured, command: str) -> None:
     start(capsys)
-    with subprocess.Popen(
-        [sys.executable, "-m", "mlbench_cli", *command.split()], stdout=subprocess.DEVNULL
-    ) as looking:
+    words = [sys.executable, "-m", "mlbench_cli", *command.split()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as looking:
+        assert looking.stderr is not None
+        assert looking.stderr.readline().startswith("x-2")  # it has not been started, or is pending
         for size in (1, 2):
             until(lambda size=size: len(list_begun()) == size)  # type: ignore[misc]
             assert looking.poll() is None

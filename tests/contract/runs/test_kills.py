@@ -5,8 +5,8 @@ import signal
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +48,7 @@ def run_and_die(moment: int) -> bool:
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            sys.addaudithook(watch_writes(moment))
+            die_at_write(moment)
             os._exit(run(COMMAND))
         except BaseException:
             traceback.print_exc()
@@ -58,8 +58,8 @@ def run_and_die(moment: int) -> bool:
     return status != 0
 
 
-def watch_writes(left: int) -> Callable[[str, tuple[object, ...]], None]:
-    """An audit hook that kills this process before it writes to files or to the store for the given time."""
+def die_at_write(left: int) -> None:
+    """Have this process killed before it writes to files or to the store for the given time."""
 
     def count() -> None:
         nonlocal left
@@ -68,9 +68,14 @@ def watch_writes(left: int) -> Callable[[str, tuple[object, ...]], None]:
         left -= 1
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "sqlite3.connect/handle" and isinstance(arguments[0], sqlite3.Connection):
-            arguments[0].set_trace_callback(lambda statement: count() if not statement.startswith("SELECT") else None)
-        elif event in WRITES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT):
+        if event in WRITES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT):
             count()
 
-    return hook
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        found: sqlite3.Connection = real(*arguments, **options)
+        found.set_trace_callback(lambda statement: None if statement.startswith("SELECT") else count())
+        return found
+
+    real: Any = sqlite3.connect
+    pytest.MonkeyPatch().setattr(sqlite3, "connect", connect)
+    sys.addaudithook(hook)
