@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -175,6 +176,33 @@ def test_fewer_than_four_nodes_are_no_fleet(nodes: int) -> None:
     document = certify(samples)
     assert document["verdict"] == "cannot_tell"
     assert all(node["state"] == "not_tested" for node in document["nodes"])
+
+
+def measure_devices(nodes: int, per_node: int, slow: set[int]) -> Samples:
+    """Three rounds of ranks that share nodes, some of which are slow."""
+    samples, chance = Samples(Evidence(per_node, 300.0), nodes * per_node), Random(nodes)
+    for rank, number in product(range(samples.ranks), range(3)):
+        rate = chance.gauss(70.0 if rank in slow else 100.0, 0.5)
+        samples.evidence.add(Sample("memory", (rank,), rate, float(number), round=number))
+    samples.inventories = {rank: Inventory({"cpu": "same"}) for rank in range(samples.ranks)}
+    samples.scope, samples.ended = Scope(turns=False, clocks={}), 10.0
+    samples.evidence.open_cases(3.0)
+    return samples
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (2, 4), (3, 2), (3, 8)])
+def test_nodes_with_several_devices_are_no_fleet_either_if_they_are_fewer_than_four(nodes: int, per_node: int) -> None:
+    for slow in ({*range(per_node)}, set[int]()):
+        names = [f"n{number}" for number in range(nodes)]
+        document = judge(measure_devices(nodes, per_node, slow), names, [True] * nodes)
+        assert document["verdict"] == "cannot_tell"
+        assert {node["state"] for node in document["nodes"]} <= {"ok", "not_tested"}
+
+
+def test_a_slow_device_is_told_by_the_node_that_has_it() -> None:
+    document = judge(measure_devices(4, 4, {6}), NAMES[:4], [True] * 4)
+    assert states(document) == {"n1": ("watch", ["memory_slow"])}  # nothing has confirmed it
+    assert document["findings"][0]["rank"] == 6
 
 
 def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_rest_accepted() -> None:
