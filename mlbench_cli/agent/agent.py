@@ -141,6 +141,7 @@ class Agent:
     takes_users_path = True  # whether `python` of a user's command is that of the user's PATH
     node, count = 0, 1  # of this machine, and of all of the run
     token = ""  # that the agents of a run share
+    next_look = float("inf")  # when `_on_time` is due, however rare samples have become
 
     def __init__(self, folder: str, request: dict[str, Any]) -> None:
         plan = request["plan"]
@@ -399,7 +400,7 @@ class Agent:
     def watch(self) -> None:
         """Wait until all ranks have ended."""
         while any(rank.running for rank in self.ranks) or (self.faults is not None and self.faults.waits):
-            moments = [self.next_sample, self.stop_at or self.deadline]
+            moments = [self.next_sample, self.next_look, self.stop_at or self.deadline]
             if self.give_up_at is not None:
                 moments.append(self.give_up_at)
             if self.faults is not None and (self.state["ended"] is None or self.faults.waits):

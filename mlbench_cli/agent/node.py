@@ -19,12 +19,13 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
-from mlbench_cli.agent.agent import GRACE, Agent, Rank
+from mlbench_cli.agent.agent import GRACE, STALL_SECONDS, Agent, Rank
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.head import shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
@@ -39,9 +40,10 @@ from mlbench_cli.util.files import replace_file, write_atomically
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
 CONNECT_SECONDS = 0.02  # between two looks for node 0
-LOOK_SECONDS = 0.5  # between two looks for RUN/cancel and RUN/stacks
+LOOK_SECONDS = 1.0  # between two looks for RUN/cancel and RUN/stacks
 LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
 SIGNAL_SECONDS = 0.3
+SOON = 1.0  # within which a node need not give a sign of life
 INSTALL_SECONDS = 900.0
 # Installs those of the packages of which this Python has no version into a folder.
 _INSTALL = """import importlib.metadata, os, re, sys
@@ -121,6 +123,7 @@ class NodeAgent(Agent):
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
         self.next_beat = self.next_look = self.next_connection = 0.0
+        self.last_turn = time.monotonic()
         self.stacks_asked: bytes | None = None  # what RUN/stacks said when stacks were last printed
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
@@ -164,8 +167,7 @@ class NodeAgent(Agent):
             self.watch()
             self._await_others()
         self.finish()
-        self._pack()
-        self._linger()
+        self._leave()
         code = max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
         if self.node and not self.needs_all:
             return 0  # Kubernetes ends the others if a pod fails
@@ -487,6 +489,10 @@ class NodeAgent(Agent):
         elif self.canceled and self.hosts is None:
             self._stop("canceled", grace=0)
         self._beat(now)
+        if now > self.last_turn + STALL_SECONDS:  # this process was stopped, perhaps with all others of its job
+            for link in self.links:
+                link.excuse_silence(now)
+        self.last_turn = now
         for link in list(self.links):
             link.tick(now)
         if now >= self.next_look:
@@ -530,27 +536,29 @@ class NodeAgent(Agent):
         with contextlib.suppress(OSError):
             write_atomically(f"{self.folder}/.state/results.json", json.dumps(results).encode())
 
-    def _linger(self) -> None:
-        """Node 0 passes on what ends the run until the others have left; they leave at once."""
-        if self.node:
-            for link in self.links:
-                link.send({"do": "bye"})
-            return
+    def _leave(self) -> None:
+        """Pack, which may take minutes, and give signs of life meanwhile. Then node 0 passes on what ends the run until
+        the others have left; they leave at once."""
+        packing = threading.Thread(target=self._pack)
+        packing.start()
+        packing.join(SOON)
         end, written = None, self.state["first"]
-        while any(link.is_open and link.node is not None for link in self.links):
+        while packing.is_alive() or (self.node == 0 and self._present()):
             now = time.monotonic()
             if self.state["first"] != written:
                 written = self.state["first"]
                 self._write_state(last=True)
             if self.state["first"] and end is None:
                 end = now + LINGER_SECONDS
-            if end is not None and now >= end:
-                return
+            if end is not None and now >= end and not packing.is_alive():
+                break
             for key, _ in self.selector.select(0.2):
                 key.data()
             self._on_time(now)
         if self.state["first"] != written:
             self._write_state(last=True)
+        for link in self.links:
+            link.send({"do": "bye"})
 
 
 def _explain_pip(log: bytes) -> str:

@@ -41,22 +41,32 @@ class RankLink:
         self._on_message = on_message
         self._on_end = on_end
         self._decoder = wire.Decoder(MAX_LINE)
+        self._unsent = bytearray()
         self._next_ping = 0.0
         self._last = time.monotonic()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(connection, selectors.EVENT_READ, self._on_readable)
+        selector.register(connection, selectors.EVENT_READ, self._on_ready)
 
     def send(self, message: Message) -> None:
-        """Small messages only: what does not fit into the socket's buffer at once ends the link."""
-        if not self.is_open:
-            return
+        """Send a message. What does not fit into the socket's buffer at once follows as soon as it does."""
+        if self.is_open:
+            self._unsent += wire.encode(message)
+            self._send_rest()
+
+    def _send_rest(self) -> None:
         try:
-            self.connection.sendall(wire.encode(message))
+            del self._unsent[: self.connection.send(self._unsent)]
+        except BlockingIOError:
+            pass
         except ConnectionError:
-            pass  # the other side has gone: its last words are still to be read, and `_on_readable` finds the end
+            # The other side has gone: its last words are still to be read, and `_on_ready` finds the end.
+            self._unsent.clear()
         except OSError:
             self.close()
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self.connection, events, self._on_ready)
 
     def tick(self, now: float) -> None:
         """Send a sign of life, and give up the other side if it has sent none for SILENT_SECONDS."""
@@ -65,6 +75,10 @@ class RankLink:
             self.send({"do": "ping"})
         if self.is_open and now - self._last > SILENT_SECONDS:
             self.close()
+
+    def excuse_silence(self, now: float) -> None:
+        """Wait anew for a sign of life."""
+        self._last = now
 
     def close(self) -> None:
         """Close the connection and call `on_end`, once."""
@@ -76,7 +90,9 @@ class RankLink:
         self.connection.close()
         self._on_end(self)
 
-    def _on_readable(self) -> None:
+    def _on_ready(self) -> None:
+        if self._unsent:
+            self._send_rest()
         try:
             piece = self.connection.recv(1 << 16)
         except BlockingIOError:

@@ -167,12 +167,13 @@ class HostsEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _stop(self, run: Run) -> None:
-        """Kill leftovers: a stopped agent, or ranks without an agent."""
-        snapshot = self._await_end(run)
+        """Kill leftovers: a stopped agent, or ranks without an agent; not an agent that still packs their output."""
+        snapshot = self._await_end(run, may_start=True)
         if snapshot.is_over:
             return
         for node, channel in enumerate(self._channels(run)):
-            if not snapshot.nodes[node].has_ended:
+            state = snapshot.nodes[node].state
+            if state is None or not state["ended"]:
                 with suppress(UnreachableError):
                     channel.call("end_processes", folder=self._run_place(run))
 

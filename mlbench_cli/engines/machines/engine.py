@@ -121,11 +121,13 @@ class MachinesEngine(ABC):
         self.head(run).put("cancel")
         self._stop(run)
 
-    def _await_end(self, run: Run, seconds: float = CANCEL_SECONDS) -> Snapshot:
-        end = time.monotonic() + seconds
+    def _await_end(self, run: Run, *, may_start: bool = False) -> Snapshot:
+        """What is known when the run has ended, or CANCEL_SECONDS later. `may_start`: agents may be about to start."""
+        end = time.monotonic() + CANCEL_SECONDS
         while True:
             snapshot = self.head(run).read()
-            if not snapshot.shows_life or snapshot.is_over or time.monotonic() >= end:
+            is_due = snapshot.shows_life or (may_start and snapshot.exists and not snapshot.is_begun)
+            if not is_due or snapshot.is_over or time.monotonic() >= end:
                 return snapshot
             time.sleep(0.2)
 

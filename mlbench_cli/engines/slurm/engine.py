@@ -168,6 +168,9 @@ class SlurmEngine(MachinesEngine):
             since = self._unexplained.setdefault(run.id, time.monotonic())
             if job is None and self._silence is None and self._details.has_accounting:
                 job = controller.ask_accounting(self._channel, number)
+            if job is not None and job.state == "SUSPENDED":
+                words = f"Slurm has suspended job {job.id}: its processes are stopped until Slurm resumes it."
+                return replace(observation, ended=None, findings=(Finding("job_suspended", words, retryable=True),))
             may_come = job is not None and not job.has_ended
             if may_come and time.monotonic() - since < self._details.kill_wait + FILE_SECONDS:
                 return replace(observation, ended=None)

@@ -1,5 +1,7 @@
 """Links between the agents of one run: when the other side is given up, and what ends a link."""
 
+import contextlib
+import json
 import selectors
 import socket
 from collections.abc import Iterator
@@ -88,6 +90,22 @@ def test_a_message_that_comes_in_pieces_is_one_message(pair: Pair) -> None:
         pair.other.sendall(piece)
         pair.read()
     assert pair.messages == [{"node": 1}, {"node": 2}]
+
+
+def test_what_does_not_fit_into_the_sockets_buffer_follows(pair: Pair) -> None:
+    """As the names of a thousand machines do on a network, whose first buffers are small."""
+    pair.link.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    names = [f"node-{number}.cluster.example" for number in range(20_000)]
+    pair.link.send({"go": names})
+    pair.link.send({"ping": True})
+    assert pair.link.is_open
+    pair.other.setblocking(False)
+    received = bytearray()
+    while not received.endswith(b'{"ping": true}\n'):
+        pair.read()
+        with contextlib.suppress(BlockingIOError):
+            received += pair.other.recv(1 << 16)
+    assert json.loads(received.splitlines()[0]) == {"go": names}
 
 
 def test_a_link_ends_with_its_other_side(pair: Pair) -> None:
