@@ -186,15 +186,16 @@ def install(folder: str, sha256: str, *, data: bytes) -> Answer:
     return {"folder": target, "installed": True}, b""
 
 
-def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * BLOCK) -> Answer:
-    """What each node of a run has written: state, results, and its logs behind the given offsets.
+def sync(folder: str, run: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * BLOCK) -> Answer:
+    """What each node of a run has written: state, results, and its logs behind the given offsets. `run` is its id: the
+    folder does not exist for it once another run has taken its name.
 
     `nodes` is node -> rank -> offset. The data are the pieces of logs, one after the other, in the order of `pieces`,
     at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share. `served`:
     the head that nodes with disks of their own send to is running, or there is none.
     """
     folder = expand(folder)
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) or (read_json(f"{folder}/run.json") or {}).get("id", run) != run:
         return {"exists": False, "nodes": {}, "pieces": []}, b""
     clock, left = file_system_time(folder), limit
     reports, pieces, data = {}, [], []
@@ -296,7 +297,10 @@ def remove(folder: str, force: bool = False) -> Answer:
 
 
 def list_runs(base: str) -> Answer:
-    """Every folder of a run below `base`, with what it says of itself, and the processes of it on this machine."""
+    """Every folder of a run below `base`, with what it says of itself, and the processes of its ranks on this machine.
+
+    What hands over the results of ranks that have ended is none of them.
+    """
     base, runs = expand(base), []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(base)):
@@ -308,7 +312,7 @@ def list_runs(base: str) -> Answer:
                     "name": name,
                     "run": read_json(os.path.join(folder, "run.json")),
                     "fetched": os.path.exists(os.path.join(folder, "fetched")),
-                    "processes": processes.find_processes(nodes_of(folder), arguments=True),
+                    "processes": processes.find_processes(nodes_of(folder)),
                     "supervised": any(
                         processes.is_alive(read_json(os.path.join(folder, "nodes", node, ".state", "state.json")))
                         for node in list_folder(os.path.join(folder, "nodes"))

@@ -96,7 +96,12 @@ class RemoteHead:
                 for node, share in enumerate(self._shares)
             }
             answer, data = channel.exchange(
-                "sync", folder=self.place, nodes=offsets, limit=channel.piece, quiet_seconds=QUIET_SECONDS
+                "sync",
+                folder=self.place,
+                run=self.run.id,
+                nodes=offsets,
+                limit=channel.piece,
+                quiet_seconds=QUIET_SECONDS,
             )
             position = 0
             for rank, offset, size in answer["pieces"]:

@@ -116,7 +116,7 @@ class MachinesEngine(ABC):
 
     def cancel(self, run: Run) -> None:
         """Let the agents stop their ranks and pack results; then kill leftovers."""
-        if RunFolder(run.folder).read_observation() is not None:
+        if RunFolder(run.folder).read_observation() is not None or self._is_taken(self._channels(run)[0], run):
             return
         self.head(run).put("cancel")
         self._stop(run)
@@ -145,6 +145,8 @@ class MachinesEngine(ABC):
         remove_folder(run.folder)
 
     def _remove(self, channel: Channel, run: Run, force: bool) -> Document:
+        if self._is_taken(channel, run):
+            return {}
         if force:
             channel.call("end_processes", folder=self._run_place(run))
         return channel.call("remove", folder=self._run_place(run), force=force)
@@ -231,10 +233,14 @@ class MachinesEngine(ABC):
         data = (json.dumps(document, sort_keys=True) + "\n").encode()
         return ChannelRequest("put", {"path": f"{self._run_place(run)}/run.json", "new": True}, data)
 
+    def _is_taken(self, channel: Channel, run: Run) -> bool:
+        """Whether the run's folder is that of another run, which a client of another machine may have started."""
+        _, known = channel.exchange("get", path=f"{self._run_place(run)}/run.json")
+        return bool(known) and json.loads(known)["id"] != run.id
+
     def _check_owner(self, channel: Channel, run: Run) -> None:
         """Raises UsageError if the run's folder is that of another run."""
-        _, known = channel.exchange("get", path=f"{self._run_place(run)}/run.json")
-        if json.loads(known)["id"] != run.id:
+        if self._is_taken(channel, run):
             raise UsageError(
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench status --refresh, then mlbench delete {run.name}; or choose another name",

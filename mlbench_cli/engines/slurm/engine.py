@@ -271,7 +271,8 @@ class SlurmEngine(MachinesEngine):
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder on the cluster; with `force` the job is canceled first."""
-        if force and (number := self._job_id(run)) is not None:
+        is_there = force and not self._is_taken(self._channel, run)
+        if is_there and (number := self._job_id(run)) is not None:
             controller.cancel_job(self._channel, number)
         super().delete(run, force=force)
 

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import pending_facts
@@ -26,7 +28,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
 from tests.contract.engines.labs import EngineLab, install_commands
-from tests.contract.local_runs import Lab
+from tests.contract.local_runs import SLEEP, Lab, shell, until
 
 SPEC = RunSpec(
     name="away-2",
@@ -144,3 +146,24 @@ def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, m
         started.result()
     os.close(lock)
     lab.close()
+
+
+def test_a_run_that_has_taken_the_name_of_a_deleted_one_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of another machine has deleted the first, and started the second."""
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with closing(EngineLab("hosts", tmp_path / "two")) as two:
+        with closing(EngineLab("hosts", tmp_path / "one")) as one:
+            first = one.start(shell("true"), name="same-2", workers=2)
+            assert one.end(first).ended == Ending.EXITED
+            two.engine.delete(replace(first, folder=tmp_path / "two/runs/1"), force=True)
+            second = two.start(SLEEP, name="same-2", workers=2)
+            until(lambda: len(two.processes(second)) == 2)
+            assert one.engine.look(first).ended == Ending.NEVER_STARTED
+            one.engine.cancel(first)
+        assert len(two.processes(second)) == 2  # although the other client has deleted its own
+        assert two.engine.look(second).ended is None
