@@ -20,7 +20,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.agent import machine, processes
@@ -65,6 +65,7 @@ class Agent(Protocol):
 
 
 PERIOD = 0.1  # seconds of one turn of a slowed rank: running, then stopped
+GROUPS_SECONDS = 2.0  # between two looks for the process groups of a slowed rank
 MARK_SECONDS = 0.05  # between two looks whether ranks train
 MAX_BARREN = 3  # attempts in a row that end without a new checkpoint
 # Exit codes that another attempt would give again: usage, wrong results, an unfit environment (task_images.contract).
@@ -156,6 +157,8 @@ class NodeFaults:
             self._give_up()
             return
         if self._halted and not self._is_idle and self._is_at_rest(now):
+            # What has left the group of its rank, as torchrun's workers do, would run beside the next attempt.
+            processes.kill_processes(f"{self._agent.folder}/output")
             self._is_idle = True
             self._report("idle", checkpoints=self._list_checkpoints())
         if now >= self._next_look:
@@ -209,8 +212,8 @@ class NodeFaults:
         if not targets:
             return "none of its processes is running"
         if kind is FaultKind.KILL:
-            for rank in targets:
-                processes.signal_group(rank.pid, signal.SIGKILL)
+            for group in [group for rank in targets for group in processes.find_groups(rank.pid)]:
+                processes.signal_group(group, signal.SIGKILL)
         elif kind is FaultKind.STOP:
             self._lasting.append(_Stopped(self, targets[0], event, fault, now))
         else:
@@ -264,15 +267,17 @@ class NodeFaults:
         with contextlib.suppress(OSError):
             os.write(self._guard, f"-{pid}\n".encode())
 
-    def hold(self, pid: int) -> None:
-        """Stop a process group; if this process is killed, the guard kills it. Raises OSError."""
-        self.guard(pid)
-        os.killpg(pid, signal.SIGSTOP)
+    def hold(self, groups: Iterable[int]) -> None:
+        """Stop process groups; if this process is killed, the guard kills them. Raises OSError."""
+        for group in groups:
+            self.guard(group)
+            processes.signal_group(group, signal.SIGSTOP)
 
-    def free(self, pid: int) -> None:
-        """Let a stopped process group go on. One that has ended is no error."""
-        processes.signal_group(pid, signal.SIGCONT)
-        self.unguard(pid)
+    def free(self, groups: Iterable[int]) -> None:
+        """Let stopped process groups go on. Those that have ended are no error."""
+        for group in groups:
+            processes.signal_group(group, signal.SIGCONT)
+            self.unguard(group)
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
@@ -614,11 +619,11 @@ class _Lasting:
 class _Stopped(_Lasting):
     def __init__(self, node: NodeFaults, rank: Rank, event: int, fault: Fault, now: float) -> None:
         super().__init__(event, fault, now)
-        self._node, self._pid = node, rank.pid
-        node.hold(rank.pid)
+        self._node, self._groups = node, processes.find_groups(rank.pid)
+        node.hold(self._groups)
 
     def end(self) -> None:
-        self._node.free(self._pid)
+        self._node.free(self._groups)
 
 
 class _Slowed(_Lasting):
@@ -630,7 +635,8 @@ class _Slowed(_Lasting):
         super().__init__(event, fault, now)
         assert fault.share is not None
         self._node, self.number, self._share = node, number, fault.share
-        self._held: int | None = None
+        self._held: set[int] = set()  # process groups
+        self._known: tuple[int, float, set[int]] = (0, 0.0, set())  # those of a rank's process, since when
         self._since = self._begun = now
         self._stopped = 0.0
         self.turn(now)
@@ -639,23 +645,26 @@ class _Slowed(_Lasting):
         if now >= self.over:
             self.end()
             return True
-        if self._held is not None:
+        if self._held:
             self._release(now)
             self.next = min(self.over, now + PERIOD * self._share)
             return False
         rank = self._node.find_rank(self.number)
         if rank is not None:  # else it is between two attempts
+            pid, since, _ = self._known
+            if rank.pid != pid or now >= since + GROUPS_SECONDS:
+                self._known = rank.pid, now, processes.find_groups(rank.pid)
             with contextlib.suppress(OSError):
-                self._node.hold(rank.pid)
-                self._held, self._since = rank.pid, now
+                self._node.hold(self._known[2])
+                self._held, self._since = self._known[2], now
         self.next = min(self.over, now + PERIOD * (1 - self._share))
         return False
 
     def _release(self, now: float) -> None:
-        if self._held is not None:
+        if self._held:
             self._node.free(self._held)
             self._stopped += now - self._since
-            self._held = None
+            self._held = set()
 
     def end(self) -> None:
         now = time.monotonic()

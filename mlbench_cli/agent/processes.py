@@ -164,6 +164,12 @@ def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     return found
 
 
+def find_groups(pid: int) -> set[int]:
+    """The process groups of a process that leads one, and of all below it, e.g. of torchrun's workers."""
+    below = descendants(pid, process_tree()) if HAS_PROC else []
+    return {pid, *(int(fields[2]) for child in below if (fields := stat_fields(child)))}
+
+
 def process_handle(pid: int) -> int:
     """A descriptor that names the process for good and is readable once it has ended; -1 if there is no such thing:
     another system, an old kernel, a sandbox. Raises ProcessLookupError.

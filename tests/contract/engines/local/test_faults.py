@@ -76,6 +76,13 @@ def test_faults_are_those_of_the_seed(lab: Lab) -> None:
         assert one[:both] == other[:both]
 
 
+def test_what_left_the_group_of_its_rank_is_stopped_with_it(lab: Lab) -> None:
+    """torchrun starts its workers in sessions of their own."""
+    run = lab.start(shell("setsid sleep 77 & sleep 77"), faults="at 0.3s for 1s stop rank 0")
+    until(lambda: [is_stopped(pid) for pid in processes_of(run)] == [True] * 3)
+    until(lambda: [is_stopped(pid) for pid in processes_of(run)] == [False] * 3)
+
+
 @pytest.mark.parametrize("moment", ["stop rank 0", "slow rank 0 to 20% cpu"])
 def test_an_agent_that_is_killed_leaves_nothing_stopped(lab: Lab, moment: str) -> None:
     # A child in the same group: it does not die with the agent by itself.
@@ -99,6 +106,17 @@ def test_ranks_start_again_from_the_last_checkpoint_that_is_whole(lab: Lab) -> N
     assert end.ended == "exited"
     assert (end.seconds or 0) >= 1  # the first attempt counts
     assert [lab.log(run, rank).decode().strip().rpartition("/")[2] for rank in range(2)] == ["3", "3"]
+
+
+def test_what_left_the_group_of_its_rank_ends_before_the_next_attempt(lab: Lab) -> None:
+    """torchrun starts its workers in sessions of their own."""
+    script = (
+        'cd $MLBENCH_CHECKPOINT_DIR; if test -n "$MLBENCH_ATTEMPT"; then grep "^State:.[RS]" /proc/$(cat pid)/status; '
+        "exit 0; fi; setsid sleep 600 & echo $! > pid; sleep 0.3; exit 3"
+    )
+    run = lab.start(shell(script), on_failure="restart")
+    assert lab.end(run).ended == "exited"
+    assert b"State" not in lab.log(run)
 
 
 def test_a_fault_that_was_not_injected_makes_the_run_no_result(lab: Lab) -> None:
