@@ -206,6 +206,12 @@ class Observation(Struct, frozen=True):
     seconds: float | None = None
     clocks: tuple[NodeClock, ...] = ()
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether its cluster has nothing of the run, which may also be about to be submitted."""
+        nothing = self.ended in (Ending.NEVER_STARTED, Ending.LOST)
+        return nothing and not any(worker.started for worker in self.workers)
+
     def to_dict(self) -> dict[str, Any]:
         """The observation as plain values; times in seconds since 1970. Unknown seconds and clocks are left out."""
         document = {**to_builtins(self), "workers": [worker.to_dict() for worker in self.workers]}

@@ -111,6 +111,8 @@ def _complete(run: Run, engine: Engine, observation: Observation | None) -> Fini
     observation = folder.read_observation() or observation or engine.look(run)
     if observation.ended is None:
         return None
+    if observation.is_absent and engine.look(run).ended is None:
+        return None  # it was seen before it was submitted, which the lock excludes now
     try:
         folder.write_observation(observation)  # the cluster may lose this information before the archive is sealed
         observation = _fetch(run, engine, observation)

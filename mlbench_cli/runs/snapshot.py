@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from mlbench_cli.agent.processes import is_locked
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnreachableError
 from mlbench_cli.model.goals import Goal, metric_names
@@ -84,7 +86,12 @@ def damaged_status(row: RunRow, damage: DamagedArchive) -> RunStatus:
 
 def _look(row: RunRow, engine_of: Callable[[Run], Engine]) -> Observation:
     """The run as it is now."""
-    return queued_observation(row) if is_waiting(row) else engine_of(row.run).look(row.run)
+    if is_waiting(row):
+        return queued_observation(row)
+    seen = engine_of(row.run).look(row.run)
+    if seen.is_absent and row.state is RunState.SUBMITTED and row.run.folder.is_dir() and is_locked(row.run.folder):
+        return replace(seen, ended=None, findings=())  # the client that has the lock is about to submit it
+    return seen
 
 
 def find_metric(metrics: Mapping[str, float | str], metric: str) -> str | None:

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,12 +84,12 @@ def follow(
     if (finished := read_finished(run)) is None:
         timeout = await_start(run, store, timeout, report)
         _wait_out_silence(run, lambda: engine.resume(run), notice)
-        observation = _follow_to_end(run, engine, store, timeout, report)
-        finished = _wait_out_silence(
-            run, lambda: finalize(run, engine, store, observation, notice=notice), notice, has_answered=True
-        )
-    if finished is None:
-        raise _cannot_observe(run)
+    begun = time.monotonic()
+    while finished is None:
+        left = None if timeout is None else timeout - (time.monotonic() - begun)
+        observation = _follow_to_end(run, engine, store, left, report)
+        complete = partial(finalize, run, engine, store, observation, notice=notice)
+        finished = _wait_out_silence(run, complete, notice, has_answered=True)
     return finished
 
 
@@ -112,7 +113,8 @@ def cancel(
     """Stop a run, keep its partial results, and finalize it; None if it has not ended within `seconds`."""
     if (finished := read_finished(run)) is not None:
         return finished
-    engine.cancel(run)
+    with nullcontext() if run.spec.engine == "local" else RunFolder(run.folder).lock(notice=notice):
+        engine.cancel(run)
     deadline = time.monotonic() + seconds
     for observation in _observe(run, engine):
         if observation.ended:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.ending import is_unreleased
+from mlbench_cli.engines.kubernetes.ending import is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     HASH_LABEL,
     TOKEN_ANNOTATION,
@@ -77,8 +77,11 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
         create_owned(api, document, job)
     if not is_unreleased(job):
         return job  # its queue releases it
-    metadata = job["metadata"]
-    return api.patch(object_path("Job", metadata["namespace"], metadata["name"]), {"spec": {"suspend": False}})
+    path = object_path("Job", job["metadata"]["namespace"], job["metadata"]["name"])
+    job = api.patch(path, {"spec": {"suspend": False}})
+    if is_stopped(job):  # by another client, which has found it suspended and taken that for its end
+        job = api.patch(path, {"spec": {"suspend": True}})
+    return job
 
 
 def _create_job(api: Api, document: Object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from mlbench_cli.errors import DamagedRun, NotFoundError, UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
+from mlbench_cli.runs.snapshot import live_snapshot
 from mlbench_cli.tasks.catalog import load_task
 from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY, slow
@@ -116,6 +117,36 @@ def test_submitting_again_adopts(lab: EngineLab, kind: str, home: Path) -> None:
     other.engine.submit(run, other.engine.render(run.spec))
     other.engine.resume(run)
     assert (lab.processes(run), lab.agents(run)) == (before, agents)
+
+
+@contextmanager
+def being_submitted(lab: EngineLab, home: Path, run: Run) -> Iterator[None]:
+    """Another client is about to hand the run to its cluster, and takes its time."""
+    slow = "submit = lab.engine.submit\nlab.engine.submit = lambda *a: (print(flush=True), time.sleep(2), submit(*a))\n"
+    start = f"supervise.start_member(lab.store.run({run.name!r}).run, lab.engine, lab.store)"
+    with start_client(lab.kind, home, slow + start) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "\n"
+        yield
+    assert other.returncode == 0
+
+
+@by_day("hosts", "slurm", "kubernetes")
+def test_whoever_follows_a_run_while_it_is_submitted_waits_for_it(lab: EngineLab, home: Path) -> None:
+    run = lab.record(shell("echo done"), workers=2)
+    with being_submitted(lab, home, run):
+        assert live_snapshot(lab.store.run(run.name), lab.engine)["ended"] is None
+        assert supervise.follow(run, lab.engine, lab.store).outcome == "completed"
+
+
+@by_day("hosts", "slurm", "kubernetes")
+def test_whoever_cancels_a_run_while_it_is_submitted_ends_it(lab: EngineLab, home: Path) -> None:
+    run = lab.record(SLEEP, workers=2)
+    with being_submitted(lab, home, run):
+        finished = supervise.cancel(run, lab.engine, lab.store)
+    assert finished is not None
+    assert finished.outcome == "canceled"
+    until(lambda: not lab.processes(run))
 
 
 # --- logs -----------------------------------------------------------------------------------------------------------

@@ -139,6 +139,23 @@ def test_whoever_follows_a_half_submitted_run_completes_it(server: KubeApi, tmp_
     assert ("services", "r-2") in server.objects
 
 
+def test_a_run_that_is_canceled_while_it_is_submitted_does_not_start(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ask = a_run(tmp_path), server.fault
+
+    def cancel_first(request: str) -> Fault | None:
+        if request.startswith("PATCH"):  # the release of the Job is on its way
+            monkeypatch.undo()
+            KubernetesEngine(server.access).cancel(run)
+        return ask(request)
+
+    monkeypatch.setattr(server, "fault", cancel_first)
+    submit(server, run)
+    assert job_of(server)["spec"]["suspend"] is True
+    assert KubernetesEngine(server.access).look(run).ended == "canceled"
+
+
 def test_another_run_of_that_name_is_refused(server: KubeApi, tmp_path: Path) -> None:
     submit(server, a_run(tmp_path / "a"))
     with pytest.raises(UsageError, match="with other settings") as caught:
