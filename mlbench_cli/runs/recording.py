@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, JsonObject, Run
@@ -33,7 +35,11 @@ _LOCK_SECONDS = 60.0  # in which another client removes what killed ones have le
 def plan_experiment(
     experiment: Experiment, candidates: Sequence[Candidate], store: Store, *, retry_failed: bool = False
 ) -> Plan:
-    """The plan that completes an experiment, whose members are in the store; new runs get an id and a folder."""
+    """The plan that completes an experiment, whose members are in the store; new runs get an id and a folder. The
+    caller is its queue: another one may have added members since `experiment` was read."""
+    known = store.find_experiment(experiment.name)
+    if known is not None and known.id == experiment.id:
+        experiment = replace(experiment, members=known.members)
     rows = {row.run.id: row for row in store.members(experiment)}
     existing = []
     for member in experiment.members:

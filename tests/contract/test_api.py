@@ -137,6 +137,15 @@ def test_a_launch_can_be_looked_at_before_it_is_recorded_and_followed_run_by_run
     assert len(client.runs()) == 2  # what is not recorded leaves nothing
 
 
+def test_members_that_another_client_adds_before_a_launch_is_opened_stay(client: Client, command: str) -> None:
+    """For example while the first one asks whether to go on."""
+    client.run("demo", [1], command=command, num_cpus=1).wait(PATIENCE)
+    launch = client.prepare(Request(name="demo", workers=(1, 2), command=command, num_cpus=1))
+    client.run("demo", [1, 3], command=command, num_cpus=1).wait(PATIENCE)
+    launch.run_all()
+    assert [run.name for run in client.find_experiment("demo").runs()] == ["demo-1", "demo-3", "demo-2"]
+
+
 def test_an_archive_is_prepared_once_more(client: Client, command: str) -> None:
     client.run("demo", 1, command=command).wait(PATIENCE)
     launch = client.prepare_repetition("demo-1", Request(name="again"))
