@@ -172,32 +172,33 @@ class Feeds:
 
     async def _watch(self, name: str, feed: Feed) -> None:
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="watcher") as thread:
-            watcher: Watcher | None = None
-            try:
-                watcher = await loop.run_in_executor(thread, Watcher, self._config, name)
-                silence = Silence()
-                while not feed.is_over:
-                    begun = time.monotonic()
-                    with suppress(StoreLockedError):  # later news come with the next observation
-                        try:
-                            news = await loop.run_in_executor(thread, watcher.look)
-                            if news.points:
-                                points = [*feed.points, *news.points][:MAX_POINTS]
-                                feed.curves = await loop.run_in_executor(thread, render_curves, points, news.status)
-                                feed.points = points
-                            self._take(feed, news)
-                            silence.end()
-                        except (UnreachableError, CredentialError) as error:
-                            silence.tolerate(error, begun)
-                            self._note_silence(feed, silence)
-                    await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
-            except (MlbenchError, OSError, ValueError) as error:
-                feed.problem = error.message if isinstance(error, MlbenchError) else str(error)
-                self._wake(feed)
-            finally:
-                if watcher is not None:
-                    thread.submit(watcher.close)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="watcher")
+        watcher: Watcher | None = None
+        try:
+            watcher = await loop.run_in_executor(thread, Watcher, self._config, name)
+            silence = Silence()
+            while not feed.is_over:
+                begun = time.monotonic()
+                with suppress(StoreLockedError):  # later news come with the next observation
+                    try:
+                        news = await loop.run_in_executor(thread, watcher.look)
+                        if news.points:
+                            points = [*feed.points, *news.points][:MAX_POINTS]
+                            feed.curves = await loop.run_in_executor(thread, render_curves, points, news.status)
+                            feed.points = points
+                        self._take(feed, news)
+                        silence.end()
+                    except (UnreachableError, CredentialError) as error:
+                        silence.tolerate(error, begun)
+                        self._note_silence(feed, silence)
+                await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
+        except (MlbenchError, OSError, ValueError) as error:
+            feed.problem = error.message if isinstance(error, MlbenchError) else str(error)
+            self._wake(feed)
+        finally:
+            if watcher is not None:
+                thread.submit(watcher.close)
+            thread.shutdown(wait=False)  # it may still wait for a cluster, and all requests would wait with it
 
     def _take(self, feed: Feed, news: "News") -> None:
         feed.lines.extend(news.lines)

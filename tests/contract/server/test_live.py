@@ -2,18 +2,23 @@
 
 import http.client
 import json
+import os
 import re
 import socket
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
+from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import until
-from tests.contract.server.dashboards import BUSY, PATIENCE, Dashboard
+from tests.contract.server.dashboards import BUSY, PATIENCE, Dashboard, serve
 
 Found = dict[str, list[dict[str, Any]]]
 
@@ -97,6 +102,34 @@ def test_more_followers_than_allowed_are_refused(acting: Dashboard) -> None:
 
     until(is_followed)  # pages that were closed do not count any more
     acting.post("/api/v1/experiments/mine/cancel", {})
+
+
+@pytest.mark.slow
+def test_a_page_that_is_closed_while_its_cluster_does_not_answer_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\ntest $# -gt 20 && touch {tmp_path}/asked\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    (tmp_path / "home").mkdir()
+    with closing(Store(tmp_path / "home")) as store:
+        host = {"name": "m0", "login": "m0", "slots": 1, "address": "192.0.2.1", "interface": None}
+        store.record_cluster(Cluster("far", "hosts", details={"folder": "~/far", "hosts": [host]}))
+        store.record_run(RunSpec("far-1", "far", "hosts", "custom", "custom", ("true",), "gloo", 1))
+    with serve(tmp_path / "home") as dashboard:
+        connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=PATIENCE)
+        headers = {"Authorization": f"Bearer {dashboard.token}"}
+        connection.request("GET", "/api/v1/runs/far-1/events", headers=headers)
+        assert connection.getresponse().status == 200
+        until((tmp_path / "asked").exists)
+        connection.close()
+        begun = time.monotonic()
+        while time.monotonic() < begun + 4:
+            assert dashboard.ask("/static/live.js").status
+            time.sleep(0.1)
+        assert time.monotonic() - begun < 8  # ssh sleeps for a minute
 
 
 def test_only_the_end_of_the_samples_is_read(tmp_path: Path) -> None:
