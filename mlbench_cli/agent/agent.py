@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # loaded for runs that have them
 
 GRACE = 5.0  # seconds between TERM and KILL
 UNKILLABLE = 30.0  # seconds after KILL for a process in the kernel to disappear
+SIGNAL_SECONDS = 0.3
 STALL_SECONDS = 5.0  # by which a sample may be late before the agent counts as stalled
 SAMPLE = 1.0  # least seconds between two lines of resources per rank
 SAMPLES = 600  # after this many seconds lines get rarer, so that a day has about 3,600 per rank
@@ -481,6 +482,11 @@ class Agent:
         self.canceled = True
 
     def _on_exit(self, rank: Rank) -> None:
+        # A batch system that ends a job signals ranks and agents alike: then a rank has not failed by itself.
+        if self.state["ended"] is None and not self.canceled and processes.is_signaled(rank.pid):
+            time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
+        if self.canceled:
+            self._stop("canceled", GRACE)
         pid, status, usage = os.wait4(rank.pid, os.WNOHANG)
         if pid == 0:
             return

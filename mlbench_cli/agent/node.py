@@ -32,7 +32,7 @@ from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, Cause
-from mlbench_cli.agent.processes import is_signaled, kill_processes, last_line
+from mlbench_cli.agent.processes import kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.util.files import replace_file, write_atomically
@@ -42,7 +42,6 @@ BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; t
 CONNECT_SECONDS = 0.02  # between two looks for node 0
 LOOK_SECONDS = 1.0  # between two looks for RUN/cancel and RUN/stacks
 LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
-SIGNAL_SECONDS = 0.3
 SOON = 1.0  # within which a node need not give a sign of life
 INSTALL_SECONDS = 900.0
 # Installs those of the packages of which this Python has no version into a folder.
@@ -474,14 +473,6 @@ class NodeAgent(Agent):
             if self.needs_all or self.node == 0:
                 self._send_stop()
         super()._stop(why, min(grace, self.plan["grace"]) if grace else 0)
-
-    def _on_exit(self, rank: Rank) -> None:
-        """A batch system that ends a job signals ranks and agents alike: then a rank has not failed by itself."""
-        if self.state["ended"] is None and not self.canceled and is_signaled(rank.pid):
-            time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
-        if self.canceled:
-            self._stop("canceled", GRACE)
-        super()._on_exit(rank)
 
     def _on_time(self, now: float) -> None:
         if self.state["started"] and not self.state["finished"]:

@@ -2,11 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,10 @@ def finding(findings: tuple[Finding, ...], code: str) -> Finding:
     return found
 
 
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 # --- a rank ends --------------------------------------------------------------------------------------------------
 
 
@@ -43,8 +46,7 @@ def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
     os.kill(state["pid"], signal.SIGSTOP)
     for rank in (1, 2, 0):
         Path(f"{gate}-{rank}").touch()
-        stat = Path(f"/proc/{state['ranks'][rank]['pid']}/stat")
-        until(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "Z")  # type: ignore[misc]
+        until(partial(is_zombie, state["ranks"][rank]["pid"]))
     os.kill(state["pid"], signal.SIGCONT)
     assert lab.end(run).first_failed == 1
 
@@ -100,6 +102,23 @@ def test_a_rank_begins_with_the_usual_signals_and_its_share_of_the_cores(
     assert int(threads) == max(1, effective_cores() // 2)
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_signal_to_agent_and_ranks_alike_is_no_failure_of_a_rank(lab: Lab, is_late: bool) -> None:
+    """As a batch system, systemd and a shutdown send it, to all processes of a job."""
+    run = lab.start(SLEEP, workers=2)
+    state = state_of(run)
+    if is_late:  # the agent learns of both at once
+        os.kill(state["pid"], signal.SIGSTOP)
+    for rank in state["ranks"]:
+        os.kill(rank["pid"], signal.SIGTERM)
+    if is_late:
+        until(lambda: all(is_zombie(rank["pid"]) for rank in state["ranks"]))
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        os.kill(state["pid"], number)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed, end.findings) == ("canceled", None, ())
+
+
 # --- the client dies ----------------------------------------------------------------------------------------------
 
 
@@ -148,18 +167,6 @@ def test_a_recorded_run_that_nobody_starts_is_told(lab: Lab) -> None:
 
 
 # --- the disk is full ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small disk cannot be mounted here: it needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_disk: Path) -> None:
