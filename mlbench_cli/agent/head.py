@@ -33,7 +33,7 @@ from typing import Any
 
 from mlbench_cli.agent import link, machine, processes, wire
 from mlbench_cli.agent.interfaces import list_addresses
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import allow_open_files, write_atomically
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
@@ -43,6 +43,7 @@ PASSED_ON = ("cancel", "rendezvous.json", "stacks")
 GROWING = re.compile(r"logs/rank-\d{1,7}\.log|\.state/archive\.tar")
 WHOLE = re.compile(r"\.state/(state|results)\.json")
 MAX_OFFSET = 1 << 50
+SPARE_FILES = 256  # besides two for each node: its connection, and a file that is written
 
 
 class Head:
@@ -54,6 +55,7 @@ class Head:
         self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
         self.heard = time.monotonic()  # when a message last came
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
+        self.talks: dict[int, link.Link] = {}  # the last one of each node
         self._actions: dict[str, Callable[..., dict[str, Any] | None]] = {
             "append": self._append,
             "replace": self._replace,
@@ -120,16 +122,15 @@ class Head:
             raise ValueError(name)
 
     def _beat(self, node: int, data: bytes) -> dict[str, Any]:
-        with open(f"{self.place(node)}/.state/beat", "w", encoding="ascii") as file:
-            file.write(f"{time.time():.3f}\n")
+        _touch(f"{self.place(node)}/.state/beat")
         return {"do": "beat"}
 
     def _list_sizes(self, node: int, data: bytes, names: list[Any]) -> dict[str, Any]:
         return {"do": "have", "sizes": self.have(node, names)}
 
     def _note_end(self, node: int, data: bytes) -> dict[str, Any]:
-        with open(f"{self.place(node)}/.state/gone", "w", encoding="ascii"):
-            return {"do": "gone"}
+        _touch(f"{self.place(node)}/.state/gone")
+        return {"do": "gone"}
 
     def converse(self, connection: socket) -> None:
         """Serve one courier until its connection ends."""
@@ -143,8 +144,9 @@ class Head:
                 return
             for part in ("logs", ".state"):
                 os.makedirs(f"{self.place(node)}/{part}", exist_ok=True)
-            with open(f"{self.place(node)}/.state/courier", "w", encoding="ascii"):
-                pass
+            self.talks[node] = talk
+            for name in ("courier", "beat"):
+                _touch(f"{self.place(node)}/.state/{name}")
             talk.send({"do": "have", "sizes": self.have(node, names)})
             passed_on: dict[str, bytes] = {}
             last = time.monotonic()
@@ -153,7 +155,10 @@ class Head:
                     if passed_on.get(name) != content:
                         talk.send({"do": "note", "name": name}, content)
                         passed_on[name] = content
-                if (found := talk.receive(LOOK_SECONDS)) is not None:
+                found = talk.receive(LOOK_SECONDS)
+                if self.talks[node] is not talk:
+                    return  # the courier has connected again since, and what it sent here may be out of date
+                if found is not None:
                     last = time.monotonic()
                     if (answer := self.take(node, *found)) is not None:
                         talk.send(answer)
@@ -175,6 +180,12 @@ class Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of a connection: the courier connects again."""
+
+
+def _touch(path: str) -> None:
+    """Make a file, or make it one of now. Needs no room on the disk if it is there."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    os.utime(path)
 
 
 def open_server(folder: str, head: Head, port: int) -> Server:
@@ -212,6 +223,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
         known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
         token = str(known["token"]) if known else link.new_token()
         head = Head(folder, len(plan["nodes"]), token, idle_seconds, needs_all=plan.get("absent_seconds") is None)
+        allow_open_files(SPARE_FILES + 2 * head.count)
         server = open_server(folder, head, int(known["port"]) if known else 0)
         own = plan["nodes"][0]["address"]
         addresses = [own] if own else list_addresses(plan["interface"]) or ["127.0.0.1"]

@@ -27,7 +27,7 @@ from typing import Any
 from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, STALL_SECONDS, Agent, Rank
 from mlbench_cli.agent.clock import ClockWatch
-from mlbench_cli.agent.head import shares_folder
+from mlbench_cli.agent.head import SPARE_FILES, shares_folder
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
@@ -35,7 +35,7 @@ from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, C
 from mlbench_cli.agent.processes import kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
-from mlbench_cli.util.files import replace_file, write_atomically
+from mlbench_cli.util.files import allow_open_files, replace_file, write_atomically
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
@@ -218,6 +218,7 @@ class NodeAgent(Agent):
         """Wait until all nodes are present. Returns why the run cannot start, or None."""
         begun = time.monotonic()
         if self.node == 0:
+            allow_open_files(SPARE_FILES + self.count)
             self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses, self.plan.get("hub"))
             self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
         while self.hosts is None and not self.state["ended"]:

@@ -2,18 +2,24 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from mlbench_cli.agent import link
+from mlbench_cli.agent import link, wire
 from mlbench_cli.engines.follow import read_log
+from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.model.cluster_details import MachineDetails
@@ -39,8 +45,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
         yield lab
 
 
-def start(module: str, folder: Path) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", START.format(module), str(folder)])
+def start(module: str, folder: Path, **options: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", START.format(module), str(folder)], **options)
 
 
 def head_of(folder: Path) -> int:
@@ -132,6 +138,21 @@ def test_a_head_that_is_killed_starts_again_and_loses_nothing(lab: EngineLab, tm
     until(lambda: not head_of(folder))
 
 
+def test_results_that_are_on_their_way_are_no_orphans(lab: EngineLab) -> None:
+    run = lab.start(shell("echo $RANK > $MLBENCH_OUTPUT_DIR/f; sleep 2"), workers=2)
+    agent, head = lab.agents(run)[1], head_of(lab.places(run)[0].parent)
+    until(lambda: len(lab.processes(run)) >= 2)  # the nodes have met, by what the head passes on
+    os.kill(head, signal.SIGSTOP)
+    until(lambda: not Path(f"/proc/{agent}").exists())
+    assert isinstance(lab.engine, HostsEngine)
+    assert lab.engine.list_orphans() == []
+    lab.engine.end_orphans()
+    os.kill(head, signal.SIGCONT)
+    assert lab.end(run).ended == "exited"
+    assert lab.engine.head(run).fetch().complete
+    assert (run.folder / "output/rank-1/f").read_text() == "1\n"
+
+
 def test_a_courier_that_is_killed_ends_its_ranks_and_a_stranger_is_not_listened_to(lab: EngineLab) -> None:
     run = lab.start(SLEEP, workers=2)
     until(lambda: len(lab.processes(run)) == 2)
@@ -145,3 +166,77 @@ def test_a_courier_that_is_killed_ends_its_ranks_and_a_stranger_is_not_listened_
     courier = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(courier, signal.SIGKILL)
     until(lambda: not lab.processes(run))
+
+
+def put_plan(folder: Path, script: str = "true", nodes: int = 1) -> None:
+    """A run of so many nodes, whose head serves `folder`."""
+    folder.mkdir(exist_ok=True)
+    details = MachineDetails(folder=str(folder), python=sys.executable, interface="lo")
+    spec = replace(SPEC, argv=shell(script), workers=nodes)
+    shares = [NodeShare((node,), address="127.0.0.1") for node in range(nodes)]
+    plan = make_plan(spec, details, shares, lock="share")
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+@pytest.mark.slow
+def test_what_a_node_sent_before_it_connected_again_does_not_replace_what_it_sent_since(tmp_path: Path) -> None:
+    """The head stood still, and its node has given up a connection in which much is still to be read."""
+    put_plan(tmp_path)
+    with start("head", tmp_path) as head:
+        note = until(lambda: link.read_note(str(tmp_path), link.HEAD))
+        hello = wire.encode({"token": note["token"], "node": 0, "names": []})
+        pieces = [
+            wire.encode({"do": "append", "name": "logs/rank-0.log", "offset": number}, b"x") for number in range(15_000)
+        ]
+        with link.connect(note["addresses"], note["port"], 5.0) as old:
+            old.sendall(hello)
+            assert old.recv(1000) == b'{"do": "have", "sizes": {}}\n'
+            head.send_signal(signal.SIGSTOP)
+            old.sendall(b"".join((*pieces, wire.encode({"do": "replace", "name": ".state/state.json"}, b"old"))))
+            with link.connect(note["addresses"], note["port"], 5.0) as new:
+                new.sendall(hello)
+                head.send_signal(signal.SIGCONT)
+                assert new.recv(1000) == b'{"do": "have", "sizes": {}}\n'
+                new.sendall(
+                    wire.encode({"do": "replace", "name": ".state/state.json"}, b"new") + wire.encode({"do": "beat"})
+                )
+                assert new.recv(1000) == b'{"do": "beat"}\n'
+            with suppress(ConnectionError):  # or it has been closed
+                old.sendall(wire.encode({"do": "beat"}))
+                old.recv(1000)
+        assert (tmp_path / "nodes/0/.state/state.json").read_bytes() == b"new"
+        head.kill()
+
+
+@pytest.mark.slow
+def test_a_head_serves_more_nodes_than_a_process_may_usually_have_open_files(tmp_path: Path) -> None:
+    put_plan(tmp_path, nodes=100)
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with start("head", tmp_path, preexec_fn=few) as head, ExitStack() as opened:
+        note = until(lambda: link.read_note(str(tmp_path), link.HEAD))
+        for node in range(100):
+            talk = opened.enter_context(link.connect(note["addresses"], note["port"], 5.0))
+            talk.sendall(wire.encode({"token": note["token"], "node": node, "names": []}))
+            assert talk.recv(1000) == b'{"do": "have", "sizes": {}}\n'
+        head.kill()
+
+
+@pytest.mark.slow
+def test_a_node_is_not_lost_while_the_disk_of_its_head_is_full(tmp_path: Path, small_disk: Path) -> None:
+    there = tmp_path / "node"
+    script = "head -c 2000000 /dev/zero; sleep 4; echo end"
+    for folder in (small_disk, there):
+        put_plan(folder, script)
+    with start("head", small_disk) as head:
+        note = until(lambda: link.read_note(str(small_disk), link.HEAD))
+        link.write_note(str(there), link.HEAD, ["127.0.0.1"], note["port"], note["token"])
+        (there / "nodes/0").mkdir(parents=True)
+        with start("node", there / "nodes/0") as node:
+            until(lambda: shutil.disk_usage(small_disk).free == 0)
+            beat = small_disk / "nodes/0/.state/beat"
+            begun = time.time() + 1
+            until(lambda: beat.stat().st_mtime > begun)
+            subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+            assert node.wait(PATIENCE) == 0
+        head.kill()
+    assert (small_disk / "nodes/0/logs/rank-0.log").read_bytes() == bytes(2_000_000) + b"end\n"
