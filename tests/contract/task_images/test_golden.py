@@ -15,7 +15,10 @@ CASES: list[Any] = [(task, task, None) for task in FAMILIES]
 CASES += slow((task, task, None) for task in golden.TASKS if task not in FAMILIES)
 CASES += [(f"method-{name}", golden.METHOD_TASK, name) for name in METHODS]
 
+LOSSES = 2e-3
 SAMPLES = 1.0  # percent of the validation samples: 3 of the digits
+# The distance of replicas is a thousandth of the weights whose difference it is.
+DISTANCES = 2e-2
 
 
 @pytest.mark.parametrize(("name", "task", "method"), CASES, ids=lambda value: str(value))
@@ -27,4 +30,5 @@ def test_a_training_has_its_committed_curve(
     # Processors round differently; samples between two classes then count for the other one.
     for point, other in zip(found, kept, strict=True):
         for metric, value in other.items():
-            assert point[metric] == pytest.approx(value, rel=2e-3, abs=SAMPLES if "Prec@" in metric else 0), metric
+            relative = DISTANCES if metric == "replica_distance" else LOSSES
+            assert point[metric] == pytest.approx(value, rel=relative, abs=SAMPLES if "Prec@" in metric else 0), metric
