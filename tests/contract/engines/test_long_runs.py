@@ -58,6 +58,7 @@ def output_of(lab: EngineLab, run: Run, rank: int) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lab", ["hosts"], indirect=True)  # Slurm itself kills what has not ended after its KillWait
 def test_a_node_that_packs_its_output_is_not_killed_when_its_run_is_canceled(lab: EngineLab) -> None:
     run = lab.start(shell(f"{WRITES} exec sleep 600"), workers=2)
     with hold_up(*output_of(lab, run, 1)):
@@ -112,13 +113,15 @@ def change_job(state: str) -> None:
 @pytest.mark.nightly
 def test_a_run_whose_agents_were_all_stopped_for_a_while_goes_on(lab: EngineLab) -> None:
     """As those of a job that Slurm suspends."""
-    run = lab.start(shell("sleep 75"), workers=2)
+    run = lab.start(shell("exec sleep 75"), workers=2)
     agents = lab.agents(run)
     until(lambda: len(lab.processes(run)) == 2)
     for agent in agents:
         os.kill(agent, signal.SIGSTOP)
     time.sleep(65)
     if lab.kind == "slurm":
+        for path in lab.states(run):  # as from nodes, whose processes the login node does not see
+            path.write_text(json.dumps({**json.loads(path.read_text()), "host": "n1", "boot_id": "its own"}))
         change_job("SUSPENDED")
         seen = lab.engine.look(run)
         assert (seen.ended, [finding.code for finding in seen.findings]) == (None, ["job_suspended"])
