@@ -50,12 +50,14 @@ class HostsEngine(MachinesEngine):
 
     def submit(self, run: Run, submission: Submission) -> None:
         """Prepare all hosts, then start the head, and an agent on each. A second call completes what is missing."""
-        channels = self._channels(run)
+        head, *others = self._channels(run)
         (plan,) = submission.documents
         data = json.dumps(plan, sort_keys=True).encode()
-        answers = run_in_parallel(lambda channel: self._prepare(run, channel, data), channels)
+        # The head's host first: a run without a folder there counts as never submitted, and nobody goes on with it.
+        claim = self._prepare(run, head, data)
+        answers = [claim, *run_in_parallel(lambda channel: self._prepare(run, channel, data), others)]
         if errors := _find_errors(run, answers):
-            self._remove_claims(run, channels, answers)
+            self._remove_claims(run, [head, *others], answers)
             raise errors[0]
         self._start_head(run)
         self._start_agents(run)
