@@ -33,7 +33,7 @@ from typing import Any
 
 from mlbench_cli.agent import link, machine, processes, wire
 from mlbench_cli.agent.interfaces import list_addresses
-from mlbench_cli.util.files import allow_open_files, write_atomically
+from mlbench_cli.util.files import allow_open_files, touch, write_atomically
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
@@ -122,14 +122,14 @@ class Head:
             raise ValueError(name)
 
     def _beat(self, node: int, data: bytes) -> dict[str, Any]:
-        _touch(f"{self.place(node)}/.state/beat")
+        touch(f"{self.place(node)}/.state/beat")
         return {"do": "beat"}
 
     def _list_sizes(self, node: int, data: bytes, names: list[Any]) -> dict[str, Any]:
         return {"do": "have", "sizes": self.have(node, names)}
 
     def _note_end(self, node: int, data: bytes) -> dict[str, Any]:
-        _touch(f"{self.place(node)}/.state/gone")
+        touch(f"{self.place(node)}/.state/gone")
         return {"do": "gone"}
 
     def converse(self, connection: socket) -> None:
@@ -146,7 +146,7 @@ class Head:
                 os.makedirs(f"{self.place(node)}/{part}", exist_ok=True)
             self.talks[node] = talk
             for name in ("courier", "beat"):
-                _touch(f"{self.place(node)}/.state/{name}")
+                touch(f"{self.place(node)}/.state/{name}")
             talk.send({"do": "have", "sizes": self.have(node, names)})
             passed_on: dict[str, bytes] = {}
             last = time.monotonic()
@@ -180,12 +180,6 @@ class Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of a connection: the courier connects again."""
-
-
-def _touch(path: str) -> None:
-    """Make a file, or make it one of now. Needs no room on the disk if it is there."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
-    os.utime(path)
 
 
 def open_server(folder: str, head: Head, port: int) -> Server:

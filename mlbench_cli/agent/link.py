@@ -31,7 +31,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._decoder = wire.Decoder(MAX_LINE, MAX_DATA)
-        self._selector = selectors.PollSelector()  # which is no open file, as epoll is
+        self._selector = selectors.PollSelector()  # unlike epoll, it takes no open file of its own
         self._selector.register(connection, selectors.EVENT_READ)
         connection.settimeout(SEND_SECONDS)
         with contextlib.suppress(OSError):

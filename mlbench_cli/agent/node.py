@@ -35,7 +35,7 @@ from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, C
 from mlbench_cli.agent.processes import kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
-from mlbench_cli.util.files import allow_open_files, replace_file, write_atomically
+from mlbench_cli.util.files import allow_open_files, replace_file, touch, write_atomically
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
@@ -499,8 +499,8 @@ class NodeAgent(Agent):
         if now < self.next_beat:
             return
         self.next_beat = now + BEAT_SECONDS
-        with contextlib.suppress(OSError), open(f"{self.folder}/.state/beat", "w", encoding="ascii") as file:
-            file.write(f"{time.time():.3f}\n")
+        with contextlib.suppress(OSError):
+            touch(f"{self.folder}/.state/beat")
 
     def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
         super()._write_resources([{**row, "worker": self.node} if row.get("kind") else row for row in lines])

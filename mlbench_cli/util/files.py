@@ -44,6 +44,12 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, is_durable: b
         sync_folder(os.path.dirname(path) or ".")
 
 
+def touch(path: str) -> None:
+    """Make a file, or make it one of now. Needs no room on the disk if it is there."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    os.utime(path)
+
+
 def read_end(path: str | os.PathLike[str], limit: int = 1 << 16) -> bytes:
     """The last `limit` bytes of a file; empty if it cannot be read."""
     try:
