@@ -17,12 +17,13 @@ import os
 import re
 import selectors
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, STALL_SECONDS, Agent, Rank
@@ -35,7 +36,10 @@ from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, C
 from mlbench_cli.agent.processes import kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
-from mlbench_cli.util.files import allow_open_files, replace_file, touch, write_atomically
+from mlbench_cli.util.files import allow_open_files, let_read, replace_file, touch, write_atomically
+
+if TYPE_CHECKING:
+    import tarfile
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
@@ -58,6 +62,8 @@ if missing:
 """
 EXIT_REFUSED = 75
 BLOCK = 1 << 20
+LISTED = 5  # files that could not be packed
+MAX_FOLDER_BYTES = 1024  # of a path: systems have limits for whole paths, and Python for the depth of calls
 SLURM_FACTS = (
     *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"),
     *("SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_CPUS_ON_NODE", "SLURM_JOB_PARTITION", "SLURM_RESTART_COUNT"),
@@ -517,10 +523,13 @@ class NodeAgent(Agent):
             with replace_file(path, is_durable=False) as file, tarfile.open(fileobj=file, mode="w") as archive:
                 names = ("output", "resources.jsonl", "faults.json")
                 collects = self.plan["collects"]
-                for name in names if collects is None or self.node in collects else names[1:]:
-                    if os.path.exists(f"{self.folder}/{name}"):
-                        archive.add(f"{self.folder}/{name}", name)
+                chosen = names if collects is None or self.node in collects else names[1:]
+                there = [name for name in chosen if os.path.exists(f"{self.folder}/{name}")]
+                left_out = add_files(archive, file, self.folder, there)
             results["archive"] = digest(path)
+            if left_out:
+                more = f"; and {len(left_out) - LISTED} more" if len(left_out) > LISTED else ""
+                results["problem"] = "; ".join(left_out[:LISTED]) + more
             logs = {rank.number: f"{self.folder}/logs/rank-{rank.number}.log" for rank in self.ranks}
             results["logs"] = {number: digest(log) for number, log in logs.items() if os.path.exists(log)}
         except OSError as error:
@@ -561,6 +570,38 @@ def _explain_pip(log: bytes) -> str:
     told = last_line(warnings[-1]) if warnings else ""
     told = re.sub(r"^WARNING: (.*connection broken by )?|<[^>]*object at[^>]*>: ", "", told)
     return "; ".join(filter(None, (last_line(log).removeprefix("ERROR: "), told)))
+
+
+def add_files(archive: tarfile.TarFile, target: BinaryIO, folder: str, names: Iterable[str]) -> list[str]:
+    """Add these files and folders of `folder` to an archive that is written to `target`. Returns what could not be
+    read, each with the reason. Raises OSError if the disk is full.
+
+    TarFile.add would give up at the first such file, and at folders that are nested too deeply.
+    """
+    left_out, pending = [], list(names)
+    while pending:
+        name = pending.pop()
+        path, start = f"{folder}/{name}", archive.offset
+        try:
+            mode = let_read(path)
+            if stat.S_ISREG(mode):
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source:
+                    archive.addfile(archive.gettarinfo(arcname=name, fileobj=source), source)
+                continue
+            if stat.S_ISDIR(mode):
+                if len(os.fsencode(name)) > MAX_FOLDER_BYTES:
+                    raise OSError("it is nested too deeply")
+                pending += [f"{name}/{inner}" for inner in sorted(os.listdir(path), reverse=True)]
+            if (member := archive.gettarinfo(path, name)) is not None:  # sockets have none
+                archive.addfile(member)
+        except OSError as error:
+            if machine.is_full(error):
+                raise
+            target.seek(start)  # without the beginning of a file that has become shorter since
+            target.truncate()
+            archive.offset = start
+            left_out.append(f"{ascii(name)[1:-1]} ({error.strerror or error})")
+    return left_out
 
 
 def digest(path: str) -> Mapping[str, Any]:

@@ -247,10 +247,10 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
                 retryable=True,
             )
         )
-    problems = [(number, (report.results or {}).get("problem")) for number, report in snapshot.nodes.items()]
-    for number, problem in problems:
-        if problem:
-            found.append(Finding("output_incomplete", f"Node {number} could not pack its output: {problem}."))
+    for number, report in snapshot.nodes.items():
+        if report.results is not None and (problem := report.results.get("problem")):
+            what = "its output" if report.results["archive"] is None else "all of its output"
+            found.append(Finding("output_incomplete", f"Node {number} could not pack {what}: {problem}."))
     return found
 
 

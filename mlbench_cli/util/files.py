@@ -71,6 +71,18 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     return data
 
 
+def let_read(path: str | os.PathLike[str]) -> int:
+    """The mode of a file or folder, after giving its owner the permission to read it, which a task may have removed.
+    Raises OSError if there is none.
+    """
+    mode = os.lstat(path).st_mode
+    needed = {stat.S_IFREG: stat.S_IRUSR, stat.S_IFDIR: stat.S_IRWXU}.get(stat.S_IFMT(mode), 0)
+    if mode & needed != needed:
+        with suppress(PermissionError):  # it may be readable for this user, who is not its owner
+            os.chmod(path, stat.S_IMODE(mode) | needed)
+    return mode
+
+
 def allow_open_files(count: int) -> None:
     """Raise this process's limit of open files to `count`, as far as allowed; usual are 1,024, on a Mac 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -7,6 +7,7 @@ a crash before that, sealing can be repeated.
 import hashlib
 import json
 import os
+import shlex
 import stat
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlbench_cli.errors import UsageError, naming_file_on_os_error
+from mlbench_cli.errors import CleanupError, UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import files
@@ -24,7 +25,7 @@ from mlbench_cli.results.archive.judge import Judgement, judge
 from mlbench_cli.results.archive.record import run_document
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import replace_file, sync_folder
+from mlbench_cli.util.files import let_read, replace_file, sync_folder
 from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, format_row
 
 
@@ -32,7 +33,7 @@ def seal(run: Run, observation: Observation) -> Judgement:
     """Complete the run's folder to an archive, and return the judgement. The caller must hold the folder's lock.
 
     The observation is stored as evidence, with the findings of sealing. Logs are read in bounded memory. Raises
-    UsageError for a sealed folder.
+    UsageError for a sealed folder, CleanupError for one with folders that may not be read.
     """
     folder = RunFolder(run.folder)
     if folder.is_sealed:
@@ -42,7 +43,13 @@ def seal(run: Run, observation: Observation) -> Judgement:
         for temporary in run.folder.glob(".*.tmp"):  # of a killed writer
             if temporary.name[1:].rsplit(".", 2)[0] in (*files.REQUIRED, run_folder.OBSERVATION, run_folder.SUMS):
                 temporary.unlink(missing_ok=True)
-        renamed = make_portable(run.folder)
+        try:
+            renamed = make_portable(run.folder)
+        except PermissionError as error:  # a folder of another user, e.g. of a container that the task has started
+            raise CleanupError(
+                f"The archive cannot be completed: {error.filename}: {error.strerror}.",
+                hint=f"sudo chown -R $USER {shlex.quote(str(error.filename))}, then: mlbench wait {run.name}",
+            ) from None
         document = complete_run_document(run)
         observation = _keep_observation(run, observation, renamed)
         _normalize_samples(run.folder / run_folder.RESOURCES)
@@ -152,7 +159,10 @@ def make_portable(folder: Path) -> list[Finding]:
             findings.append(Finding("file_renamed", f"{ascii(name)[1:-1]} is now {portable}: {trouble}."))
             name = portable
         if stat.S_ISREG(mode):
-            _let_read(folder / name, stat.S_IRUSR)
+            let_read(folder / name)
+            if not os.access(folder / name, os.R_OK):  # of another user, e.g. of a container that the task has started
+                _put_aside(folder, name)
+                findings.append(Finding("file_left_out", f"{ascii(name)[1:-1]} may not be read; it was left out."))
     return findings
 
 
@@ -168,7 +178,7 @@ def _open_folders(folder: Path) -> Iterator[str]:
             if len(os.fsencode(inner)) > files.MAX_FOLDER_BYTES:
                 yield inner
                 continue
-            _let_read(folder / inner, stat.S_IRWXU)
+            let_read(folder / inner)
             pending.append(inner)
 
 
@@ -181,13 +191,6 @@ def _put_aside(folder: Path, name: str) -> None:
 def _name_collision(colliding: Mapping[str, str], name: str) -> str | None:
     other = colliding.get(name)
     return None if other is None else f"on some systems it is the same as {ascii(other)[1:-1]}"
-
-
-def _let_read(path: Path, needed: int) -> None:
-    """Make a file readable: a task may have removed its owner's read permission."""
-    mode = path.lstat().st_mode
-    if not stat.S_ISLNK(mode) and mode & needed != needed:
-        path.chmod(stat.S_IMODE(mode) | needed)
 
 
 # --- checksums --------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,11 +25,12 @@ from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.errors import DeadlineError, MlbenchError
 from mlbench_cli.model.run import Ending, Experiment, Member, Phase, Run, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
-from tests.contract.engines.labs import EngineLab, install_commands
-from tests.contract.local_runs import SLEEP, Lab, shell, until
+from tests.contract.engines.labs import SSH, EngineLab, install_commands
+from tests.contract.local_runs import SLEEP, Lab, python, shell, until
 
 SPEC = RunSpec(
     name="away-2",
@@ -167,3 +169,46 @@ def test_a_run_that_has_taken_the_name_of_a_deleted_one_is_left_alone(
             one.engine.cancel(first)
         assert len(two.processes(second)) == 2  # although the other client has deleted its own
         assert two.engine.look(second).ended is None
+
+
+@pytest.fixture
+def careful_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
+    """Hosts on which a superuser may read no more than others."""
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("only the superuser can give away files, and only setpriv takes rights from them")
+    ssh = tmp_path / "commands/bin/ssh"
+    ssh.write_text(SSH.replace("exec sh", "exec setpriv --bounding-set=-dac_override,-dac_read_search,-fowner sh"))
+    (tmp_path / "home").mkdir()
+    with closing(EngineLab("hosts", tmp_path / "home")) as lab:
+        yield lab
+
+
+UNUSUAL = """
+import os, socket
+os.chdir(os.environ["MLBENCH_OUTPUT_DIR"])
+for name in ("a", "foreign", "hidden", "z"):
+    with open(name, "w") as file:
+        file.write(name)
+os.chmod("foreign", 0o600)
+os.chown("foreign", 12345, 12345)
+os.chmod("hidden", 0)
+os.mkfifo("pipe")
+os.symlink("nowhere", "dangling")
+socket.socket(socket.AF_UNIX).bind("socket")
+for _ in range(1200):
+    os.mkdir("deep")
+    os.chdir("deep")
+"""
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_kept(careful_lab: EngineLab) -> None:
+    run = careful_lab.start(python(UNUSUAL))
+    finished = supervise.follow(run, careful_lab.engine, careful_lab.store)
+    kept = {path.name: path.read_text() for path in (run.folder / "output/rank-0").iterdir() if path.is_file()}
+    assert kept == {"a": "a", "hidden": "hidden", "z": "z"}
+    (found,) = [finding.summary for finding in finished.findings if finding.code == "output_incomplete"]
+    assert found.startswith("Node 0 could not pack all of its output: output/rank-0/deep/deep/")
+    assert found.endswith("/deep (it is nested too deeply); output/rank-0/foreign (Permission denied).")
+    assert find_problems(run.folder) == []

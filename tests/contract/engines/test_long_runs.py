@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -35,15 +35,15 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @contextmanager
-def hold_up(*paths: Path) -> Iterator[None]:
+def hold_up(*paths: Path) -> Iterator[Callable[[], bool]]:
     """Whoever opens one of these files waits until the end of the block, but at most 45 s for each: see F_SETLEASE in
-    fcntl(2)."""
+    fcntl(2). Gives what says whether somebody waits."""
     usual = signal.signal(signal.SIGIO, signal.SIG_IGN)
     held = [os.open(path, os.O_RDWR) for path in paths]
     try:
         for descriptor in held:
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield
+        yield lambda: any(fcntl.fcntl(descriptor, fcntl.F_GETLEASE) != fcntl.F_WRLCK for descriptor in held)
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -67,6 +67,21 @@ def test_a_node_that_packs_its_output_is_not_killed_when_its_run_is_canceled(lab
     assert lab.end(run).ended == "canceled"
     assert lab.engine.head(run).fetch().complete
     assert (run.folder / "output/rank-1/b").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("lab", ["hosts"], indirect=True)
+def test_a_file_that_vanishes_while_a_node_packs_is_named_and_the_others_are_kept(lab: EngineLab) -> None:
+    run = lab.start(shell(f"{WRITES} exec sleep 600"))
+    first, last = output_of(lab, run, 0)
+    with hold_up(first) as is_waited_for:
+        Path(lab.places(run)[0].parent, "cancel").touch()
+        until(is_waited_for)
+        last.unlink()
+    end = lab.end(run)
+    assert lab.engine.head(run).fetch().complete
+    assert (run.folder / "output/rank-0/a").read_text() == "0\n"
+    (found,) = [finding.summary for finding in end.findings if finding.code == "output_incomplete"]
+    assert "could not pack all of its output: output/rank-0/b (No such file or directory)" in found
 
 
 @pytest.mark.nightly

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,8 +17,9 @@ import pytest
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
+from mlbench_cli.results.archive.verify import find_problems
 from task_images.cores import effective_cores
-from tests.contract.local_runs import SLEEP, Lab, client, processes_of, shell, until
+from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -178,3 +182,38 @@ def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_dis
         lab.engine.submit(run, lab.engine.render(run.spec))
     assert caught.value.hint
     assert processes_of(run) == []
+
+
+FOREIGN = """
+import os
+os.chdir(os.environ["MLBENCH_OUTPUT_DIR"])
+os.mkdir("folder")
+for name in ("file", "folder/file"):
+    open(name, "w").close()
+    os.chmod(name, 0o600)
+    os.chown(name, 12345, -1)
+os.chmod("folder", 0o700)
+os.chown("folder", 12345, -1)
+"""
+
+
+def test_output_of_another_user_does_not_keep_an_archive_from_being_completed(tmp_path: Path) -> None:
+    """As of a container that the task has started."""
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("only the superuser can give away files, and only setpriv takes rights from them")
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
+    words = [*drop, sys.executable, "-m", "mlbench_cli"]
+    options: dict[str, Any] = {"env": {**os.environ, "MLBENCH_HOME": str(tmp_path)}, "capture_output": True}
+    command = ["--share-machine", "--command", shlex.join(python(FOREIGN))]
+    done = subprocess.run([*words, "run", "x", "1", *command], **options)
+    assert done.returncode == 8
+    (folder,) = tmp_path.glob("runs/*/output/rank-0/folder")
+    assert f"cannot be completed: {folder}: Permission denied" in done.stderr.decode()
+    folder.chmod(0o755)
+    os.chown(folder, os.geteuid(), -1)
+    assert subprocess.run([*words, "wait", "x-1"], **options).returncode == 0
+    archive = folder.parents[2]
+    assert find_problems(archive) == []
+    found = json.loads((archive / "findings.json").read_bytes())["findings"]
+    summaries = {finding["summary"] for finding in found if finding["code"] == "file_left_out"}
+    assert summaries == {f"output/rank-0/{name} may not be read; it was left out." for name in ("file", "folder/file")}
