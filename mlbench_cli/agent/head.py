@@ -6,7 +6,7 @@ would have in a folder which all nodes share:
 
     RUN/head.json       how to reach this process; the client gives a copy to each node
     RUN/here-TOKEN      only in this folder: a node that finds it shares the folder, and needs no courier
-    RUN/head.lock       held by this process until it ends
+    RUN/head.lock       held by this process until it ends, and of the time until which it has listened to nodes
     RUN/cancel  rendezvous.json  stacks       passed on to all nodes when they appear or change
     RUN/nodes/K/logs/  .state/state.json  archive.tar  results.json       from the courier of node K
     RUN/nodes/K/.state/courier  beat  gone    node K has a courier, was heard of last, has no agent any more
@@ -38,6 +38,7 @@ from mlbench_cli.util.files import allow_open_files, touch, write_atomically
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
 IDLE_SECONDS = 3600.0  # without a message of any node, until the head ends
+STILL_SECONDS = 5.0  # between two looks, from which on this process counts as having stood still
 LINGER_SECONDS = 10.0  # after the last message, for a courier that did not hear that all has arrived
 PASSED_ON = ("cancel", "rendezvous.json", "stacks")
 GROWING = re.compile(r"logs/rank-\d{1,7}\.log|\.state/archive\.tar")
@@ -54,6 +55,7 @@ class Head:
         self.needs_all = needs_all  # else nodes that never came are not waited for
         self.idle_seconds = idle_seconds  # without a message of any node, until the head ends
         self.heard = time.monotonic()  # when a message last came
+        self.turn = (0.0, 0.0)  # when it last listened, by the monotonic and the wall clock
         self.notes: dict[str, bytes] = {}  # what is passed on, by name
         self.talks: dict[int, link.Link] = {}  # the last one of each node
         self._actions: dict[str, Callable[..., dict[str, Any] | None]] = {
@@ -81,6 +83,17 @@ class Head:
             or (node and not self.needs_all and not os.path.exists(f"{self.place(node)}/.state/courier"))
             for node in range(self.count)
         )
+
+    def take_turn(self, lock: int) -> None:
+        """Note in the lock's file that this process listens. If it did not since the last turn, because its machine
+        stood still or was down, no node could give a sign of life: they have as long again."""
+        turn = time.monotonic(), time.time()
+        if max(turn[0] - self.turn[0], turn[1] - self.turn[1]) > STILL_SECONDS:
+            for node in range(self.count):
+                if os.path.exists(f"{self.place(node)}/.state/courier"):
+                    touch(f"{self.place(node)}/.state/beat")
+        self.turn = turn
+        os.utime(lock)
 
     def look_for_notes(self) -> None:
         """Read what is to be passed on."""
@@ -211,7 +224,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
     machine.keep_only()
     with open(f"{folder}/plan.json", encoding="utf-8") as file:
         plan = json.load(file)
-    with open(f"{folder}/head.lock", "wb") as lock:
+    with open(f"{folder}/head.lock", "ab") as lock:
         if not processes.try_lock(lock.fileno()):
             return 0
         known = link.read_note(folder, link.HEAD)  # of a head that was killed: couriers look for it there
@@ -224,6 +237,8 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
         link.write_note(folder, link.HEAD, addresses, server.server_address[1], token)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while not head.is_over():
+            with contextlib.suppress(OSError):  # the folder has just been removed
+                head.take_turn(lock.fileno())
             head.look_for_notes()
             time.sleep(LOOK_SECONDS)
         if keep_seconds and os.path.isdir(folder):

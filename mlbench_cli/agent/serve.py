@@ -191,23 +191,28 @@ def sync(folder: str, run: str, nodes: Mapping[str, Mapping[str, int]], limit: i
     folder does not exist for it once another run has taken its name.
 
     `nodes` is node -> rank -> offset. The data are the pieces of logs, one after the other, in the order of `pieces`,
-    at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share. `served`:
-    the head that nodes with disks of their own send to is running, or there is none.
+    at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share; of a node
+    that has a disk of its own, until its head last listened. `served`: the head that such nodes send to is running, or
+    there is none.
     """
     folder = expand(folder)
     if not os.path.isdir(folder) or (read_json(f"{folder}/run.json") or {}).get("id", run) != run:
         return {"exists": False, "nodes": {}, "pieces": []}, b""
     clock, left = file_system_time(folder), limit
+    listened = clock
+    with contextlib.suppress(OSError):
+        listened = min(clock, os.stat(f"{folder}/head.lock").st_mtime)
     reports, pieces, data = {}, [], []
     for node, offsets in nodes.items():
         place = os.path.join(folder, "nodes", node)
         state, results = read_json(f"{place}/.state/state.json"), read_json(f"{place}/.state/results.json")
         report: dict[str, Any] = {"state": state, "results": results, "alive": None, "beat_age": None}
+        has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
         with contextlib.suppress(OSError):
             os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
-            report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
+            beat = os.stat(f"{place}/.state/beat").st_mtime
+            report["beat_age"] = (listened if has_courier else clock) - beat
         if state is not None:
-            has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
             is_gone = os.path.exists(f"{place}/.state/gone")
             report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)
             if report["alive"] is False:  # it may have ended since its state was read

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.head import STILL_SECONDS
 from mlbench_cli.engines.follow import read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError
@@ -67,6 +69,29 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert [(run.folder / f"logs/rank-{rank}.log").read_bytes() for rank in (0, 1)] == [whole] * 2
     assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in (0, 1)] == ["0\n", "1\n"]
     assert find_problems(run.folder) == []
+
+
+def test_workers_are_not_lost_while_their_head_stands_still(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    """For minutes, as its virtual machine does when it is moved: no worker can give it a sign of life."""
+    gate, run = tmp_path / "gate", record(store, f"echo begun; while [ ! -e {tmp_path / 'gate'} ]; do sleep 0.05; done")
+    with Kubelet(server, tmp_path / "pods") as kubelet:
+        submit(server, run)
+        engine = KubernetesEngine(server.access)
+        for rank in (0, 1):
+            assert next(read_log(engine, run, rank, follow=True)).text == b"begun\n"
+        head = until(lambda: head_of(server))
+        os.killpg(kubelet.process_of(head), signal.SIGSTOP)
+        time.sleep(STILL_SECONDS + 1)
+        folder = tmp_path / "pods" / head / "results/run"
+        for path in (folder / "head.lock", *folder.glob("nodes/*/.state/beat")):  # as if it had been for minutes
+            os.utime(path, (path.stat().st_mtime - 300,) * 2)
+        seen = engine.look(run)
+        assert (seen.ended, [worker.phase for worker in seen.workers]) == (None, ["running"] * 2)
+        os.killpg(kubelet.process_of(head), signal.SIGCONT)
+        until(lambda: (folder / "head.lock").stat().st_mtime > time.time() - 10)
+        assert engine.look(run).ended is None
+        gate.touch()
+        assert supervise.follow(run, engine, store).outcome == "completed"
 
 
 def test_who_never_saw_the_workers_knows_that_the_queue_took_their_machines(
