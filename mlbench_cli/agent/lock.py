@@ -94,6 +94,15 @@ class MachineLock:
         self.mark_taken()
         return True
 
+    def is_free(self) -> bool:
+        """Whether no run has the lock."""
+        if (descriptor := self._open()) is None:
+            return True
+        try:
+            return processes.try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
     def mark_taken(self) -> None:
         """This process has the lock, or another one of the same run on the same machine."""
         if self._path is not None and self.state != SHARED:
@@ -134,8 +143,9 @@ class Line:
     """The queue of processes that wait for the lock, over all users of the machine: a file beside the lock.
 
     Each holds a byte of the file whose number grows with every arrival (by open file description, Linux); who holds the
-    lowest one is first. The kernel frees the byte of a process that ends, however it ends. Where there are no such
-    locks, or the file cannot be used, everybody is first.
+    lowest one is first. The kernel frees the byte of a process that ends, however it ends. One that is stopped keeps
+    it, and is passed by the next when it does not take the free machine. Where there are no such locks, or the file
+    cannot be used, everybody is first.
     """
 
     def __init__(self) -> None:

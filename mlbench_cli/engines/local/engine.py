@@ -47,6 +47,7 @@ ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 LOCK_POLL = 0.01  # seconds between two attempts to get the run's lock
 NOTE_BYTES = 512  # of a process in the lock's file, however long the note before it was
 MACHINE_POLL = 0.05  # seconds between two attempts to get the machine
+PASS_SECONDS = 2.0  # for which one may leave a free machine unused before the next in line passes it
 SILENT_SECONDS = 1.0  # of waiting for it: the previous run may need a moment to end
 _NETWORK = "network: "  # prefix of an agent's reason for not shaping the network
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -379,7 +380,12 @@ def _wait_for_machine(run: Run, lock: MachineLock, line: Line, report: Callable[
     begun = time.monotonic()
     end = begun + run.spec.timeout
     reported: int | None = None
+    used = begun  # when the machine was last seen in use
     while (before := line.count_before()) or not lock.acquire():
+        if not lock.is_free():
+            used = time.monotonic()
+        elif time.monotonic() > used + PASS_SECONDS * before and lock.acquire():
+            return  # those before have been stopped, e.g. by Ctrl-Z
         if (run.folder / OBSERVATION).exists() or not run.folder.is_dir():
             lock.give_up("somebody canceled or deleted this run")
             return

@@ -140,6 +140,29 @@ def test_runs_that_wait_are_served_in_the_order_in_which_they_came(lab: Lab, oth
     assert times == sorted(times)
 
 
+def test_a_client_that_was_stopped_is_passed_and_has_its_turn_later(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    first = lab.start(shell(f"until test -e {tmp_path}/go; do sleep 0.02; done"))
+    runs = [other.record(QUICK, name=f"queued-{number}") for number in range(3)]
+    clients = []
+    for run, place in zip(runs, ("next in line", "behind 1 other", "behind 2 other"), strict=True):
+        clients.append(start_in_another_process(run, tmp_path / "other"))
+        assert clients[-1].stdout is not None
+        assert place in clients[-1].stdout.readline()
+    clients[0].send_signal(signal.SIGSTOP)  # as Ctrl-Z does
+    (tmp_path / "go").touch()
+    assert [client.wait(PATIENCE) for client in clients[1:]] == [0, 0]
+    lab.end(first)
+    assert [other.end(run).ended for run in runs[1:]] == ["exited"] * 2
+    states = [read_state(run) for run in runs]
+    assert states[0] is None
+    assert states[1] is not None
+    assert states[2] is not None
+    assert states[1]["started"] < states[2]["started"]
+    clients[0].send_signal(signal.SIGCONT)
+    assert clients[0].wait(PATIENCE) == 0
+    assert other.end(runs[0]).ended == "exited"
+
+
 @pytest.mark.parametrize("victim", ["client", "agent"])
 def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock: Path, victim: str) -> None:
     run = lab.record(SLEEP)
