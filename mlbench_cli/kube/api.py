@@ -169,14 +169,20 @@ class Api:
         """Merge `body` into the object."""
         return self.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
-    def delete(self, path: str, grace: int | None = None, **params: Any) -> bool:
-        """Delete an object or a collection. False if it did not exist."""
+    def delete(self, path: str, grace: int | None = None, uid: str | None = None, **params: Any) -> bool:
+        """Delete an object, only if it has this `uid`, or a collection. False if it did not exist."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         try:
             self.request("DELETE", path, params=params, body=options)
         except ObjectNotFound:
+            return False
+        except RequestRejected as error:
+            if uid is None or error.status != 409:
+                raise
             return False
         return True
 

@@ -150,6 +150,8 @@ class KubeApi:
             known = self.objects.get((kind, name))
             self._version += 1
             metadata = {"uid": str(uuid.uuid4()), "creationTimestamp": self.now, **document["metadata"]}
+            if kind == "pods":
+                metadata["labels"] = {**self._label_of_job(metadata), **metadata.get("labels", {})}
             if known:
                 metadata["uid"] = known["metadata"]["uid"]
             stored = {**document, "metadata": {**metadata, "resourceVersion": str(self._version)}}
@@ -157,6 +159,12 @@ class KubeApi:
             self._events.append((self._version, kind, "MODIFIED" if known else "ADDED", stored))
             self.changed.notify_all()
             return stored
+
+    def _label_of_job(self, pod: dict[str, Any]) -> dict[str, str]:
+        """What the Job controller adds to the labels of a pod, whose name begins with that of its Job."""
+        jobs = [(name, job) for (kind, name), job in self.objects.items() if kind == "jobs"]
+        found = [job["metadata"]["uid"] for name, job in sorted(jobs) if pod["name"].startswith(f"{name}-")]
+        return {"batch.kubernetes.io/controller-uid": found[-1]} if found else {}
 
     def remove(self, kind: str, name: str) -> dict[str, Any] | None:
         with self.changed:
@@ -354,6 +362,12 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.api.objects.get((kind, name))
         if found is None:
             return self._status(404, "NotFound", f'{kind} "{name}" not found')
+        wanted = {"PATCH": self.document.get("metadata") or {}, "DELETE": self.document.get("preconditions") or {}}
+        if wanted.get(self.command, {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            is_patch = (
+                self.command == "PATCH"
+            )  # see validation.ValidateObjectMetaUpdate and registry.Store of Kubernetes
+            return self._status(*((422, "Invalid") if is_patch else (409, "Conflict")), "it has another uid")
         if self.command == "PATCH":
             with self.api.changed:  # as controllers change it, too
                 found = self.api.put(kind, merge(self.api.objects.get((kind, name), found), self.document))

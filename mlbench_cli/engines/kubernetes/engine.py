@@ -32,7 +32,15 @@ from mlbench_cli.engines.kubernetes.manifests import (
     without_code,
 )
 from mlbench_cli.engines.kubernetes.pods import HEAD, MANAGED_LABEL, RUN_LABEL
-from mlbench_cli.engines.kubernetes.submit import check_version, complete, create_owned, read_job, submit
+from mlbench_cli.engines.kubernetes.submit import (
+    NameTaken,
+    check_version,
+    complete,
+    create_owned,
+    find_job,
+    read_job,
+    submit,
+)
 from mlbench_cli.engines.kubernetes.workers import (
     is_cut_off,
 )
@@ -72,14 +80,16 @@ class KubernetesEngine:
         """Release the run's Job if its client died before doing so; make its head again if somebody has deleted it."""
         namespace = self._namespace(run)
         with self._access.client() as api, suppress(ObjectNotFound):
-            job = read_job(api, namespace, run.spec)
+            job = read_job(api, namespace, run)
             if is_unreleased(job):
                 complete(api, job, self.render(run.spec).documents)
-            elif FETCHED_ANNOTATION not in (job["metadata"].get("annotations") or {}):
-                (head,) = [item for item in self.render(run.spec).documents if role_of(item) == HEAD]
-                try:
-                    api.get(object_path("Job", namespace, head_name(run.name)))
-                except ObjectNotFound:
+                return
+            try:
+                api.get(object_path("Job", namespace, head_name(run.name)))
+            except ObjectNotFound:
+                job = read_job(api, namespace, run)  # again: whoever releases a head says so before
+                if FETCHED_ANNOTATION not in (job["metadata"].get("annotations") or {}):
+                    (head,) = [item for item in self.render(run.spec).documents if role_of(item) == HEAD]
                     create_owned(api, head, job)
 
     # --- look -----------------------------------------------------------------------------------------------------
@@ -126,21 +136,22 @@ class KubernetesEngine:
         Raises UsageError for a running run or one whose results nobody has fetched, unless `force`; CleanupError where
         something stays.
         """
-        namespace = self._namespace(run)
-        with self._access.client() as api:
-            try:
-                job = read_job(api, namespace, run.spec)
-            except ObjectNotFound:
-                job = None
-            if job is not None and job["metadata"].get("labels", {}).get(RUN_LABEL) != run.name:
-                raise UsageError(f'The Job "{run.name}" is not mlbench\'s; it is not touched.')
-            if job is not None and not force:
-                _refuse_loss(run, job)
-            self._end_pods(api, namespace, run)
-            _remove(api, namespace, run.spec)
+        with self._access.client() as api, suppress(NameTaken):  # then nothing on the cluster is this run's
+            self._delete_objects(api, run, force)
         if (head := self._heads.pop(run.id, None)) is not None:
             head.close()
         remove_folder(run.folder)
+
+    def _delete_objects(self, api: Api, run: Run, force: bool) -> None:
+        """See `delete`. Raises NameTaken if another run has the name of this one."""
+        namespace = self._namespace(run)
+        job = find_job(api, namespace, run)
+        if job is not None and job["metadata"].get("labels", {}).get(RUN_LABEL) != run.name:
+            raise UsageError(f'The Job "{run.name}" is not mlbench\'s; it is not touched.')
+        if job is not None and not force:
+            _refuse_loss(run, job)
+        self._end_pods(api, namespace, run)
+        _remove(api, namespace, run)
 
     def _end_pods(self, api: Api, namespace: str, run: Run) -> None:
         """Delete the pods at once: a stopped one would otherwise have its grace period."""
@@ -197,27 +208,30 @@ def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
         raise refuse_unfetched(run)
 
 
-def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
-    """Delete everything with the run's label, and wait until it is gone."""
-    name = spec.name
-    selector = f"{RUN_LABEL}={name}"
+def _remove(api: Api, namespace: str, run: Run) -> None:
+    """Delete everything with the run's label, and wait until it is gone.
+
+    Raises NameTaken if another run has taken its name meanwhile; what is left of this one goes with its Job.
+    """
+    selector = f"{RUN_LABEL}={run.name}"
     end = time.monotonic() + GONE_SECONDS
-    api.delete(object_path("Job", namespace, name))
     while True:
-        left = {kind: _names(api, kind, namespace, selector) for kind in ("Job", "Pod", *OWNED)}
-        if not any(left.values()):
+        left = [(kind, item) for kind in ("Job", "Pod", *OWNED) for item in _list(api, kind, namespace, selector)]
+        find_job(api, namespace, run)
+        if not left:
             return
         if time.monotonic() > end:
-            listed = ", ".join(f"{kind} {item}" for kind, items in left.items() for item in items)
+            listed = ", ".join(f"{kind} {item['name']}" for kind, item in left)
             raise CleanupError(
-                f'These objects of the run "{name}" still exist: {listed[:500]}', hint=f"mlbench delete {name}"
+                f'These objects of the run "{run.name}" still exist: {listed[:500]}', hint=f"mlbench delete {run.name}"
             )
-        for kind, items in left.items():
-            for item in items:
-                api.delete(object_path(kind, namespace, item), grace=1 if kind == "Pod" else None)
+        for kind, item in left:
+            path = object_path(kind, namespace, item["name"])
+            api.delete(path, grace=1 if kind == "Pod" else None, uid=item["uid"])
         time.sleep(LOOK_SECONDS)
 
 
-def _names(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
+def _list(api: Api, kind: str, namespace: str, selector: str) -> list[dict[str, Any]]:
+    """The metadata of the objects of a kind."""
     items = api.get(collection_path(kind, namespace), labelSelector=selector).get("items", [])
-    return [item["metadata"]["name"] for item in items]
+    return [item["metadata"] for item in items]

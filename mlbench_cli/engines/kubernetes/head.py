@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,7 +20,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
 )
 from mlbench_cli.engines.kubernetes.observe import RunObserver
 from mlbench_cli.engines.kubernetes.pods import HEAD, ROLE_LABEL, RUN_LABEL
-from mlbench_cli.engines.kubernetes.submit import read_job
+from mlbench_cli.engines.kubernetes.submit import NameTaken, find_job, patch_job, pods_of, read_job
 from mlbench_cli.engines.kubernetes.workers import (
     Pod,
     by_worker,
@@ -59,7 +58,7 @@ class KubernetesHead(RemoteHead):
         super().__init__(run, channel, RUN_PLACE, share_nodes(run.spec), save_manifests)
         self._access, self._namespace = access, namespace
         self._observer: RunObserver | None = None
-        self._pods: list[dict[str, Any]] = []  # of the head, as last seen
+        self._pods: list[Pod] = []  # of the head, as last seen
         self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
 
     def _find_pod(self) -> str | None:
@@ -73,14 +72,26 @@ class KubernetesHead(RemoteHead):
         ]
         return str(running[-1]["metadata"]["name"]) if running else None
 
-    def _head_pods(self, api: Api) -> list[dict[str, Any]]:
+    def _head_pods(self, api: Api) -> list[Pod]:
         """The head's pods, also those that have ended, oldest first."""
-        pods = list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name},{ROLE_LABEL}={HEAD}")
+        pods = self._list_pods(api, f",{ROLE_LABEL}={HEAD}", head_name(self.run.name))
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def _list_workers(self, api: Api) -> dict[int, Pod]:
         """The newest pod of each worker, by number."""
-        return by_worker(list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}"))
+        return by_worker(self._list_pods(api, "", self.run.name))
+
+    def _list_pods(self, api: Api, selector: str, owner: str) -> Sequence[Pod]:
+        """The pods of the run's Job `owner`; if that is gone, those which outlive it for a moment."""
+        pods: Sequence[Pod] = list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}{selector}")
+        try:
+            if not pods or find_job(api, self._namespace, self.run) is None:
+                return pods
+            return pods_of(api.get(object_path("Job", self._namespace, owner)), pods)
+        except NameTaken:
+            return []
+        except ObjectNotFound:
+            return pods
 
     def _ask(self) -> Snapshot:
         """The head's snapshot; while it is not running, the last one that is known."""
@@ -134,7 +145,7 @@ class KubernetesHead(RemoteHead):
         """Stop workers that would otherwise run forever, or that a queue would start again, unless the Job is over or
         stopped already."""
         with suppress(ObjectNotFound):
-            job = read_job(api, self._namespace, self.run.spec)
+            job = read_job(api, self._namespace, self.run)
             if not is_over(job) and (job["spec"].get("suspend") or active(self._list_workers(api), {})):
                 self.stop(api, ending)
 
@@ -253,10 +264,9 @@ class KubernetesHead(RemoteHead):
         with suppress(MlbenchError):
             self.put("fetched")
         self.close()
-        with self._access.client() as api:
-            path = object_path("Job", self._namespace, self.run.name)
-            with suppress(ObjectNotFound):
-                api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
+        with self._access.client() as api, suppress(ObjectNotFound):  # the head goes with the run's Job
+            job = read_job(api, self._namespace, self.run)
+            patch_job(api, job, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
             api.delete(object_path("Job", self._namespace, head_name(self.run.name)))
 
     def stop(self, api: Api, ending: str) -> None:
@@ -264,14 +274,14 @@ class KubernetesHead(RemoteHead):
         same one.
         """
         stop = {"activeDeadlineSeconds": 1} if self.run.spec.pods.queue else {"suspend": True}
-        path = object_path("Job", self._namespace, self.run.name)
         with suppress(ObjectNotFound):
-            job = api.get(path)
+            job = read_job(api, self._namespace, self.run)
             if not is_over(job) and not is_stopped(job):
                 with suppress(MlbenchError):
                     if not self.read().is_served:  # what pods have printed goes with them
                         self._ask_workers(api, self._list_workers(api))
-                api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}, "spec": stop})
+                stopped = {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}
+                patch_job(api, job, {"metadata": stopped, "spec": stop})
 
     def close(self) -> None:
         """Close the connections; a later request connects again."""

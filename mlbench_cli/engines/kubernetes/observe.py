@@ -15,7 +15,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
 from mlbench_cli.engines.kubernetes.ending import decide_ending, start_limit, stopped_as
 from mlbench_cli.engines.kubernetes.manifests import head_name
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
-from mlbench_cli.engines.kubernetes.submit import read_job
+from mlbench_cli.engines.kubernetes.submit import NameTaken, find_job, pods_of
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
@@ -32,7 +32,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, ObjectNotFound, list_pods
+from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, list_pods
 from mlbench_cli.kube.objects import collection_path, condition, object_path
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
 from mlbench_cli.storage.run_folder import RunFolder
@@ -103,13 +103,15 @@ class RunObserver:
 
     def refresh(self) -> None:
         """Read Job and pods, and events and nodes if they can be relevant."""
-        found = by_worker(list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
+        listed: Sequence[Pod] = list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}")
+        try:
+            self.job = find_job(self._api, self._namespace, self._run)
+        except NameTaken:
+            self.job, listed = None, ()
+        found = by_worker(listed if self.job is None else pods_of(self.job, listed))
         self._pods = {**{worker: {**pod, GONE: True} for worker, pod in self._pods.items()}, **found}
         pods = self._pods
-        try:
-            self.job = read_job(self._api, self._namespace, self._run.spec)
-        except ObjectNotFound:
-            self.job = None
+        if self.job is None:
             return
         is_running = len(pods) == self._run.spec.workers and all(
             pod.get("status", {}).get("phase") == "Running" for pod in pods.values()

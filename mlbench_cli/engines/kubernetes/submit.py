@@ -5,12 +5,13 @@ then the Job is released. Repeating the steps finds what exists and continues.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     HASH_LABEL,
+    ID_ANNOTATION,
     TOKEN_ANNOTATION,
     queue_of,
     role_of,
@@ -19,10 +20,11 @@ from mlbench_cli.engines.kubernetes.pods import HEAD, RUN_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.run import Run
 
 GOING_SECONDS = 90.0  # time for an object that is being deleted to disappear
 LOOK_SECONDS = 0.5
+CONTROLLER_LABEL = "batch.kubernetes.io/controller-uid"  # of a pod: the uid of its Job
 # The oldest that attach-cluster accepts. The policies of Jobs that runs depend on are on since 1.31.
 MIN_VERSION = (1, 33)
 
@@ -39,9 +41,45 @@ def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str]
     return complete(api, _create_job(api, main), documents)
 
 
-def read_job(api: Api, namespace: str, spec: RunSpec) -> dict[str, Any]:
-    """The Job of a run's workers. Raises ObjectNotFound."""
-    return api.get(object_path("Job", namespace, spec.name))
+class NameTaken(ObjectNotFound):
+    """The run's Job has been deleted, and another run has its name."""
+
+
+def read_job(api: Api, namespace: str, run: Run) -> dict[str, Any]:
+    """The Job of a run's workers. Raises ObjectNotFound, or NameTaken."""
+    job = api.get(object_path("Job", namespace, run.name))
+    if _id_of(job) not in (None, run.id):
+        raise NameTaken(f'The Job "{run.name}" is that of another run.', status=404)
+    return job
+
+
+def find_job(api: Api, namespace: str, run: Run) -> dict[str, Any] | None:
+    """The Job of a run's workers; None if there is none. Raises NameTaken."""
+    try:
+        return read_job(api, namespace, run)
+    except NameTaken:
+        raise
+    except ObjectNotFound:
+        return None
+
+
+def _id_of(job: Object) -> str | None:
+    """The id of the run whose Job this is; None for one that was applied by hand."""
+    found: str | None = (job["metadata"].get("annotations") or {}).get(ID_ANNOTATION)
+    return found
+
+
+def pods_of(job: Object, pods: Iterable[Object]) -> list[Object]:
+    """Those of the pods that are this Job's, and not those of an earlier one of the same name."""
+    uid = job["metadata"]["uid"]
+    return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(CONTROLLER_LABEL) == uid]
+
+
+def patch_job(api: Api, job: Object, change: Object) -> dict[str, Any]:
+    """Change this very Job: the server refuses if another one has its name by now. Raises ObjectNotFound."""
+    metadata = {**change.get("metadata", {}), "uid": job["metadata"]["uid"]}
+    path = object_path("Job", job["metadata"]["namespace"], job["metadata"]["name"])
+    return api.patch(path, {**change, "metadata": metadata})
 
 
 def _annotate(item: Object, annotations: Mapping[str, str]) -> dict[str, Any]:
@@ -77,10 +115,9 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
         create_owned(api, document, job)
     if not is_unreleased(job):
         return job  # its queue releases it
-    path = object_path("Job", job["metadata"]["namespace"], job["metadata"]["name"])
-    job = api.patch(path, {"spec": {"suspend": False}})
+    job = patch_job(api, job, {"spec": {"suspend": False}})
     if is_stopped(job):  # by another client, which has found it suspended and taken that for its end
-        job = api.patch(path, {"spec": {"suspend": True}})
+        job = patch_job(api, job, {"spec": {"suspend": True}})
     return job
 
 
@@ -112,17 +149,19 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
 
 
 def _adopt_job(found: dict[str, Any], document: Object) -> dict[str, Any]:
-    """The Job that is there, if it is of this very spec."""
+    """The Job that is there, if it is of this very run, or was applied by hand from its manifests."""
     wanted, labels = document["metadata"]["labels"], found["metadata"].get("labels") or {}
     name = found["metadata"]["name"]
-    if labels.get(HASH_LABEL) == wanted[HASH_LABEL]:
+    is_same = labels.get(HASH_LABEL) == wanted[HASH_LABEL]
+    if is_same and _id_of(found) in (None, _id_of(document)):
         return found
     if RUN_LABEL not in labels:
         raise UsageError(
             f'The namespace has a Job "{name}" that is not mlbench\'s; it is not touched.', hint="Choose another name."
         )
     raise UsageError(
-        f'The cluster has a run "{name}" with other settings.', hint=f"Choose another name, or: mlbench delete {name}"
+        f'The cluster has {"another run" if is_same else "a run"} "{name}"{"" if is_same else " with other settings"}.',
+        hint=f"Choose another name, or: mlbench status --refresh, then mlbench delete {name}",
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.base import FoundRun, UnreadableRun
 from mlbench_cli.engines.follow import read_log, watch
@@ -20,7 +21,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
@@ -67,6 +68,12 @@ def terminated_pod(code: int) -> dict[str, Any]:
         "terminated": {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z"}
     }
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "main", "state": state}]}
+
+
+RUNNING = {
+    "phase": "Running",
+    "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
+}
 
 
 def job_of(server: KubeApi) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def test_whoever_follows_a_half_submitted_run_completes_it(server: KubeApi, tmp_
     with pytest.raises(ApiError):
         submit(server, a_run(tmp_path / "a"))
     server.faults.clear()
-    engine, run = KubernetesEngine(server.access), a_run(tmp_path / "b")
+    engine, run = KubernetesEngine(server.access), replace(a_run(tmp_path / "a"), folder=tmp_path / "b")
     first = engine.look(run)
     assert [finding.code for finding in first.findings] == ["suspended"]
     assert job_of(server)["spec"]["suspend"] is True  # a look changes nothing
@@ -363,6 +370,72 @@ def test_cancel_says_so_in_the_cluster_once(server: KubeApi, tmp_path: Path) -> 
     assert look(server, run).ended == "canceled"
     submit(server, run)
     assert job_of(server)["spec"]["suspend"] is True  # nobody releases it again
+
+
+def test_a_run_that_has_taken_the_name_of_a_deleted_one_is_left_alone(server: KubeApi, tmp_path: Path) -> None:
+    first, second = a_run(tmp_path / "1"), a_run(tmp_path / "2")
+    submit(server, first)
+    engine = KubernetesEngine(server.access)
+    assert engine.look(first).ended is None
+    with pytest.raises(UsageError, match='has another run "r-2"'):
+        submit(server, second)
+    server.remove("jobs", "r-2")  # by somebody else, who starts another one
+    submit(server, second)
+    put_pod(server, 0, **RUNNING)
+    before = dict(server.objects)
+    assert (engine.look(first).ended, look(server, first).ended) == ("lost", "lost")
+    engine.cancel(first)
+    engine.resume(first)
+    engine.head(first).fetch()
+    engine.delete(first, force=True)
+    assert server.objects == before
+    assert look(server, second).workers[0].phase == "running"
+
+
+def test_pods_of_an_earlier_job_of_that_name_are_none_of_a_run(server: KubeApi, tmp_path: Path) -> None:
+    """They may take a while to end when their Job is deleted, and another client submits a run by that name."""
+    run = a_run(tmp_path)
+    submit(server, run)
+    for worker in (0, 1):
+        put_pod(server, worker, **terminated_pod(1))
+    job = job_of(server)
+    server.objects["jobs", "r-2"] = {**job, "metadata": {**job["metadata"], "uid": "another"}}
+    seen = look(server, run)
+    assert (seen.ended, [worker.phase for worker in seen.workers]) == (None, ["pending"] * 2)
+
+
+def test_a_run_that_takes_the_name_while_another_one_is_deleted_stays(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "1")
+    submit(server, run)
+    remove, other = server.remove, a_run(tmp_path / "2")
+
+    def remove_and_take_the_name(kind: str, name: str) -> Any:
+        server.remove = remove  # type: ignore[method-assign]
+        found = remove(kind, name)
+        submit(server, other)
+        return found
+
+    server.remove = remove_and_take_the_name  # type: ignore[method-assign]
+    KubernetesEngine(server.access).delete(run, force=True)
+    assert sorted(server.objects) == sorted(zip(KINDS, NAMES, strict=True))
+
+
+def test_a_head_that_another_client_releases_is_not_made_again(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, get = a_run(tmp_path), Api.get
+    submit(server, run)
+    engine, other = KubernetesEngine(server.access), KubernetesEngine(server.access)
+
+    def release_then_get(api: Api, path: str, **params: Any) -> Any:
+        if path.endswith("/jobs/r-2-head"):
+            monkeypatch.setattr(Api, "get", get)
+            other.head(run).fetch()
+        return get(api, path, **params)
+
+    monkeypatch.setattr(Api, "get", release_then_get)
+    engine.resume(run)
+    assert ("jobs", "r-2-head") not in server.objects
 
 
 def test_delete_refuses_what_would_be_lost(server: KubeApi, tmp_path: Path) -> None:

@@ -71,6 +71,25 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert find_problems(run.folder) == []
 
 
+def test_whoever_follows_a_deleted_run_reads_nothing_of_the_next_one_by_its_name(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    first = record(store, "echo first; sleep 600")
+    second = a_run(tmp_path / "second", argv=("sh", "-c", "echo the second one; sleep 600"))
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, first)
+        engine = KubernetesEngine(server.access)
+        assert next(read_log(engine, first, 0, follow=True)).text == b"first\n"
+        server.remove("jobs", "r-2")
+        submit(server, second)
+        other = KubernetesEngine(server.access)
+        assert next(read_log(other, second, 0, follow=True)).text == b"the second one\n"
+        assert supervise.follow(first, engine, store).outcome == "lost"
+        assert other.look(second).ended is None
+        assert (first.folder / "logs/rank-0.log").read_bytes() == b"first\n"
+        other.delete(second, force=True)
+
+
 def test_workers_are_not_lost_while_their_head_stands_still(server: KubeApi, store: Store, tmp_path: Path) -> None:
     """For minutes, as its virtual machine does when it is moved: no worker can give it a sign of life."""
     gate, run = tmp_path / "gate", record(store, f"echo begun; while [ ! -e {tmp_path / 'gate'} ]; do sleep 0.05; done")
